@@ -1,0 +1,1 @@
+"""gradwire: data-parallel training, cheap on the wire."""
