@@ -1,0 +1,113 @@
+"""The inner loops: ``reference`` is the specification in plain torch, ``cpu`` the same bits in Numba.
+
+Both modules offer the functions of :class:`Kernels`. Payload formats are documented with the reference.
+
+Every encoder first forms the compensated values ``t`` of its block:
+
+* without a residual, ``t = gradient``;
+* with one, ``t = beta * residual + gamma * gradient``, and the encoder leaves ``t - sent`` in ``residual``.
+
+A value ``t[i]`` that is not finite never enters the residual: there the residual stays as it was, the payload of that
+segment is marked so that every decoder returns NaN for it, and nothing of the segment counts as sent.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from gradwire.layout import Block, Int64Array
+
+
+class Kernels(Protocol):
+    """What a device must offer. Tensors are contiguous; values float32, payloads uint8, positions int64."""
+
+    def accumulate(self, block: Block, gradient: Tensor, residual: Tensor, beta: float, gamma: float) -> bool:
+        """``residual = beta * residual + gamma * gradient`` over the block's runs; returns whether all is finite."""
+        ...
+
+    def sign_payload_bytes(self, block: Block) -> int:
+        """Size of a sign payload."""
+        ...
+
+    def sign_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """One bit a position and one scale, mean ``|t|``, a segment: sent = scale * sign(t), sign(0) = +1."""
+        ...
+
+    def sign_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def stochastic_payload_bytes(self, block: Block, bits: int, bucket: int) -> int:
+        """Size of a stochastic payload; ``bucket`` 0 means one scale a segment."""
+        ...
+
+    def stochastic_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        bits: int,
+        bucket: int,
+        euclidean: bool,
+        key: int,
+    ) -> None:
+        """QSGD levels of ``bits`` bits (sign included) against the norm of each ``bucket`` elements of a segment."""
+        ...
+
+    def stochastic_decode(
+        self, block: Block, payloads: Tensor, out: Tensor, weight: float, bits: int, bucket: int
+    ) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def topk_select(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        counts: Int64Array,
+        positions: Tensor,
+        values: Tensor,
+    ) -> None:
+        """The ``counts[s]`` largest magnitudes of each segment: ascending positions and their ``t``.
+
+        Leaves all of ``t`` in the residual: ``subtract`` takes away what the value coding really sent.
+        """
+        ...
+
+    def randomk_positions(self, block: Block, counts: Int64Array, positions: Tensor, key: int) -> None:
+        """``counts[s]`` distinct positions of each segment, uniform, from ``key`` alone."""
+        ...
+
+    def gather(self, block: Block, source: Tensor, positions: Tensor, values: Tensor) -> None:
+        """``values[j] = source`` at ``positions[j]``."""
+        ...
+
+    def subtract(self, block: Block, residual: Tensor, positions: Tensor, values: Tensor) -> None:
+        """``residual -= values`` at ``positions``; values that are not finite count as not sent."""
+        ...
+
+    def scatter_sum(self, block: Block, positions: Tensor, values: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum over rows`` of sparse rows ``positions[n, K]``, ``values[n, K]``; zero elsewhere."""
+        ...
+
+    def elias_fano_bytes(self, count: int, universe: int) -> int:
+        """Size of ``count`` ascending distinct positions below ``universe``."""
+        ...
+
+    def elias_fano_encode(self, positions: Tensor, universe: int, payload: Tensor) -> None:
+        """Writes ascending distinct positions in at most ``2 + log2(universe / count)`` bits each."""
+        ...
+
+    def elias_fano_decode(self, payload: Tensor, universe: int, positions: Tensor) -> None:
+        """Reads ``positions.numel()`` positions; PayloadError unless ascending, distinct and below ``universe``."""
+        ...
