@@ -1,0 +1,25 @@
+"""The wire: what methods ask for, fused, ordered, issued and metered."""
+
+from gradwire.wire.meter import Meter, Stats
+from gradwire.wire.requests import AllGather, AllReduceMean, AllToAll, Request, Synchronization, lockstep
+from gradwire.wire.scheduler import Scheduler, Task
+from gradwire.wire.transport import Alone, Pending, ProcessGroupTransport, Transport
+from gradwire.wire.wire import Wire
+
+__all__ = [
+    "AllGather",
+    "AllReduceMean",
+    "AllToAll",
+    "Alone",
+    "Meter",
+    "Pending",
+    "ProcessGroupTransport",
+    "Request",
+    "Scheduler",
+    "Stats",
+    "Synchronization",
+    "Task",
+    "Transport",
+    "Wire",
+    "lockstep",
+]

@@ -1,0 +1,77 @@
+"""Bytes handed over and seconds spent, counted where they happen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+Stage = Literal["encode", "wire", "decode"]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Totals of this rank since the method was attached.
+
+    Attributes:
+        steps: Synchronised steps.
+        dense_bytes: What a dense all-reduce of the same gradients would have handed over to be sent.
+        wire_bytes: What was handed over to be sent, as the collectives' algorithms send it.
+        seconds: Time of the wire thread by stage: ``"encode"``, ``"wire"`` (waiting for collectives), ``"decode"``.
+    """
+
+    steps: int
+    dense_bytes: int
+    wire_bytes: int
+    seconds: dict[str, float]
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes than dense; infinite when nothing was sent."""
+        return self.dense_bytes / self.wire_bytes if self.wire_bytes else float("inf")
+
+
+@dataclass
+class Meter:
+    """Counts what one rank hands over to be sent."""
+
+    steps: int = 0
+    dense_bytes: int = 0
+    wire_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "wire": 0.0, "decode": 0.0})
+
+    def dense(self, nbytes: int, world_size: int) -> None:
+        """Counts a gradient of ``nbytes`` that plain training would all-reduce."""
+        self.dense_bytes += all_reduce_bytes(nbytes, world_size)
+
+    def all_reduce(self, nbytes: int, world_size: int) -> None:
+        """Counts a buffer of ``nbytes`` reduced in place: each worker sends 2 (n - 1) / n of it."""
+        self.wire_bytes += all_reduce_bytes(nbytes, world_size)
+
+    def all_gather(self, nbytes: int, world_size: int) -> None:
+        """Counts a payload of ``nbytes`` that goes to n - 1 others."""
+        self.wire_bytes += nbytes * (world_size - 1)
+
+    def all_to_all(self, nbytes: int, world_size: int) -> None:
+        """Counts n rows of ``nbytes`` together, of which this worker keeps one."""
+        self.wire_bytes += nbytes // world_size * (world_size - 1)
+
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[None]:
+        """Adds the time of its body to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] += time.perf_counter() - start
+
+    def stats(self) -> Stats:
+        """The totals so far."""
+        return Stats(self.steps, self.dense_bytes, self.wire_bytes, dict(self.seconds))
+
+
+def all_reduce_bytes(nbytes: int, world_size: int) -> int:
+    """What one worker sends in a ring all-reduce of ``nbytes``: 2 (n - 1) / n of it."""
+    return 2 * (world_size - 1) * nbytes // world_size

@@ -1,0 +1,93 @@
+"""How bytes reach the other workers: the three collectives the wire needs, and what each of them sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Pending = Callable[[], Tensor]
+"""A collective on its way; calling it waits for the result."""
+
+
+class Transport(Protocol):
+    """The other workers, as the scheduler sees them. Collectives match by the order in which they are issued."""
+
+    rank: int
+    world_size: int
+
+    def all_reduce_sum(self, buffer: Tensor) -> Pending:
+        """Sums ``buffer`` over all workers, in place."""
+        ...
+
+    def all_gather(self, payload: Tensor) -> Pending:
+        """Collects ``uint8[b]`` from all workers as ``uint8[n, b]``."""
+        ...
+
+    def all_to_all(self, payloads: Tensor) -> Pending:
+        """Sends row ``r`` of ``uint8[n, b]`` to rank ``r``; row ``r`` of the result came from there."""
+        ...
+
+
+class Alone:
+    """A world of one worker: every collective is the identity."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce_sum(self, buffer: Tensor) -> Pending:
+        """Returns ``buffer``."""
+        return lambda: buffer
+
+    def all_gather(self, payload: Tensor) -> Pending:
+        """Returns ``payload`` as the only row."""
+        return lambda: payload.unsqueeze(0)
+
+    def all_to_all(self, payloads: Tensor) -> Pending:
+        """Returns ``payloads``."""
+        return lambda: payloads
+
+
+# torch 2.13 renames this collective; the older name is all that 2.11 has.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class ProcessGroupTransport:
+    """Collectives of a ``torch.distributed`` process group, issued asynchronously.
+
+    Args:
+        group: The group; nothing else may issue collectives on it while the wire does.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+
+    def all_reduce_sum(self, buffer: Tensor) -> Pending:
+        """Sums ``buffer`` over all workers, in place."""
+        return _pending(dist.all_reduce(buffer, group=self._group, async_op=True), buffer)
+
+    def all_gather(self, payload: Tensor) -> Pending:
+        """Collects ``uint8[b]`` from all workers as ``uint8[n, b]``."""
+        rows = torch.empty((self.world_size, payload.numel()), dtype=payload.dtype, device=payload.device)
+        return _pending(_all_gather_single(rows.view(-1), payload, group=self._group, async_op=True), rows)
+
+    def all_to_all(self, payloads: Tensor) -> Pending:
+        """Sends row ``r`` of ``uint8[n, b]`` to rank ``r``; row ``r`` of the result came from there."""
+        rows = torch.empty_like(payloads)
+        return _pending(dist.all_to_all_single(rows, payloads, group=self._group, async_op=True), rows)
+
+
+def _pending(work: dist.Work | None, result: Tensor) -> Pending:
+    """Pairs a work handle with the buffer it fills; the handle's own result differs between backends."""
+
+    def wait() -> Tensor:
+        if work is not None:
+            work.wait()
+        return result
+
+    return wait
