@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
+from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 
@@ -53,6 +53,11 @@ class Slot:
     def stop(self) -> int:
         """One past the last element in the flat buffer."""
         return self.offset + self.numel
+
+    @property
+    def stream(self) -> int:
+        """A 63-bit number for the name, the same on every rank and in every run: it keys random numbers."""
+        return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little") >> 1
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ class Block:
         segments: ``int64[S + 1]``: segment ``s`` consists of ``runs[segments[s]:segments[s + 1]]``.
         origins: ``int64[R]``: index of the run's first element within its parameter.
         streams: ``uint64[R]``: hash of the parameter's name, which keys the run's random numbers.
+        slot_of_run: ``int64[R]``: index in ``slots`` of the run's parameter.
         unit: Elements that stay together when a parameter is cut into shards.
     """
 
@@ -111,6 +117,7 @@ class Block:
     segments: Int64Array
     origins: Int64Array
     streams: UInt64Array
+    slot_of_run: Int64Array
     unit: int
 
     @cached_property
@@ -128,6 +135,21 @@ class Block:
         """``int64[S]``: elements of each segment."""
         ends = np.concatenate(([0], np.cumsum(self.runs[:, 1])))
         return np.diff(ends[self.segments])
+
+    @cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """First and one past the last element of each stretch of the buffer that the runs cover without a gap."""
+        spans: list[tuple[int, int]] = []
+        for start, length, _ in self.runs.tolist():
+            if spans and spans[-1][1] == start:
+                spans[-1] = (spans[-1][0], start + length)
+            else:
+                spans.append((start, start + length))
+        return tuple(spans)
+
+    def parts(self, buffer: Tensor) -> list[Tensor]:
+        """The stretches of ``buffer`` that the block covers, as views, in order."""
+        return [buffer[start:stop] for start, stop in self.spans]
 
     @property
     def segment_count(self) -> int:
@@ -162,7 +184,7 @@ class Block:
         index, first, last = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
         lengths = last - first
         offsets = np.array([slot.offset for slot in slots], dtype=np.int64)
-        streams = np.array([stream_of(slot.name) for slot in slots], dtype=np.uint64)
+        streams = np.array([slot.stream for slot in slots], dtype=np.uint64)
         padded = -(-lengths // ALIGNMENT) * ALIGNMENT
         runs = np.stack((offsets[index] + first, lengths, np.cumsum(padded) - padded), axis=1)
         _, begins = np.unique(np.asarray(owners, dtype=np.int64), return_index=True)
@@ -172,6 +194,7 @@ class Block:
             segments=np.append(begins, len(pieces)).astype(np.int64),
             origins=np.ascontiguousarray(first),
             streams=np.ascontiguousarray(streams[index]),
+            slot_of_run=np.ascontiguousarray(index),
             unit=unit,
         )
 
@@ -182,11 +205,10 @@ class Block:
         how parameters are bucketed. A segment that crosses a cut becomes a segment in each shard.
         """
         segment_of_run = np.repeat(np.arange(self.segment_count), np.diff(self.segments))
-        slot_of_run = np.searchsorted([slot.offset for slot in self.slots], self.runs[:, 0], side="right") - 1
         shards = []
         for shard in range(count):
             pieces, owners = [], []
-            for run, (segment, index) in enumerate(zip(segment_of_run, slot_of_run, strict=True)):
+            for run, (segment, index) in enumerate(zip(segment_of_run, self.slot_of_run, strict=True)):
                 numel = self.slots[index].numel
                 low, high = shard_bounds(numel, shard, count, self.unit)
                 first = int(self.origins[run])
@@ -201,7 +223,14 @@ class Block:
         """The same block over a buffer of its own, where each run starts at its position."""
         runs = self.runs.copy()
         runs[:, 0] = runs[:, 2]
-        return replace(self, runs=runs)
+        present, first, index = np.unique(self.slot_of_run, return_index=True, return_inverse=True)
+        last = np.append(first[1:], len(runs))[: len(present)] - 1
+        starts, stops = runs[first, 0], runs[last, 0] + runs[last, 1]
+        slots = tuple(
+            Slot(self.slots[slot].name, (int(stop - start),), int(start))
+            for slot, start, stop in zip(present, starts, stops, strict=True)
+        )
+        return replace(self, slots=slots, runs=runs, slot_of_run=index.astype(np.int64))
 
 
 def shard_bounds(numel: int, shard: int, count: int, unit: int) -> tuple[int, int]:
@@ -217,11 +246,6 @@ def aligned(positions: int) -> int:
     return -(-positions // ALIGNMENT) * ALIGNMENT
 
 
-def stream_of(name: str) -> int:
-    """A 64-bit number for a parameter's name, the same on every rank and in every run."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-
-
 def flat_slots(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Slot, ...]:
     """Lays named shapes one after another in a flat buffer."""
     slots, offset = [], 0
@@ -229,9 +253,3 @@ def flat_slots(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Slot, ...
         slots.append(Slot(name, tuple(shape), offset))
         offset = slots[-1].stop
     return tuple(slots)
-
-
-def as_numpy(values: Any) -> npt.NDArray[Any]:
-    """The NumPy view of a CPU tensor, sharing memory."""
-    array: npt.NDArray[Any] = values.detach().numpy()
-    return array

@@ -13,8 +13,11 @@ segment is marked so that every decoder returns NaN for it, and nothing of the s
 
 from __future__ import annotations
 
-from typing import Protocol
+from functools import cache
+from importlib import import_module
+from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
 from gradwire.layout import Block, Int64Array
@@ -111,3 +114,19 @@ class Kernels(Protocol):
     def elias_fano_decode(self, payload: Tensor, universe: int, positions: Tensor) -> None:
         """Reads ``positions.numel()`` positions; PayloadError unless ascending, distinct and below ``universe``."""
         ...
+
+
+def for_device(device: torch.device) -> Kernels:
+    """The kernels for tensors on ``device``: Numba on the CPU, the plain torch reference elsewhere."""
+    return _load("cpu" if device.type == "cpu" else "reference")
+
+
+@cache
+def _load(name: str) -> Kernels:
+    return cast(Kernels, import_module(f"gradwire.kernels.{name}"))
+
+
+def warm_up(device: torch.device) -> None:
+    """Compiles, or loads from the cache on disk, all that a training step on ``device`` will call."""
+    if device.type == "cpu":
+        import_module("gradwire.kernels.cpu").warm_up()

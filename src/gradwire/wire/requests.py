@@ -42,37 +42,38 @@ class AllToAll:
 
 Request = AllReduceMean | AllGather | AllToAll
 
-Synchronization = Generator[Request, Tensor, None]
-"""A method at work on one block: yields a request, receives its answer, and so on."""
+Synchronization = Generator[Request | list[Request], Any, None]
+"""A method at work on one block: yields a request and receives its answer, or a list of requests and theirs."""
 
-Round = Generator[list[Request], Sequence[Tensor], None]
+Rounds = Generator[list[Request], list[Tensor], None]
 """Several synchronizations at work together: yields the requests of a round, receives their answers."""
 
 
-def lockstep(synchronizations: Sequence[Generator[Request, Tensor, Any]]) -> Round:
-    """Runs synchronizations side by side: the k-th round holds the k-th request of each that has one.
+def lockstep(synchronizations: Sequence[Synchronization]) -> Rounds:
+    """Runs synchronizations side by side: the k-th round holds the k-th requests of each that has any.
 
     Args:
         synchronizations: Fresh generators; all of them run to their end.
     """
-    waiting: list[tuple[Generator[Request, Tensor, Any], Request]] = []
-    for synchronization in synchronizations:
-        _advance(synchronization, None, waiting)
+    waiting = [(each, asked) for each in synchronizations if (asked := _advance(each, None)) is not None]
     while waiting:
-        answers = yield [request for _, request in waiting]
+        answers = yield [request for _, asked in waiting for request in _as_list(asked)]
         ready, waiting = waiting, []
-        for (synchronization, _), answer in zip(ready, answers, strict=True):
-            _advance(synchronization, answer, waiting)
+        for synchronization, asked in ready:
+            count = len(_as_list(asked))
+            taken, answers = answers[:count], answers[count:]
+            following = _advance(synchronization, taken if isinstance(asked, list) else taken[0])
+            if following is not None:
+                waiting.append((synchronization, following))
 
 
-def _advance(
-    synchronization: Generator[Request, Tensor, Any],
-    answer: Tensor | None,
-    waiting: list[tuple[Generator[Request, Tensor, Any], Request]],
-) -> None:
-    """Takes one synchronization to its next request, or to its end."""
+def _advance(synchronization: Synchronization, answer: Tensor | list[Tensor] | None) -> Request | list[Request] | None:
+    """Takes one synchronization to its next requests; None at its end."""
     try:
-        request = next(synchronization) if answer is None else synchronization.send(answer)
+        return next(synchronization) if answer is None else synchronization.send(answer)
     except StopIteration:
-        return
-    waiting.append((synchronization, request))
+        return None
+
+
+def _as_list(asked: Request | list[Request]) -> list[Request]:
+    return asked if isinstance(asked, list) else [asked]

@@ -91,11 +91,13 @@ class Wire:
     def _run(self) -> None:
         with self._on_stream():
             while (order := self._orders.get()) is not None:
-                if self._failure is None:
-                    try:
-                        order()
-                    except Exception as error:
-                        self._fail(error)
+                if self._failure is not None:
+                    self._fail(self._failure)
+                    continue
+                try:
+                    order()
+                except Exception as error:
+                    self._fail(error)
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
@@ -106,4 +108,4 @@ class Wire:
         self._scheduler.abandon()
         while self._promised:
             future, _ = self._promised.popitem()
-            future.set_exception(error)
+            future.set_exception(error)  # type: ignore[arg-type]

@@ -1,0 +1,63 @@
+"""What turns a block of values into something to send, and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from gradwire.layout import Block
+from gradwire.memory import Feedback
+
+
+class Codec(ABC):
+    """Writes a block as bytes of a size that depends on the block alone."""
+
+    @abstractmethod
+    def payload_bytes(self, block: Block) -> int:
+        """Size of a payload: a multiple of 4 bytes, so that payloads stay aligned when they are fused."""
+
+    @abstractmethod
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
+        """Writes the compensated values of ``block`` and leaves what was not sent in the feedback's residual.
+
+        Args:
+            block: Which elements, in which segments.
+            gradient: ``float32``, the flat buffer the block lies in; not changed.
+            feedback: The memory's share.
+            payload: ``uint8[payload_bytes(block)]``, to be filled.
+            key: Randomness of this rank and step.
+        """
+
+    @abstractmethod
+    def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """Writes ``weight`` times the sum of the decoded payloads to the block's elements of ``out``.
+
+        Args:
+            block: As encoded; its starts may lie in another buffer.
+            payloads: ``uint8[n, payload_bytes(block)]``, summed in row order so that every rank gets the same bits.
+            out: ``float32`` flat buffer.
+            weight: Usually 1 / n.
+
+        Raises:
+            PayloadError: If the bytes are not what any encoder writes; ``out`` is not touched outside the block.
+        """
+
+
+class LinearCodec(ABC):
+    """Writes a block as floating-point numbers whose mean over workers decodes to the mean: it all-reduces."""
+
+    @abstractmethod
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, key: int) -> Tensor:
+        """The code of the compensated values; leaves what was not sent in the feedback's residual.
+
+        Args:
+            block: Which elements, in which segments.
+            gradient: ``float32``, the flat buffer the block lies in; the code may be a view of it.
+            feedback: The memory's share.
+            key: Randomness that all ranks share in this step.
+        """
+
+    @abstractmethod
+    def decode(self, block: Block, mean: Tensor, out: Tensor, key: int) -> None:
+        """Writes the averaged code to the block's elements of ``out``; ``key`` is the encoder's."""

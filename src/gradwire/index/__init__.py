@@ -1,0 +1,7 @@
+"""How coordinates are written."""
+
+from gradwire.index.coding import IndexCoding, parse
+from gradwire.index.elias_fano import EliasFano
+from gradwire.index.raw import Raw
+
+__all__ = ["EliasFano", "IndexCoding", "Raw", "parse"]

@@ -1,0 +1,104 @@
+"""The matrices of a block, grouped by shape, and their factors.
+
+Factors are kept as rows: a matrix ``M (n, m)`` of rank ``r`` is ``P^T Q`` with ``P (r, n)`` and ``Q (r, m)``. With long
+rows, products with thin factors run near the speed of memory, where long columns would not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigurationError
+from gradwire.layout import Block, Granularity, Slot
+from gradwire.memory import Store
+
+
+@dataclass(frozen=True, eq=False)
+class Matrices:
+    """All matrices of one shape in a flat buffer.
+
+    Attributes:
+        slots: Where each lies.
+        n: Rows, the parameter's first dimension.
+        m: Columns, all its other dimensions.
+    """
+
+    slots: tuple[Slot, ...]
+    n: int
+    m: int
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Each matrix as a block of its own."""
+        return tuple(Block.cut([slot], Granularity("layer")) for slot in self.slots)
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """The matrices in a flat buffer, ``(n, m)`` each."""
+        return [buffer[slot.offset : slot.stop].view(self.n, self.m) for slot in self.slots]
+
+    def rank(self, limit: int) -> int:
+        """The matrix rank to use: ``limit``, or less where a side is shorter."""
+        return min(limit, self.n, self.m)
+
+    def factor(self, store: Store, field: str, rank: int, length: int, seed: int) -> Tensor:
+        """A factor of each matrix, ``float32[k, rank, length]``, kept by parameter name; Gaussian at first.
+
+        The start is drawn from ``seed`` and the name alone, so it is the same on all ranks.
+        """
+
+        def start(name: str) -> Tensor:
+            slot = Slot(f"{field} of {name}", (rank, length), 0)
+            return torch.randn(slot.shape, generator=torch.Generator().manual_seed(slot.stream ^ seed))
+
+        return store.stacked(field, [slot.name for slot in self.slots], start)
+
+
+def group(block: Block) -> list[Matrices]:
+    """The matrices of a block, one group for each shape, in order of first appearance."""
+    by_shape: dict[tuple[int, int], list[Slot]] = {}
+    for slot in block.slots:
+        by_shape.setdefault(_as_matrix(slot.shape), []).append(slot)
+    return [Matrices(tuple(slots), n, m) for (n, m), slots in by_shape.items()]
+
+
+def gains(shape: tuple[int, ...], rank: int) -> bool:
+    """Whether factors of this rank are smaller than a tensor of this shape."""
+    n, m = _as_matrix(shape)
+    return min(rank, n, m) * (n + m) < n * m
+
+
+def check_rank(rank: int) -> None:
+    """Raises ConfigurationError unless ``rank`` is a matrix rank."""
+    if not (isinstance(rank, int) and rank >= 1):
+        raise ConfigurationError(f"rank={rank!r} is out of range; choose a whole number >= 1, usually 1 to 32")
+
+
+def orthonormal_rows(rows: Tensor) -> Tensor:
+    """Orthonormal rows that span at least what ``rows``, ``[k, r, n]``, do.
+
+    Householder reflections keep them orthonormal for dependent and for zero rows, too.
+    """
+    columns: Tensor = torch.linalg.qr(rows.mT).Q
+    return columns.mT.contiguous()
+
+
+def write_products(matrices: Sequence[Tensor], p: Tensor, q: Tensor) -> None:
+    """``M = P^T Q`` for each matrix."""
+    for matrix, p_row, q_row in zip(matrices, p, q, strict=True):
+        torch.mm(p_row.mT, q_row, out=matrix)
+
+
+def subtract_products(matrices: Sequence[Tensor], p: Tensor, q: Tensor) -> None:
+    """``M = M - P^T Q`` for each matrix."""
+    for matrix, p_row, q_row in zip(matrices, p, q, strict=True):
+        matrix.addmm_(p_row.mT, q_row, alpha=-1)
+
+
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    return (shape[0], math.prod(shape[1:])) if shape else (1, 1)

@@ -1,0 +1,90 @@
+"""ACP-SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.lowrank import (
+    Matrices,
+    check_rank,
+    gains,
+    group,
+    orthonormal_rows,
+    subtract_products,
+    write_products,
+)
+from gradwire.memory import Feedback
+from gradwire.methods.method import Method, Site
+from gradwire.methods.registry import register
+from gradwire.wire.requests import AllReduceMean, Request, Synchronization
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    feedback: Feedback
+    groups: list[Matrices]
+    p: list[Tensor]
+    q: list[Tensor]
+
+
+@register("acpsgd")
+@dataclass(frozen=True, kw_only=True)
+class ACPSGD(Method):
+    """Power iteration that alternates between the two factors, in one all-reduce a step.
+
+    Even steps: ``Q`` is orthonormalised, ``P = M Q`` averaged. Odd steps: ``P`` is orthonormalised, ``Q = M^T P``
+    averaged. Each step's average ``P Q^T`` is one half of a PowerSGD step, at half its bytes and half its flops.
+
+    Attributes:
+        rank: Rank of the average, at least 1; the paper uses 4 for CNNs and 32 for BERT.
+    """
+
+    citation = "Zhang et al. 2023, Evaluation and Optimization of Gradient Compression, arXiv:2306.08881"
+    routes = ("allreduce",)
+    granularities = ("layer",)
+    memory = "residual"
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        check_rank(self.rank)
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Matrices that are larger than their factors."""
+        return gains(shape, self.rank)
+
+    def begin(self, site: Site) -> _State:
+        """Groups matrices and starts both factors where none are kept."""
+        groups = group(site.block)
+        p = [each.factor(site.store, "p", each.rank(self.rank), each.n, site.seed) for each in groups]
+        q = [each.factor(site.store, "q", each.rank(self.rank), each.m, site.seed) for each in groups]
+        return _State(site.feedback(), groups, p, q)
+
+    def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
+        """One round. The residual is what this worker's own factor leaves, so it is taken before the average."""
+        even = step % 2 == 0
+        compensated = state.feedback.buffer(gradient)
+        bases = [orthonormal_rows(basis) for basis in (state.q if even else state.p)]
+        requests: list[Request] = []
+        for matrices, basis in zip(state.groups, bases, strict=True):
+            own = basis.new_empty(len(basis), basis.shape[1], matrices.n if even else matrices.m)
+            for index, (block, matrix) in enumerate(zip(matrices.blocks, matrices.views(compensated), strict=True)):
+                _, finite = state.feedback.compensate(block, gradient)
+                torch.mm(basis[index], matrix.mT if even else matrix, out=own[index])
+                if not finite:
+                    own[index].fill_(torch.nan)
+                elif state.feedback.residual is not None:
+                    rows = slice(index, index + 1)
+                    pair = (own[rows], basis[rows]) if even else (basis[rows], own[rows])
+                    subtract_products([matrix], *pair)
+            requests.append(AllReduceMean(own))
+        means = yield requests
+
+        kept = state.p if even else state.q
+        for matrices, basis, mean, factor in zip(state.groups, bases, means, kept, strict=True):
+            if mean.isfinite().all():
+                factor.copy_(mean)
+            write_products(matrices.views(gradient), *((mean, basis) if even else (basis, mean)))

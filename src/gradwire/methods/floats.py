@@ -1,0 +1,50 @@
+"""The plain average, in full or half precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gradwire.methods.method import LinearMethod
+from gradwire.methods.registry import register
+from gradwire.quantize import Cast
+
+
+@register("dense")
+@dataclass(frozen=True, kw_only=True)
+class Dense(LinearMethod):
+    """The exact average, uncompressed."""
+
+    citation = "Li et al. 2020, PyTorch Distributed, arXiv:2006.15704"
+    takes_all = True
+
+    def codec(self) -> Cast:
+        """All 32 bits."""
+        return Cast(torch.float32)
+
+
+@register("fp16")
+@dataclass(frozen=True, kw_only=True)
+class FP16(LinearMethod):
+    """Half precision on the wire: 16 bits a value, 5 of them exponent."""
+
+    citation = "Micikevicius et al. 2018, arXiv:1710.03740"
+    takes_all = True
+
+    def codec(self) -> Cast:
+        """Sixteen bits."""
+        return Cast(torch.float16)
+
+
+@register("bf16")
+@dataclass(frozen=True, kw_only=True)
+class BF16(LinearMethod):
+    """Brain floating point on the wire: 16 bits a value, 8 of them exponent."""
+
+    citation = "Kalamkar et al. 2019, arXiv:1905.12322"
+    takes_all = True
+
+    def codec(self) -> Cast:
+        """Sixteen bits."""
+        return Cast(torch.bfloat16)

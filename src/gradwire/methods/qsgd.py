@@ -1,0 +1,38 @@
+"""QSGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gradwire.methods.method import CodecMethod
+from gradwire.methods.registry import register
+from gradwire.quantize import Stochastic
+
+
+@register("qsgd")
+@dataclass(frozen=True, kw_only=True)
+class QSGD(CodecMethod):
+    """Stochastic rounding to a few levels: unbiased, so it needs no memory.
+
+    The defaults are the paper's practice: buckets of 512 values scaled by their largest magnitude.
+
+    Attributes:
+        bits: Bits a value with its sign: 2, 4 or 8.
+        bucket: Consecutive values that share a scale, a multiple of 8; 0 for a whole segment.
+        norm: ``"max"``, or ``"l2"`` as in the paper's analysis.
+    """
+
+    citation = "Alistarh et al. 2017, arXiv:1610.02132"
+    routes = ("sharded", "gather")
+
+    bits: int = 4
+    bucket: int = 512
+    norm: Literal["max", "l2"] = "max"
+
+    def __post_init__(self) -> None:
+        self.codec()
+
+    def codec(self) -> Stochastic:
+        """A few bits a value, one scale a bucket."""
+        return Stochastic(self.bits, self.bucket, self.norm)

@@ -1,0 +1,83 @@
+"""The catalogue: methods by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gradwire.errors import ConfigurationError
+from gradwire.methods.method import Method
+
+MethodType = TypeVar("MethodType", bound=type[Method])
+
+_CATALOGUE: dict[str, type[Method]] = {}
+
+
+def register(name: str) -> Callable[[MethodType], MethodType]:
+    """Class decorator that puts a method in the catalogue.
+
+    Args:
+        name: What ``gradwire.compress(model, name)`` calls it.
+
+    Raises:
+        ConfigurationError: If the name is taken by another class.
+    """
+
+    def enter(method: MethodType) -> MethodType:
+        taken = _CATALOGUE.get(name)
+        if taken is not None and taken.__qualname__ != method.__qualname__:
+            raise ConfigurationError(f"method {name!r} is {taken.__qualname__} already; choose another name")
+        _CATALOGUE[name] = method
+        return method
+
+    return enter
+
+
+def names() -> tuple[str, ...]:
+    """All names, sorted."""
+    return tuple(sorted(_CATALOGUE))
+
+
+def get(name: str) -> type[Method]:
+    """The class behind a name: a frozen dataclass whose fields are the options.
+
+    Raises:
+        ConfigurationError: If there is none.
+    """
+    if name not in _CATALOGUE:
+        near = difflib.get_close_matches(name, _CATALOGUE, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise ConfigurationError(f"method {name!r} is not known; {hint}all of them: {', '.join(names())}")
+    return _CATALOGUE[name]
+
+
+def name_of(method: Method) -> str:
+    """The name a method is registered under; its class's name if it is not."""
+    return next((name for name, entry in _CATALOGUE.items() if entry is type(method)), type(method).__qualname__)
+
+
+def make(method: str | Method, options: dict[str, Any]) -> Method:
+    """A method object from a name and options, or the object itself.
+
+    Raises:
+        ConfigurationError: If the name or an option is not known, or an option is out of its range.
+    """
+    if isinstance(method, Method):
+        if options:
+            raise ConfigurationError(
+                f"options {sorted(options)} came with a method object; give them to {type(method).__qualname__}(...)"
+            )
+        return method
+    if not isinstance(method, str):
+        raise ConfigurationError(f"method={method!r} is neither a name nor a method; names: {', '.join(names())}")
+    kind = get(method)
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for option in options:
+        if option not in known:
+            raise ConfigurationError(
+                f"{method!r} has no option {option!r}; "
+                + (f"its options: {', '.join(known)}" if known else "it has no options")
+            )
+    return kind(**options)

@@ -1,0 +1,41 @@
+"""Top-k sparsification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire import index
+from gradwire.index import IndexCoding
+from gradwire.methods.method import CodecMethod
+from gradwire.methods.registry import register
+from gradwire.quantize import values
+from gradwire.quantize.values import ValueCoding
+from gradwire.select import TopMagnitudes
+from gradwire.sparse import Sparse
+
+
+@register("topk")
+@dataclass(frozen=True, kw_only=True)
+class TopK(CodecMethod):
+    """The k largest magnitudes of each segment, exactly, with error feedback.
+
+    Attributes:
+        ratio: k as a share of a segment's elements, in (0, 1].
+        values: How values are written: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``, ``"qsgd:4"``, or an object.
+        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+    """
+
+    citation = "Aji & Heafield 2017, arXiv:1704.05021; Stich et al. 2018, arXiv:1809.07599"
+    routes = ("gather", "sharded")
+    memory = "residual"
+
+    ratio: float = 0.01
+    values: str | ValueCoding = "fp32"
+    indices: str | IndexCoding = "elias-fano"
+
+    def __post_init__(self) -> None:
+        self.codec()
+
+    def codec(self) -> Sparse:
+        """Selector, value coding, index coding."""
+        return Sparse(TopMagnitudes(self.ratio), values.parse(self.values), index.parse(self.indices))

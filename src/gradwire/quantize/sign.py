@@ -1,0 +1,32 @@
+"""One bit a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.codec import Codec
+from gradwire.kernels.reference import sign_payload_bytes
+from gradwire.layout import Block
+from gradwire.memory import Feedback
+
+
+@dataclass(frozen=True)
+class Sign(Codec):
+    """The sign of every value and one scale a segment, the mean magnitude: ``(|t|_1 / d) sign(t)``."""
+
+    def payload_bytes(self, block: Block) -> int:
+        """One bit a position and 4 bytes a segment."""
+        return sign_payload_bytes(block)
+
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
+        """Writes scales and bits."""
+        kernels.for_device(gradient.device).sign_encode(
+            block, gradient, feedback.residual, feedback.beta, feedback.gamma, payload
+        )
+
+    def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """Sums scaled signs."""
+        kernels.for_device(out.device).sign_decode(block, payloads, out, weight)

@@ -1,0 +1,63 @@
+"""A few bits a value, rounded stochastically so that nothing is biased."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.codec import Codec
+from gradwire.errors import ConfigurationError
+from gradwire.kernels.reference import stochastic_payload_bytes
+from gradwire.layout import Block
+from gradwire.memory import Feedback
+
+
+@dataclass(frozen=True)
+class Stochastic(Codec):
+    """Levels between zero and the norm of a bucket of values, as QSGD has them.
+
+    Attributes:
+        bits: Bits a value with its sign: 2, 4 or 8.
+        bucket: Consecutive values that share a scale; 0 for a whole segment.
+        norm: ``"max"`` (the paper's practice) or ``"l2"`` (its theory).
+    """
+
+    bits: int = 4
+    bucket: int = 512
+    norm: Literal["max", "l2"] = "max"
+
+    def __post_init__(self) -> None:
+        if self.bits not in (2, 4, 8):
+            raise ConfigurationError(f"bits={self.bits!r} is not possible; choose 2, 4 or 8")
+        if self.bucket < 0 or self.bucket % 8:
+            raise ConfigurationError(
+                f"bucket={self.bucket!r} is out of range; choose a multiple of 8, usually 512, or 0 for whole segments"
+            )
+        if self.norm not in ("max", "l2"):
+            raise ConfigurationError(f"norm={self.norm!r} is not known; choose 'max' or 'l2'")
+
+    def payload_bytes(self, block: Block) -> int:
+        """``bits`` a position and 4 bytes a bucket."""
+        return stochastic_payload_bytes(block, self.bits, self.bucket)
+
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
+        """Writes scales and levels."""
+        kernels.for_device(gradient.device).stochastic_encode(
+            block,
+            gradient,
+            feedback.residual,
+            feedback.beta,
+            feedback.gamma,
+            payload,
+            self.bits,
+            self.bucket,
+            self.norm == "l2",
+            key,
+        )
+
+    def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """Sums scaled levels."""
+        kernels.for_device(out.device).stochastic_decode(block, payloads, out, weight, self.bits, self.bucket)

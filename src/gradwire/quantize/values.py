@@ -1,0 +1,105 @@
+"""How the chosen values of a sparse payload are written."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.codec import Codec
+from gradwire.errors import ConfigurationError
+from gradwire.layout import Block
+from gradwire.memory import NONE
+from gradwire.quantize.sign import Sign
+from gradwire.quantize.stochastic import Stochastic
+
+
+class ValueCoding(ABC):
+    """Writes the values that a selector chose, in order of position.
+
+    What was chosen is itself a block, ``chosen``: a dense buffer with one segment for each segment chosen from.
+    """
+
+    @abstractmethod
+    def size(self, chosen: Block) -> int:
+        """Bytes for the chosen values, a multiple of 4."""
+
+    @abstractmethod
+    def encode(self, chosen: Block, values: Tensor, payload: Tensor, key: int) -> None:
+        """Writes ``float32[chosen.numel]``; non-finite values decode to non-finite values."""
+
+    @abstractmethod
+    def decode(self, chosen: Block, payload: Tensor, values: Tensor) -> None:
+        """Reads them back, rounded as they were written."""
+
+
+@dataclass(frozen=True)
+class FloatValues(ValueCoding):
+    """Every value as a float.
+
+    Attributes:
+        dtype: ``torch.float32``, ``torch.float16`` or ``torch.bfloat16``.
+    """
+
+    dtype: torch.dtype = torch.float32
+
+    def size(self, chosen: Block) -> int:
+        """Two or four bytes each, rounded up to 4."""
+        return -(-chosen.numel * self.dtype.itemsize // 4) * 4
+
+    def encode(self, chosen: Block, values: Tensor, payload: Tensor, key: int) -> None:
+        """Rounds to ``dtype``."""
+        payload.view(self.dtype)[: len(values)].copy_(values)
+
+    def decode(self, chosen: Block, payload: Tensor, values: Tensor) -> None:
+        """Widens to float32."""
+        values.copy_(payload.view(self.dtype)[: len(values)])
+
+
+@dataclass(frozen=True)
+class CodedValues(ValueCoding):
+    """The chosen values written by a codec of their own, such as signs or stochastic levels.
+
+    Attributes:
+        codec: What writes them; it needs no memory, because what it loses stays where the values were chosen.
+    """
+
+    codec: Codec
+
+    def size(self, chosen: Block) -> int:
+        """The codec's payload."""
+        return self.codec.payload_bytes(chosen)
+
+    def encode(self, chosen: Block, values: Tensor, payload: Tensor, key: int) -> None:
+        """Encodes segment by segment."""
+        self.codec.encode(chosen, values, NONE, payload, key)
+
+    def decode(self, chosen: Block, payload: Tensor, values: Tensor) -> None:
+        """Decodes the one payload."""
+        self.codec.decode(chosen, payload[None], values, 1.0)
+
+
+def parse(coding: str | ValueCoding) -> ValueCoding:
+    """Reads ``fp32``, ``fp16``, ``bf16``, ``sign`` or ``qsgd:BITS``.
+
+    Raises:
+        ConfigurationError: If ``coding`` is neither these nor a value coding.
+    """
+    match coding:
+        case ValueCoding():
+            return coding
+        case "fp32":
+            return FloatValues(torch.float32)
+        case "fp16":
+            return FloatValues(torch.float16)
+        case "bf16":
+            return FloatValues(torch.bfloat16)
+        case "sign":
+            return CodedValues(Sign())
+        case str() if coding.startswith("qsgd:") and coding[5:].isdigit():
+            return CodedValues(Stochastic(bits=int(coding[5:])))
+    raise ConfigurationError(
+        f"value coding {coding!r} is not known; choose 'fp32', 'fp16', 'bf16', 'sign', or 'qsgd:4'"
+    )

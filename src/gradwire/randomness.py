@@ -1,0 +1,64 @@
+"""Random numbers that depend on what they are for, and on nothing else.
+
+Every number is a hash of (seed, step, rank, parameter name, element index): no generator, hence no state to keep, and
+no torch generator is ever touched. An element's number is the same however parameters are bucketed, cut into segments
+or sharded, and on every device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from gradwire.layout import UInt64Array
+
+SHARED = -1
+"""The rank that stands for all ranks: numbers on which they must agree."""
+
+WEYL = 0x9E3779B9
+FIRST_FACTOR = 0x21F0AAAD
+SECOND_FACTOR = 0xD35A2D97
+MASK32 = 0xFFFFFFFF
+MASK64 = 0xFFFFFFFFFFFFFFFF
+
+
+def key_of(seed: int, step: int, rank: int = SHARED) -> int:
+    """The 64-bit key of one step on one rank, or on all of them with ``SHARED``."""
+    key = 0
+    for part in (seed, step, rank):
+        key = mix64(key ^ mix64(part & MASK64))
+    return key
+
+
+def mix64(value: int) -> int:
+    """The next output of SplitMix64 at state ``value``: a bijection of 64-bit numbers that changes half the bits."""
+    value = (value + 0x9E3779B97F4A7C15) & MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
+    return value ^ (value >> 31)
+
+
+def run_keys(key: int, streams: UInt64Array) -> UInt64Array:
+    """``mix64(key ^ stream)`` of every run: the key under which its elements are numbered."""
+    value = (streams ^ np.uint64(key)) + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: UInt64Array = value ^ (value >> np.uint64(31))
+    return mixed
+
+
+def hash32(key: int, counters: Tensor) -> Tensor:
+    """32 random bits for each counter (an element's index within its parameter, modulo ``2**32``), as int64.
+
+    The two-multiply finaliser of Wellons' hash-prospector over ``counter * WEYL``, with one half of the key entering
+    before the first multiply and the other before the second, all modulo ``2**32``::
+
+        x  = counter * WEYL ^ low(key)
+        x ^= x >> 16;  x *= FIRST_FACTOR
+        x ^= x >> 15;  x ^= high(key);  x *= SECOND_FACTOR
+        x ^= x >> 15
+    """
+    bits = ((counters & MASK32) * WEYL & MASK32) ^ (key & MASK32)
+    bits = (bits ^ (bits >> 16)) * FIRST_FACTOR & MASK32
+    bits = (bits ^ (bits >> 15) ^ (key >> 32)) * SECOND_FACTOR & MASK32
+    return bits ^ (bits >> 15)

@@ -1,0 +1,59 @@
+"""Coordinates that every rank draws alike, so that values all-reduce and no index travels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.codec import LinearCodec
+from gradwire.layout import Block
+from gradwire.memory import Feedback
+from gradwire.select.selector import check_ratio, counts_for
+
+
+@dataclass(frozen=True)
+class SharedRandom(LinearCodec):
+    """k coordinates of each segment, uniform without replacement, from randomness that all ranks share.
+
+    Without a memory, values are scaled by d / k, which makes them unbiased; with one they are sent as they are, and
+    what was not chosen waits.
+
+    Attributes:
+        ratio: k as a share of the segment's elements, in (0, 1].
+    """
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, key: int) -> Tensor:
+        """Gathers the chosen values."""
+        kernel = kernels.for_device(gradient.device)
+        values, finite = feedback.compensate(block, gradient)
+        positions = self._positions(block, gradient.device, key)
+        code = torch.empty(positions.shape, dtype=torch.float32, device=gradient.device)
+        kernel.gather(block, values, positions, code)
+        if not finite:
+            return code.fill_(torch.nan)
+        if feedback.residual is not None:
+            kernel.subtract(block, feedback.residual, positions, code)
+            return code
+        counts = counts_for(block, self.ratio)
+        scales = np.repeat((block.segment_numels / counts).astype(np.float32), counts)
+        return code.mul_(torch.from_numpy(scales).to(code.device))
+
+    def decode(self, block: Block, mean: Tensor, out: Tensor, key: int) -> None:
+        """Scatters the mean; zero elsewhere."""
+        positions = self._positions(block, out.device, key)
+        kernels.for_device(out.device).scatter_sum(block, positions[None], mean[None], out, 1.0)
+
+    def _positions(self, block: Block, device: torch.device, key: int) -> Tensor:
+        counts = counts_for(block, self.ratio)
+        positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=device)
+        kernels.for_device(device).randomk_positions(block, counts, positions, key)
+        return positions

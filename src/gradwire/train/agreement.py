@@ -1,0 +1,51 @@
+"""Before anything is attached: do all ranks mean the same?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigurationError
+from gradwire.train.configuration import Configuration
+from gradwire.wire import Transport
+
+
+def check_agreement(
+    configuration: Configuration,
+    parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    transport: Transport,
+    device: torch.device,
+) -> None:
+    """Compares configuration and parameters over all ranks; every rank must call it.
+
+    Raises:
+        ConfigurationError: On every rank, naming the first difference, if two ranks differ.
+    """
+    lines = [f"{key}={value}" for key, value in configuration.describe().items()]
+    lines += [
+        f"parameter {name} with shape {tuple(parameter.shape)} and dtype {parameter.dtype}"
+        for name, parameter in parameters
+    ]
+    text = "\n".join(lines).encode()
+    digest = hashlib.blake2b(text, digest_size=24).digest() + len(text).to_bytes(8, "little")
+    rows = transport.all_gather(_tensor(digest, device))().cpu()
+    if bool((rows == rows[0]).all()):
+        return
+    longest = max(int.from_bytes(bytes(row[24:].tolist()), "little") for row in rows)
+    texts = transport.all_gather(_tensor(text.ljust(longest, b"\n"), device))().cpu()
+    per_rank = [bytes(row.tolist()).decode().rstrip("\n").split("\n") for row in texts]
+    for rank, other in enumerate(per_rank):
+        for ours, theirs in zip_longest(per_rank[0], other, fillvalue="nothing"):
+            if ours != theirs:
+                raise ConfigurationError(
+                    f"ranks differ: rank 0 has {ours!r}, rank {rank} has {theirs!r}; "
+                    "attach with the same model, method and options on all ranks"
+                )
+
+
+def _tensor(data: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)

@@ -1,0 +1,175 @@
+"""The way in for ``DistributedDataParallel``: a communication hook."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import ConfigurationError
+from gradwire.layout import Slot, flat_slots
+from gradwire.memory import Memory
+from gradwire.methods import Method
+from gradwire.train.configuration import FUSE_BYTES, Configuration
+from gradwire.train.engine import Unit
+from gradwire.train.handle import Handle
+from gradwire.train.policy import DensePolicy
+from gradwire.wire import Synchronization
+from gradwire.wire.wire import TensorFuture
+
+
+class _Buckets:
+    """Averages each bucket as it comes."""
+
+    def __init__(self, handle: Handle, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        self._handle = handle
+        self._names = {id(parameter): name for name, parameter in parameters}
+        self._units: dict[int, tuple[tuple[int, ...], Unit]] = {}
+
+    def on_bucket(self, bucket: GradBucket) -> TensorFuture:
+        """Queues a bucket; its future holds the averaged buffer."""
+        wire, engine = self._handle.wire, self._handle.engine
+        buffer, index, parameters, last = bucket.buffer(), bucket.index(), bucket.parameters(), bucket.is_last()
+        future = wire.promise()
+        staged = buffer if buffer.dtype == torch.float32 else torch.empty_like(buffer, dtype=torch.float32)
+
+        def begin() -> list[Synchronization]:
+            if staged is not buffer:
+                staged.copy_(buffer)
+            synchronizations = engine.synchronizations(self._unit(index, parameters), staged)
+            engine.count(buffer, last)
+            return synchronizations
+
+        def done() -> None:
+            wire.keep(future, buffer if staged is buffer else buffer.copy_(staged))
+
+        wire.submit(begin, done, last)
+        return future
+
+    def _unit(self, index: int, parameters: list[Tensor]) -> Unit:
+        """How a bucket is handled; made anew when DDP has rebuilt its buckets."""
+        identity = tuple(id(parameter) for parameter in parameters)
+        known = self._units.get(index)
+        if known is None or known[0] != identity:
+            slots = flat_slots([(self._names[id(each)], tuple(each.shape)) for each in parameters])
+            known = (identity, self._handle.engine.unit(slots))
+            self._units[index] = known
+        return known[1]
+
+
+class _WholeModel:
+    """Collects all buckets of a step, then averages them as one buffer in the model's order."""
+
+    def __init__(self, handle: Handle, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        self._handle = handle
+        slots = flat_slots([(name, tuple(parameter.shape)) for name, parameter in parameters])
+        self._slots: dict[int, Slot] = {
+            id(parameter): slot for (_, parameter), slot in zip(parameters, slots, strict=True)
+        }
+        self._unit = handle.engine.unit(slots)
+        self._flat = torch.zeros(self._unit.numel, dtype=torch.float32, device=parameters[0][1].device)
+        self._waiting: list[tuple[TensorFuture, Tensor, list[Slot]]] = []
+
+    def on_bucket(self, bucket: GradBucket) -> TensorFuture:
+        """Takes in a bucket; the last one of a step sets all of them going."""
+        wire, engine = self._handle.wire, self._handle.engine
+        buffer, last = bucket.buffer(), bucket.is_last()
+        slots = [self._slots[id(parameter)] for parameter in bucket.parameters()]
+        future = wire.promise()
+
+        def begin() -> list[Synchronization]:
+            self._waiting.append((future, buffer, slots))
+            for slot, values in zip(slots, torch.split(buffer, [slot.numel for slot in slots]), strict=True):
+                self._flat[slot.offset : slot.stop].copy_(values)
+            synchronizations = engine.synchronizations(self._unit, self._flat) if last else []
+            engine.count(buffer, last)
+            return synchronizations
+
+        def done() -> None:
+            if last:
+                waiting, self._waiting = self._waiting, []
+                for future, buffer, slots in waiting:
+                    for slot, values in zip(slots, torch.split(buffer, [slot.numel for slot in slots]), strict=True):
+                        values.copy_(self._flat[slot.offset : slot.stop])
+                    wire.keep(future, buffer)
+
+        wire.submit(begin, done, last)
+        return future
+
+
+def _on_bucket(state: _Buckets | _WholeModel, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return state.on_bucket(bucket)
+
+
+def compress(
+    model: DistributedDataParallel,
+    method: str | Method,
+    *,
+    granularity: str | None = None,
+    route: str | None = None,
+    memory: str | Memory | None = None,
+    dense: DensePolicy | None = None,
+    seed: int = 0,
+    fuse_bytes: int = FUSE_BYTES,
+    **options: Any,
+) -> Handle:
+    """Averages a DDP model's gradients through a compression method from now on.
+
+    To be called on every rank, with the same arguments, before the first backward pass.
+
+    Args:
+        model: The wrapped model; float32, float16 or bfloat16 parameters.
+        method: A name of ``gradwire.methods.names()`` or a method object.
+        granularity: ``"layer"``, ``"bucket"``, ``"model"`` or ``"block:N"``; the method's own if None.
+        route: ``"allreduce"``, ``"gather"`` or ``"sharded"``; the method's own if None.
+        memory: ``"none"``, ``"residual"`` or a memory object; the method's own if None.
+        dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
+        seed: Where all randomness starts; torch's generators are never touched.
+        fuse_bytes: Payload to gather before a collective is issued, in bytes.
+        **options: The method's hyper-parameters.
+
+    Returns:
+        A handle with counters and state.
+
+    Raises:
+        ConfigurationError: If anything cannot be as asked, or differs between ranks; the model stays as it was.
+
+    Example:
+        >>> model = DistributedDataParallel(net)                               # doctest: +SKIP
+        >>> handle = gradwire.compress(model, "acpsgd", rank=4)                # doctest: +SKIP
+    """
+    configuration = Configuration.make(method, options, granularity, route, memory, dense, seed, fuse_bytes)
+    _check_model(model)
+    parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
+    handle = Handle(configuration, parameters, model.process_group)
+    if configuration.granularity.scope == "model":
+        model.register_comm_hook(_WholeModel(handle, parameters), _on_bucket)
+    else:
+        model.register_comm_hook(_Buckets(handle, parameters), _on_bucket)
+    return handle
+
+
+def _check_model(model: DistributedDataParallel) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigurationError(
+            f"model is a {type(model).__name__}; wrap it in torch.nn.parallel.DistributedDataParallel, "
+            "or use gradwire.Synchronizer in your own loop"
+        )
+    if model.mixed_precision is not None:
+        raise ConfigurationError(
+            "DDP's mixed_precision occupies the communication hook; build DDP without it and use torch.autocast"
+        )
+    if model._comm_hooks:
+        hook = model._comm_hooks[0][0].__qualname__
+        raise ConfigurationError(f"the model has the communication hook {hook!r} already; DDP takes one; wrap it anew")
+    for name, module in model.module.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise ConfigurationError(f"{name or 'the model'} has sparse=True; gradwire averages dense gradients only")
+    begun = any(parameter.grad is not None for parameter in model.parameters())
+    forwards = model._get_ddp_logging_data().get("iteration", 0)  # type: ignore[no-untyped-call]
+    if begun or int(forwards) > 0:
+        raise ConfigurationError(
+            "the model has run a backward pass already; call gradwire.compress right after DDP(...)"
+        )

@@ -1,0 +1,93 @@
+"""From flat gradient buffers to synchronizations, whatever brought the buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.layout import Block, Slot
+from gradwire.memory import NoMemory, Store
+from gradwire.methods import Dense, Method, Site
+from gradwire.train.configuration import Configuration
+from gradwire.wire import Meter, Synchronization
+
+
+@dataclass(frozen=True, eq=False)
+class _Share:
+    """What one method does in a buffer."""
+
+    method: Method
+    site: Site
+    state: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A flat buffer and who handles which of its parameters.
+
+    Attributes:
+        slots: All parameters, back to back.
+        numel: Elements of the buffer.
+        shares: The compressing method's share, and the dense one's, where there are any.
+    """
+
+    slots: tuple[Slot, ...]
+    numel: int
+    shares: tuple[_Share, ...]
+
+
+class Engine:
+    """Methods, memories and counters of one attachment.
+
+    Args:
+        configuration: All choices.
+        rank: This worker.
+        world_size: Number of workers.
+        device: Where the gradients live.
+    """
+
+    def __init__(self, configuration: Configuration, rank: int, world_size: int, device: torch.device) -> None:
+        self.configuration = configuration
+        self.store = Store(device)
+        self.meter = Meter()
+        self.step = 0
+        self._rank = rank
+        self._world_size = world_size
+        kernels.warm_up(device)
+
+    def unit(self, slots: Sequence[Slot]) -> Unit:
+        """Decides who handles the parameters of a buffer, and moves their memories to its layout."""
+        choice = self.configuration
+        taken = [slot for slot in slots if slot.numel and choice.compresses(slot.shape)]
+        left = [slot for slot in slots if slot.numel and not choice.compresses(slot.shape)]
+        numel = max((slot.stop for slot in slots), default=0)
+        shares = []
+        if taken:
+            block = Block.cut(taken, choice.granularity)
+            shares.append(self._share(choice.method, block, numel, choice.route))
+        if left:
+            dense = Dense()
+            shares.append(self._share(dense, Block.cut(left, choice.granularity), numel, dense.routes[0]))
+        return Unit(tuple(slots), numel, tuple(shares))
+
+    def _share(self, method: Method, block: Block, numel: int, route: str) -> _Share:
+        choice = self.configuration
+        memory = choice.memory if method is choice.method else NoMemory()
+        site = Site(block, numel, self.store, memory, route, self._rank, self._world_size, choice.seed)
+        return _Share(method, site, method.begin(site))
+
+    def synchronizations(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
+        """Starts the average of a buffer, ``float32[numel]``, in place."""
+        return [share.method.synchronize(gradient, share.state, self.step) for share in unit.shares]
+
+    def count(self, gradient: Tensor, last: bool) -> None:
+        """Counts a gradient that was taken in, and the step if it is the step's last."""
+        self.meter.dense(gradient.nbytes, self._world_size)
+        if last:
+            self.step += 1
+            self.meter.steps += 1

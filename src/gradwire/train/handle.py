@@ -1,0 +1,141 @@
+"""What an attachment gives back: counters, state, and a description of itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.errors import ConfigurationError
+from gradwire.train.agreement import check_agreement
+from gradwire.train.configuration import Configuration
+from gradwire.train.engine import Engine
+from gradwire.wire import ProcessGroupTransport, Stats, Wire
+
+GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+
+
+class Handle:
+    """An attached method.
+
+    Args:
+        configuration: All choices.
+        parameters: Names and parameters whose gradients are averaged, in the model's order.
+        group: The workers; the handle makes a group of its own from the same ranks, so that its collectives cannot
+            mix with others'.
+    """
+
+    def __init__(self, configuration: Configuration, parameters: Named, group: dist.ProcessGroup) -> None:
+        check_parameters(parameters)
+        device = parameters[0][1].device
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+        transport = ProcessGroupTransport(_sibling(group))
+        check_agreement(configuration, parameters, transport, device)
+        self.configuration = configuration
+        self.engine = Engine(configuration, transport.rank, transport.world_size, device)
+        self.wire = Wire(transport, self.engine.meter, configuration.fuse_bytes, device)
+        self._closer = weakref.finalize(self, self.wire.close)
+
+    def stats(self) -> Stats:
+        """Totals of this rank since the method was attached."""
+        return self.engine.meter.stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a later run needs to go on as if it had not stopped: tensors and plain values, by parameter name.
+
+        Every rank has its own; save it on each.
+        """
+        return {
+            "version": 1,
+            "configuration": self.configuration.describe(),
+            "step": self.engine.step,
+            "tensors": self.engine.store.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from where :meth:`state_dict` was taken.
+
+        Raises:
+            ConfigurationError: If the state is of another version, configuration or model; nothing is changed.
+        """
+        if state.get("version") != 1:
+            raise ConfigurationError(f"state version {state.get('version')!r} is not known; this gradwire reads 1")
+        for key, ours in self.configuration.describe().items():
+            theirs = state["configuration"].get(key)
+            if ours != theirs:
+                raise ConfigurationError(
+                    f"the state was saved with {key}={theirs!r}, this handle has {key}={ours!r}; attach with the same"
+                )
+        for field, tensors in state["tensors"].items():
+            for name in tensors:
+                if name not in self._shapes:
+                    raise ConfigurationError(f"the state keeps {field} of {name!r}, which this model does not have")
+        self.engine.store.load(state["tensors"])
+        self.engine.step = int(state["step"])
+
+    def close(self) -> None:
+        """Ends the wire's thread; gradients can no longer be averaged through this handle."""
+        self._closer()
+
+    def __repr__(self) -> str:
+        sizes = {name: torch.Size(shape).numel() for name, shape in self._shapes.items()}
+        dense = [name for name, shape in self._shapes.items() if not self.configuration.compresses(shape)]
+        count, elements = len(sizes) - len(dense), sum(sizes.values())
+        left = sum(sizes[name] for name in dense)
+        return (
+            f"gradwire.Handle({self.configuration}; compressed: {count} tensors, {elements - left:,} elements; "
+            f"averaged densely: {len(dense)} tensors, {left:,} elements)"
+        )
+
+
+def check_parameters(parameters: Named) -> None:
+    """Raises ConfigurationError unless all gradients can be averaged."""
+    if not parameters:
+        raise ConfigurationError("there are no parameters that require gradients; nothing can be averaged")
+    device = parameters[0][1].device
+    for name, parameter in parameters:
+        if parameter.is_meta:
+            raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
+        if parameter.dtype not in GRADIENT_DTYPES:
+            raise ConfigurationError(
+                f"parameter {name!r} has dtype {parameter.dtype}; gradwire averages gradients of "
+                f"{', '.join(str(dtype) for dtype in GRADIENT_DTYPES)}; convert it, or average it yourself"
+            )
+        if parameter.device != device:
+            raise ConfigurationError(
+                f"parameter {name!r} is on {parameter.device}, {parameters[0][0]!r} on {device}; "
+                "use one device a process"
+            )
+
+
+def default_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group given, or the default one.
+
+    Raises:
+        ConfigurationError: If there is no process group yet.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigurationError(
+            "there is no process group yet; call torch.distributed.init_process_group('gloo') (or 'nccl') first"
+        )
+    default = dist.group.WORLD
+    chosen = group if group is not None else default
+    if chosen is None:
+        raise ConfigurationError("this process is not in the process group; attach on its members only")
+    return chosen
+
+
+def _sibling(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Another group of the same ranks and backend."""
+    ranks = dist.get_process_group_ranks(group)
+    sibling = dist.new_group(
+        ranks, backend=str(dist.get_backend_config(group)), use_local_synchronization=len(ranks) < dist.get_world_size()
+    )
+    if not isinstance(sibling, dist.ProcessGroup):
+        raise ConfigurationError("this process is not in the process group; attach on its members only")
+    return sibling

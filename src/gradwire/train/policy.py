@@ -1,0 +1,35 @@
+"""Which tensors are not worth compressing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gradwire.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class DensePolicy:
+    """Tensors that are averaged densely, in the same round as the compressed ones.
+
+    Biases and normalisation weights are few bytes and matter much, so they are left alone unless told otherwise.
+
+    Attributes:
+        below: Tensors of fewer elements go dense; 0 for none.
+        vectors: Whether tensors of one dimension or none go dense whatever their size.
+    """
+
+    below: int = 1024
+    vectors: bool = True
+
+    def __post_init__(self) -> None:
+        if self.below < 0:
+            raise ConfigurationError(f"below={self.below!r} is out of range; choose a number of elements >= 0")
+
+    def keeps_dense(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape goes dense."""
+        return math.prod(shape) < self.below or (self.vectors and len(shape) < 2)
+
+    def __str__(self) -> str:
+        reasons = ["1-D tensors"] * self.vectors + [f"tensors below {self.below:,} elements"] * (self.below > 0)
+        return " and ".join(reasons) or "nothing by policy"

@@ -1,0 +1,139 @@
+"""The way in for plain parameters: call it between backward and optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.errors import ConfigurationError
+from gradwire.layout import flat_slots
+from gradwire.memory import Memory
+from gradwire.methods import Method
+from gradwire.train.configuration import FUSE_BYTES, Configuration
+from gradwire.train.handle import Handle, Named, default_group
+from gradwire.train.policy import DensePolicy
+from gradwire.wire import Synchronization
+from gradwire.wire.wire import TensorFuture
+
+BUCKET_ELEMENTS = 25 * 2**20 // 4
+"""DDP's bucket size, in float32 elements."""
+
+
+class Synchronizer(Handle):
+    """Averages the gradients of plain parameters, without DDP.
+
+    To be made on every rank with the same arguments.
+
+    Args:
+        parameters: Names and parameters, as ``net.named_parameters()`` gives them; those that require no gradient are
+            left out.
+        method: A name of ``gradwire.methods.names()`` or a method object.
+        process_group: The workers; all of them if None.
+        granularity: As in :func:`gradwire.compress`; and so are the other arguments.
+        route: See there.
+        memory: See there.
+        dense: See there.
+        seed: See there.
+        fuse_bytes: See there.
+        **options: The method's hyper-parameters.
+
+    Raises:
+        ConfigurationError: If anything cannot be as asked, or differs between ranks.
+
+    Example:
+        >>> sync = gradwire.Synchronizer(net.named_parameters(), "topk", ratio=0.01)   # doctest: +SKIP
+        >>> loss.backward(); sync.synchronize(); optimizer.step()                      # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        method: str | Method,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        granularity: str | None = None,
+        route: str | None = None,
+        memory: str | Memory | None = None,
+        dense: DensePolicy | None = None,
+        seed: int = 0,
+        fuse_bytes: int = FUSE_BYTES,
+        **options: Any,
+    ) -> None:
+        configuration = Configuration.make(method, options, granularity, route, memory, dense, seed, fuse_bytes)
+        named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+        super().__init__(configuration, named, default_group(process_group))
+        self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.granularity.scope)]
+
+    def synchronize(self) -> None:
+        """Replaces every parameter's ``grad`` by its average over all workers; a missing one counts as zero.
+
+        Raises:
+            ConfigurationError: If a gradient is sparse; no gradient is changed.
+            GradwireError: If an earlier step failed.
+        """
+        for bucket in self._buckets:
+            bucket.check()
+        last = self._buckets[-1]
+        for future in [bucket.submit(bucket is last) for bucket in self._buckets]:
+            future.wait()
+
+
+class _Bucket:
+    """Some parameters and the flat buffer their gradients are averaged in."""
+
+    def __init__(self, handle: Handle, parameters: Named) -> None:
+        self._handle = handle
+        self._parameters = parameters
+        slots = flat_slots([(name, tuple(parameter.shape)) for name, parameter in parameters])
+        self._unit = handle.engine.unit(slots)
+        self._flat = torch.zeros(self._unit.numel, dtype=torch.float32, device=parameters[0][1].device)
+        self._views = [self._flat[slot.offset : slot.stop].view(slot.shape) for slot in slots]
+
+    def check(self) -> None:
+        for name, parameter in self._parameters:
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise ConfigurationError(
+                    f"the gradient of {name!r} has layout {parameter.grad.layout}; gradwire averages dense ones only"
+                )
+
+    def submit(self, last: bool) -> TensorFuture:
+        wire, engine = self._handle.wire, self._handle.engine
+        future = wire.promise()
+
+        def begin() -> list[Synchronization]:
+            for view, (_, parameter) in zip(self._views, self._parameters, strict=True):
+                if parameter.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(parameter.grad)
+            synchronizations = engine.synchronizations(self._unit, self._flat)
+            engine.count(self._flat, last)
+            return synchronizations
+
+        def done() -> None:
+            for view, (_, parameter) in zip(self._views, self._parameters, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                parameter.grad.copy_(view)
+            wire.keep(future, self._flat)
+
+        wire.submit(begin, done, last)
+        return future
+
+
+def _in_buckets(parameters: Named, scope: str) -> list[Named]:
+    """Parameters in buckets of DDP's size, last ones first, as their gradients come; one bucket for a whole model."""
+    if scope == "model":
+        return [parameters]
+    buckets: list[list[tuple[str, torch.nn.Parameter]]] = [[]]
+    filled = 0
+    for name, parameter in reversed(parameters):
+        if filled >= BUCKET_ELEMENTS:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append((name, parameter))
+        filled += parameter.numel()
+    return list(buckets)
