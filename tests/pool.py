@@ -1,0 +1,85 @@
+"""Worker processes with a real gloo process group, kept alive across tests."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+SECONDS = 240
+
+
+class WorkerError(AssertionError):
+    """Something raised in a worker; carries its traceback."""
+
+
+class Pool:
+    """Runs functions on worlds of 1 to 5 processes; a world starts when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._worlds: dict[int, list[tuple[mp.process.BaseProcess, Connection]]] = {}
+        self._started = 0
+
+    def run(self, workers: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Calls a module-level function on every rank of a world and returns what each returned."""
+        if workers not in self._worlds:
+            self._worlds[workers] = self._start(workers)
+        world = self._worlds[workers]
+        for _, pipe in world:
+            pipe.send((function, arguments))
+        results, errors = [], []
+        for rank, (_, pipe) in enumerate(world):
+            if not pipe.poll(SECONDS if not errors else 5):
+                self._end(workers)
+                raise WorkerError("\n".join([f"rank {rank} of {workers} did not answer", *errors]))
+            ok, result = pipe.recv()
+            (results if ok else errors).append(result)
+        if errors:
+            self._end(workers)
+            raise WorkerError("\n".join(errors))
+        return results
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for workers in list(self._worlds):
+            self._end(workers)
+        self._folder.cleanup()
+
+    def _end(self, workers: int) -> None:
+        for process, _ in self._worlds.pop(workers):
+            process.kill()
+            process.join()
+
+    def _start(self, workers: int) -> list[tuple[mp.process.BaseProcess, Connection]]:
+        context = mp.get_context("spawn")
+        self._started += 1
+        rendezvous = Path(self._folder.name) / f"world-{self._started}"
+        world = []
+        for rank in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, workers, str(rendezvous), theirs), daemon=True)
+            process.start()
+            world.append((process, ours))
+        return world
+
+
+def _serve(rank: int, workers: int, rendezvous: str, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=workers)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, function(*arguments)))
+        except Exception:
+            pipe.send((False, f"rank {rank}: {traceback.format_exc()}"))

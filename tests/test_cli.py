@@ -1,0 +1,123 @@
+"""The command line, as a user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gradwire import cli
+
+GRADWIRE = [sys.executable, "-c", "import sys; from gradwire.cli import main; sys.exit(main())"]
+
+
+def run(*arguments, monkeypatch, capsys):
+    """Runs a command in this process: exit code, standard output, standard error."""
+    monkeypatch.setattr(sys, "argv", ["gradwire", *arguments])
+    code = cli.main()
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ([], "doctor"),
+        (["bench"], "kernels"),
+        (["methods"], "gradwire methods --json methods.json"),
+        (["bench", "sync"], "gradwire bench sync --link 1gbit"),
+        (["bench", "train"], "gradwire bench train --link 1gbit"),
+        (["bench", "kernels"], "gradwire bench kernels"),
+        (["doctor"], "gradwire doctor"),
+    ],
+)
+def test_help_has_examples(command, said, monkeypatch, capsys):
+    code, out, _ = run(*command, "--help", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert said in " ".join(out.split())
+
+
+def test_methods_lists_every_method_with_its_options(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "methods.json"
+    code, out, _ = run("methods", "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    document = json.loads(path.read_text())
+    assert document["schema"] == "gradwire.methods/1"
+    listed = {entry["name"]: entry for entry in document["methods"]}
+    assert listed["acpsgd"]["options"] == {"rank": 4}
+    assert all(entry["summary"] and entry["citation"] for entry in listed.values())
+    assert all(name in out for name in listed)
+
+
+def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GRADWIRE_CACHE", str(tmp_path))
+    path = tmp_path / "doctor.json"
+    code, out, _ = run("doctor", "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    findings = {finding["subject"]: finding for finding in json.loads(path.read_text())["findings"]}
+    assert findings["torch"]["state"] == "ok"
+    assert {"backends", "threads", "shaped network", "kernel cache", "Fashion-MNIST"} < set(findings)
+    assert all(finding["remedy"] for finding in findings.values() if finding["state"] != "ok")
+    assert "gloo" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bench", "sync", "--link", "fast"], "'fast'"),
+        (["bench", "sync", "--shapes", "resnet51"], "resnet50"),
+        (["bench", "sync", "--method", "topkk"], "topk"),
+        (["bench", "sync", "--method", "qsgd:bits=99"], "99"),
+        (["bench", "sync", "--steps", "0"], "--steps"),
+        (["bench", "train", "--dataset", "imagenet"], "--dataset"),
+        (["bench", "trian"], "trian"),
+        (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
+    ],
+)
+def test_bad_options_are_one_clear_line_and_exit_code_2(arguments, said, monkeypatch, capsys):
+    code, _, err = run(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == cli.USAGE_ERROR
+    assert err.startswith("error: ")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_interrupt_ends_the_workers_and_exits_130(tmp_path):
+    mark = f"{tmp_path.name}-{os.getpid()}"
+    process = subprocess.Popen(
+        [*GRADWIRE, *"bench train --workers 2 --link none --dataset digits --steps 100000 --out".split(), str(tmp_path / mark)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while len(workers := _workers_in(tmp_path)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(workers) == 2
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == cli.INTERRUPTED
+    assert err.strip().endswith("interrupted")
+    assert not _workers_in(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _workers_in(folder):
+    """Worker processes whose working directory is ``folder``."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+            if b"gradwire.bench.train_worker" in command and (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found

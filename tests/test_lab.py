@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import gradwire
+from gradwire import lab
+from gradwire.errors import ConfigurationError, LabError
+
+shaped = pytest.mark.skipif(not lab.availability().possible, reason=lab.availability().reason)
+
+PYTHON = [sys.executable, "-S", "-c"]
+IDLE = [*PYTHON, "import time; time.sleep(600)"]
+
+# Gives a program the lab without the package around it, which would import torch for seconds.
+THE_LAB_ALONE = f"""
+import sys, types
+sys.modules["gradwire"] = types.ModuleType("gradwire")
+sys.modules["gradwire"].__path__ = {list(gradwire.__path__)!r}
+"""
+
+# Every worker starts a child and reports both and its network, then waits to be ended.
+REPORTS_AND_WAITS = """
+import os, subprocess, time
+child = subprocess.Popen(["sleep", "600"], start_new_session=os.environ["RANK"] == "0")
+print(os.getpid(), child.pid, os.readlink("/proc/self/ns/net"), flush=True)
+time.sleep(600)
+"""
+
+OPENS_A_LAB = f"""{THE_LAB_ALONE}
+from gradwire.lab import Lab
+def tell(rank, line):
+    print(line, flush=True)
+with Lab(workers=2, rate="1gbit") as lab:
+    lab.run([sys.executable, "-S", "-c", {REPORTS_AND_WAITS!r}], on_line=tell)
+"""
+
+TRANSFERS = f"""{THE_LAB_ALONE}
+import os, socket
+from gradwire.lab import interface_counters
+rank, size = int(os.environ["RANK"]), int(sys.argv[1])
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+before = interface_counters()
+if rank == 0:
+    with socket.create_server(address) as server:
+        connection, _ = server.accept()
+        with connection:
+            left = size
+            while left:
+                left -= len(connection.recv(min(left, 1 << 16)))
+            connection.sendall(b"!")
+else:
+    while True:
+        try:
+            connection = socket.create_connection(address)
+            break
+        except ConnectionRefusedError:
+            pass
+    with connection:
+        connection.sendall(bytes(size))
+        connection.recv(1)
+spent = interface_counters() - before
+print(spent.tx_bytes, spent.rx_bytes)
+"""
+
+ALL_REDUCES = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.full((1000,), float(dist.get_rank() + 1))
+dist.all_reduce(total)
+print(total.unique().tolist())
+dist.destroy_process_group()
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def holders(namespace: str) -> list[str]:
+    """Processes that are in a network namespace or hold it open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            links = [process / "ns/net", *(process / "fd").iterdir()]
+            found += [process.name for link in links if os.readlink(link) == namespace]
+        except OSError:
+            continue
+    return found
+
+
+def assert_gone_soon(reports: list[list[str]], interfaces: set[str]) -> None:
+    pids = [int(pid) for report in reports for pid in report[:2]]
+    namespaces = [report[2] for report in reports]
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and (any(map(is_running, pids)) or any(map(holders, namespaces))):
+        time.sleep(0.02)
+    assert not [pid for pid in pids if is_running(pid)]
+    assert not [(namespace, holders(namespace)) for namespace in namespaces if holders(namespace)]
+    assert set(os.listdir("/sys/class/net")) == interfaces
+
+
+class TestParseRate:
+    @pytest.mark.parametrize(
+        ("text", "rate"),
+        [
+            ("1gbit", 1_000_000_000),
+            ("100mbit", 100_000_000),
+            ("2.5 Gbit", 2_500_000_000),
+            ("1500kbit", 1_500_000),
+            ("1000000bit", 1_000_000),
+        ],
+    )
+    def test_reads(self, text: str, rate: int) -> None:
+        assert lab.parse_rate(text) == rate
+
+    @pytest.mark.parametrize(
+        "text", ["", "fast", "1", "1gb", "-1gbit", "1e3mbit", "gbit", "nan mbit", "\u0661gbit", 1000]
+    )
+    def test_refuses_what_is_no_rate(self, text: str) -> None:
+        with pytest.raises(ConfigurationError, match="not a link rate: write a number and one of bit") as caught:
+            lab.parse_rate(text)
+        assert repr(text) in str(caught.value)
+
+    @pytest.mark.parametrize("text", ["0gbit", "999kbit", "101gbit"])
+    def test_refuses_what_no_lab_can_shape(self, text: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"'{text}' is .*1mbit to 100gbit"):
+            lab.parse_rate(text)
+
+
+@pytest.mark.parametrize("rate", ["1mbit", "100mbit", "1gbit", "10gbit", "100gbit"])
+def test_a_segment_and_the_headers_of_its_frames_fit_the_bucket(rate: str) -> None:
+    shape = lab.Shape(lab.parse_rate(rate))
+    frames = -(-shape.segment_bytes // 1448)
+    assert 1514 <= shape.segment_bytes + frames * 66 <= shape.burst_bytes
+
+
+def test_it_imports_no_torch() -> None:
+    program = f"{THE_LAB_ALONE}import gradwire.lab; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class TestArguments:
+    @pytest.mark.parametrize("workers", [0, -1, 251, True, 2.0, "2"])
+    def test_workers(self, workers: int) -> None:
+        with pytest.raises(ConfigurationError, match=rf"workers is {workers!r}: .* from 1 to 250"):
+            lab.Lab(workers=workers, rate=None)
+
+    def test_rate(self) -> None:
+        with pytest.raises(ConfigurationError, match="'quick'"):
+            lab.Lab(workers=2, rate="quick")
+
+    def test_a_lab_must_be_open_to_run(self) -> None:
+        closed = lab.Lab(workers=1, rate=None)
+        with pytest.raises(LabError, match="not open"):
+            closed.run(IDLE)
+        with closed:
+            pass
+        with pytest.raises(LabError, match="not open"):
+            closed.run(IDLE)
+
+    def test_of_run(self) -> None:
+        with lab.Lab(workers=1, rate=None) as opened:
+            with pytest.raises(ConfigurationError, match="timeout is 0"):
+                opened.run(IDLE, timeout=0)
+            with pytest.raises(ConfigurationError, match="argv is 'ls'"):
+                opened.run("ls")
+            with pytest.raises(ConfigurationError, match="grace is -1"):
+                opened.run(IDLE, grace=-1)
+            with pytest.raises(LabError, match=r"cannot start worker 0 as .*no-such-command"):
+                opened.run(["/no-such-command"])
+            with pytest.raises(LabError, match="open already"):
+                opened.__enter__()
+
+    def test_a_worker_knows_its_interface(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+        with pytest.raises(LabError, match="GLOO_SOCKET_IFNAME is not set"):
+            lab.interface_counters()
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "wire77")
+        with pytest.raises(LabError, match=r"no interface 'wire77' here: this network has .*lo"):
+            lab.interface_counters()
+
+
+class TestLoopback:
+    def test_runs_workers_with_what_torch_distributed_needs(self) -> None:
+        names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "MORE"]
+        program = f"import os; print([os.environ[name] for name in {names}]); print('é', end='')"
+        heard: list[tuple[int, str]] = []
+        with lab.Lab(workers=2, rate=None) as opened:
+            result = opened.run(
+                [*PYTHON, program], env={"MORE": "x"}, on_line=lambda rank, line: heard.append((rank, line))
+            )
+            with pytest.raises(LabError, match="rate=None has no interfaces"):
+                opened.counters()
+        assert result.outputs == [f"{[str(r), str(r), '2', '2', '127.0.0.1', 'lo', 'x']}\né" for r in range(2)]
+        for rank in range(2):
+            assert "".join(line for told, line in heard if told == rank) == result.outputs[rank].replace("\n", "")
+
+    def test_a_crash_ends_the_others_and_is_told(self) -> None:
+        program = """
+            import os, sys, time
+            if os.environ["RANK"] == "1":
+                sys.stderr.write("the tale of woe")
+                sys.exit(7)
+            print(os.getpid(), flush=True)
+            time.sleep(600)
+        """
+        pids: list[int] = []
+        with lab.Lab(workers=3, rate=None) as opened:
+            with pytest.raises(LabError, match=r"(?s)worker 1 of 3 exited with code 7.*the tale of woe"):
+                opened.run([*PYTHON, textwrap.dedent(program)], on_line=lambda _, line: pids.append(int(line)))
+            assert not any(map(is_running, pids))
+            assert opened.run(["echo", "on"]).outputs == ["on\n"] * 3
+
+    def test_a_signal_is_named(self) -> None:
+        program = "import os; os.kill(os.getpid(), 9)"
+        with (
+            lab.Lab(workers=1, rate=None) as opened,
+            pytest.raises(LabError, match=r"worker 0 of 1 was killed by SIGKILL.*nothing to its standard error"),
+        ):
+            opened.run([*PYTHON, program])
+
+    def test_a_worker_that_ignores_sigterm_ends_too_when_time_is_up(self) -> None:
+        program = """
+            import signal, time
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(600)
+        """
+        with (
+            lab.Lab(workers=2, rate=None) as opened,
+            pytest.raises(LabError, match=r"not finish within 0\.5 s: .* of rank 0, 1; "),
+        ):
+            opened.run([*PYTHON, textwrap.dedent(program)], timeout=0.5, grace=0.2)
+
+    def test_standard_error_is_kept_apart(self) -> None:
+        heard: list[tuple[int, str]] = []
+        with lab.Lab(workers=2, rate=None) as opened:
+            result = opened.run(
+                ["sh", "-c", "echo out; echo err $RANK >&2"],
+                timeout=float("inf"),
+                on_error_line=lambda rank, line: heard.append((rank, line)),
+            )
+        assert result.outputs == ["out\n"] * 2
+        assert sorted(heard) == [(0, "err 0"), (1, "err 1")]
+
+    def test_one_run_at_a_time(self) -> None:
+        with lab.Lab(workers=1, rate=None) as opened, pytest.raises(LabError, match="running a command already"):
+            opened.run(["echo", "on"], on_line=lambda *_: opened.run(["echo", "too"]))
+
+    def test_what_a_callback_raises_comes_through(self) -> None:
+        def refuse(rank: int, line: str) -> None:
+            raise KeyError(line)
+
+        with lab.Lab(workers=2, rate=None) as opened:
+            with pytest.raises(KeyError, match="hello"):
+                opened.run([*PYTHON, "import time; print('hello'); time.sleep(600)"], on_line=refuse)
+            assert opened.run(["echo", "on"]).outputs == ["on\n"] * 2
+
+    def test_the_death_of_its_keeper_is_told(self) -> None:
+        program = "import os, time; print(os.getppid(), flush=True); time.sleep(600)"
+        with lab.Lab(workers=1, rate=None) as opened:
+            with pytest.raises(LabError, match="the process that holds the lab"):
+                opened.run([*PYTHON, program], on_line=lambda _, line: os.kill(int(line), signal.SIGKILL))
+            with pytest.raises(LabError, match="open a new lab"):
+                opened.run(["true"])
+
+    def test_long_output_of_a_quick_worker_is_whole(self) -> None:
+        with lab.Lab(workers=2, rate=None) as opened:
+            outputs = opened.run([*PYTHON, "print('x' * 500_000); print('y' * 500_000)"]).outputs
+        assert outputs == ["x" * 500_000 + "\n" + "y" * 500_000 + "\n"] * 2
+
+
+@shaped
+class TestShaped:
+    @pytest.mark.parametrize("rate", ["100mbit", "1gbit"])
+    def test_counters_agree_with_what_was_sent(self, rate: str) -> None:
+        size = 4_000_000
+        with lab.Lab(workers=2, rate=rate) as opened:
+            result = opened.run([sys.executable, "-c", TRANSFERS, str(size)])
+            outer = opened.counters()
+        inner = [tuple(map(int, output.split())) for output in result.outputs]
+        assert size < inner[1][0] < 1.03 * size
+        assert size < inner[0][1] < 1.03 * size
+        assert inner[1][1] < 0.03 * size
+        assert size < outer[1].tx_bytes < 1.03 * size
+        assert size < outer[0].rx_bytes < 1.03 * size
+        assert outer[0].rx_packets > size // 65536
+
+    def test_two_labs_at_once(self) -> None:
+        size = 1_000_000
+        with lab.Lab(workers=2, rate="1gbit") as first, lab.Lab(workers=3, rate="1gbit") as second:
+            first.run([sys.executable, "-c", TRANSFERS, str(size)])
+            assert first.counters()[1].tx_bytes > size
+            assert [worker.tx_bytes < 10_000 for worker in second.counters()] == [True] * 3
+            assert second.run(["echo", "on"]).outputs == ["on\n"] * 3
+
+    def test_counters_can_be_read_while_it_runs(self) -> None:
+        read: list[int] = []
+        with lab.Lab(workers=2, rate="1gbit") as opened:
+            opened.run(["echo", "on"], on_line=lambda *_: read.append(len(opened.counters())))
+        assert read == [2, 2]
+
+    def test_leaving_it_leaves_nothing(self) -> None:
+        interfaces = set(os.listdir("/sys/class/net"))
+        reports: list[list[str]] = []
+
+        def hear(rank: int, line: str) -> None:
+            reports.append(line.split())
+            if len(reports) == 2:
+                raise EOFError
+
+        with pytest.raises(EOFError), lab.Lab(workers=2, rate="1gbit") as opened:
+            opened.run([*PYTHON, REPORTS_AND_WAITS], on_line=hear)
+        assert_gone_soon(reports, interfaces)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+    def test_a_signal_to_who_opened_it_leaves_nothing(self, number: signal.Signals) -> None:
+        interfaces = set(os.listdir("/sys/class/net"))
+        command = [sys.executable, "-c", OPENS_A_LAB]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            reports = [process.stdout.readline().split() for _ in range(2)]
+            assert all(holders(report[2]) for report in reports)
+            process.send_signal(number)
+            errors = process.stderr.read()
+        assert process.returncode == -number
+        assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+        assert_gone_soon(reports, interfaces)
+
+    def test_gloo_runs_in_it(self) -> None:
+        with lab.Lab(workers=3, rate="1gbit") as opened:
+            result = opened.run([sys.executable, "-c", ALL_REDUCES], timeout=60)
+        assert result.outputs == ["[6.0]\n"] * 3
+
+
+def without_privileges(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", THE_LAB_ALONE + textwrap.dedent(program)]
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("setpriv, which gives up root's privileges, is not installed")
+        command = ["setpriv", "--bounding-set=-all,+setfcap", "--inh-caps=-all", *command]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_user_namespace_does_without_root() -> None:
+    program = """
+        from gradwire import lab
+        found = lab.availability()
+        print(found.how or found.reason)
+        if found.possible:
+            with lab.Lab(workers=2, rate="1gbit") as opened:
+                print(opened.run(["sh", "-c", "cat /proc/net/dev | grep -c wire$RANK"]).outputs)
+    """
+    done = without_privileges(program)
+    assert done.returncode == 0, done.stderr
+    if not done.stdout.startswith("user namespace"):
+        pytest.skip(done.stdout.strip())
+    assert done.stdout == "user namespace\n['1\\n', '1\\n']\n"
+
+
+def test_where_nothing_allows_it_the_way_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    lab.availability.cache_clear()
+    try:
+        found = lab.availability()
+        assert (found.possible, found.how) == (False, None)
+        with (
+            pytest.raises(LabError, match=r"'ip' is missing \(install iproute2\).*rate=None"),
+            lab.Lab(workers=2, rate="1gbit"),
+        ):
+            pass
+    finally:
+        lab.availability.cache_clear()
