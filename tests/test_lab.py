@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import gradwire
 from gradwire import lab
 from gradwire.errors import ConfigurationError, LabError
 
@@ -19,13 +18,6 @@ shaped = pytest.mark.skipif(not lab.availability().possible, reason=lab.availabi
 
 PYTHON = [sys.executable, "-S", "-c"]
 IDLE = [*PYTHON, "import time; time.sleep(600)"]
-
-# Gives a program the lab without the package around it, which would import torch for seconds.
-THE_LAB_ALONE = f"""
-import sys, types
-sys.modules["gradwire"] = types.ModuleType("gradwire")
-sys.modules["gradwire"].__path__ = {list(gradwire.__path__)!r}
-"""
 
 # Every worker starts a child and reports both and its network, then waits to be ended.
 REPORTS_AND_WAITS = """
@@ -35,7 +27,8 @@ print(os.getpid(), child.pid, os.readlink("/proc/self/ns/net"), flush=True)
 time.sleep(600)
 """
 
-OPENS_A_LAB = f"""{THE_LAB_ALONE}
+OPENS_A_LAB = f"""
+import sys
 from gradwire.lab import Lab
 def tell(rank, line):
     print(line, flush=True)
@@ -43,8 +36,8 @@ with Lab(workers=2, rate="1gbit") as lab:
     lab.run([sys.executable, "-S", "-c", {REPORTS_AND_WAITS!r}], on_line=tell)
 """
 
-TRANSFERS = f"""{THE_LAB_ALONE}
-import os, socket
+TRANSFERS = """
+import os, socket, sys
 from gradwire.lab import interface_counters
 rank, size = int(os.environ["RANK"]), int(sys.argv[1])
 address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -148,7 +141,7 @@ def test_a_segment_and_the_headers_of_its_frames_fit_the_bucket(rate: str) -> No
 
 
 def test_it_imports_no_torch() -> None:
-    program = f"{THE_LAB_ALONE}import gradwire.lab; assert 'torch' not in sys.modules"
+    program = "import sys, gradwire.lab; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -347,7 +340,7 @@ class TestShaped:
 
 
 def without_privileges(program: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", THE_LAB_ALONE + textwrap.dedent(program)]
+    command = [sys.executable, "-c", textwrap.dedent(program)]
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None:
             pytest.skip("setpriv, which gives up root's privileges, is not installed")

@@ -4,7 +4,7 @@ from gradwire.train.configuration import Configuration
 from gradwire.train.ddp import compress
 from gradwire.train.handle import Handle
 from gradwire.train.policy import DensePolicy
-from gradwire.train.roundtrip import Roundtrip, roundtrip
+from gradwire.train.alone import Roundtrip, roundtrip
 from gradwire.train.synchronizer import Synchronizer
 
 __all__ = ["Configuration", "DensePolicy", "Handle", "Roundtrip", "Synchronizer", "compress", "roundtrip"]

@@ -34,7 +34,8 @@ class Handle:
         check_parameters(parameters)
         device = parameters[0][1].device
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
-        transport = ProcessGroupTransport(_sibling(group))
+        self._group = _sibling(group)
+        transport = ProcessGroupTransport(self._group)
         check_agreement(configuration, parameters, transport, device)
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
@@ -79,8 +80,12 @@ class Handle:
         self.engine.step = int(state["step"])
 
     def close(self) -> None:
-        """Ends the wire's thread; gradients can no longer be averaged through this handle."""
-        self._closer()
+        """Ends the wire's thread and process group; no gradients can be averaged through this handle any more."""
+        if self._closer.alive:
+            self._closer()
+            # A group of some ranks only is named after them: torch would find its stale addresses under that name again.
+            if dist.is_initialized() and dist.get_world_size(self._group) == dist.get_world_size():
+                dist.destroy_process_group(self._group)
 
     def __repr__(self) -> str:
         sizes = {name: torch.Size(shape).numel() for name, shape in self._shapes.items()}
