@@ -1,0 +1,155 @@
+"""What cannot be done says so: the value, what is allowed, the remedy. And the model stays usable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire import ConfigurationError
+from pool import Pool
+
+VALUES = torch.randn(100)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("topkk", {}, "'topkk' is not known; did you mean 'topk'"),
+        ("topk", {"ratio": 0.0}, r"ratio=0.0 is out of range; choose 0 < ratio <= 1"),
+        ("topk", {"ratio": 1.5}, r"ratio=1.5 is out of range"),
+        ("topk", {"rtaio": 0.5}, r"'topk' has no option 'rtaio'; its options: ratio, values, indices"),
+        ("topk", {"values": "fp8"}, "value coding 'fp8' is not known; choose 'fp32'"),
+        ("topk", {"indices": "gaps"}, "index coding 'gaps' is not known; choose 'raw'"),
+        ("qsgd", {"bits": 3}, r"bits=3 is not possible; choose 2, 4 or 8"),
+        ("qsgd", {"bucket": 100}, r"bucket=100 is out of range; choose a multiple of 8"),
+        ("qsgd", {"norm": "l1"}, "norm='l1' is not known; choose 'max' or 'l2'"),
+        ("powersgd", {"rank": 0}, "rank=0 is out of range; choose a whole number >= 1"),
+        ("acpsgd", {"rank": 2.5}, "rank=2.5 is out of range"),
+        ("acpsgd", {"granularity": "model"}, "acpsgd cannot work at granularity='model'; its own: layer"),
+        ("topk", {"granularity": "block:0"}, "granularity='block:0' is not known; choose 'layer'"),
+        ("topk", {"route": "allreduce"}, "topk cannot take route='allreduce'; its routes: gather, sharded"),
+        ("topk", {"memory": "much"}, "memory='much' is not known; choose 'none', 'residual'"),
+        (object(), {}, "is neither a name nor a method"),
+    ],
+)
+def test_unknown_and_out_of_range(method: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        gradwire.roundtrip(VALUES, method, **options)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.ones(3, dtype=torch.complex64), "complex64; give float32"),
+        (torch.ones(3, dtype=torch.int64), "int64; give float32"),
+        (torch.ones(3).to_sparse(), "sparse_coo; give a dense one"),
+        ([1.0, 2.0], "list; give float32"),
+    ],
+)
+def test_tensors_that_cannot_be_compressed(tensor: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        gradwire.roundtrip(tensor, "topk")
+
+
+def test_no_process_group() -> None:
+    with pytest.raises(ConfigurationError, match="call torch.distributed.init_process_group"):
+        gradwire.Synchronizer(nn.Linear(3, 3).named_parameters(), "topk")
+
+
+def refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def models_that_are_refused() -> None:
+    net = nn.Linear(40, 40)
+    refused(lambda: gradwire.compress(net, "topk"), "Linear; wrap it in torch.nn.parallel.DistributedData")  # type: ignore[arg-type]
+
+    model = DistributedDataParallel(net)
+    refused(lambda: gradwire.compress(model, "topk", ratio=2), "ratio=2 is out of range")
+    gradwire.compress(model, "topk", ratio=0.1)
+    refused(lambda: gradwire.compress(model, "dense"), "has the communication hook '_on_bucket' already")
+    model(torch.ones(2, 40)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+    model = DistributedDataParallel(net)
+    refused(lambda: gradwire.compress(model, "dense"), "has run a backward pass already")
+    net.zero_grad()
+    for _ in range(2):
+        model(torch.ones(2, 40)).sum().backward()
+    net.zero_grad()
+    refused(lambda: gradwire.compress(model, "dense"), "has run a backward pass already")
+
+    double = DistributedDataParallel(nn.Linear(4, 4).double())
+    refused(lambda: gradwire.compress(double, "dense"), "parameter 'weight' has dtype torch.float64")
+    double(torch.ones(2, 4).double()).sum().backward()
+
+    sparse = DistributedDataParallel(nn.Embedding(9, 4, sparse=True))
+    refused(lambda: gradwire.compress(sparse, "dense"), "sparse=True")
+
+    net = nn.Linear(4, 4)
+    sync = gradwire.Synchronizer(net.named_parameters(), "dense")
+    net.weight.grad = torch.ones(4, 4).to_sparse()
+    refused(sync.synchronize, "gradient of 'weight' has layout torch.sparse_coo")
+    net.weight.grad = torch.ones(4, 4)
+    sync.synchronize()
+
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    refused(lambda: gradwire.Synchronizer(frozen.named_parameters(), "dense"), "no parameters that require gradients")
+    meta = nn.Linear(4, 4, device="meta")
+    refused(lambda: gradwire.Synchronizer(meta.named_parameters(), "dense"), "on the meta device; materialise")
+
+
+def test_models_that_are_refused(pool: Pool) -> None:
+    pool.run(1, models_that_are_refused)
+
+
+def ranks_that_differ() -> None:
+    rank = dist.get_rank()
+    net = nn.Linear(30, 30)
+    ratio = 0.1 if rank < 2 else 0.2
+    refused(
+        lambda: gradwire.Synchronizer(net.named_parameters(), "topk", ratio=ratio),
+        "ranks differ: rank 0 has 'ratio=0.1', rank 2 has 'ratio=0.2'",
+    )
+    method = "topk" if rank == 0 else "dense"
+    refused(lambda: gradwire.compress(DistributedDataParallel(net), method), "rank 0 has 'method=topk', rank 1 has")
+    other = nn.Linear(30, 30 if rank == 0 else 31)
+    refused(
+        lambda: gradwire.Synchronizer(other.named_parameters(), "dense"),
+        r"rank 0 has 'parameter weight with shape \(30, 30\)",
+    )
+    more = nn.Sequential(*[nn.Linear(30, 30, bias=False) for _ in range(1 + rank)])
+    refused(lambda: gradwire.Synchronizer(more.named_parameters(), "dense"), "rank 0 has 'nothing', rank 1 has")
+    sync = gradwire.Synchronizer(net.named_parameters(), "dense")
+    net.weight.grad = torch.full((30, 30), float(rank))
+    sync.synchronize()
+    assert (net.weight.grad == 1).all()
+
+
+def test_ranks_that_differ_all_say_so(pool: Pool) -> None:
+    pool.run(3, ranks_that_differ)
+
+
+def states_that_do_not_fit() -> None:
+    net = nn.Linear(40, 40)
+    sync = gradwire.Synchronizer(net.named_parameters(), "efsignsgd")
+    state = sync.state_dict()
+    refused(lambda: sync.load_state_dict({**state, "version": 7}), "version 7 is not known")
+    changed = {**state, "configuration": {**state["configuration"], "method": "topk"}}
+    refused(lambda: sync.load_state_dict(changed), "saved with method='topk', this handle has method='efsignsgd'")
+    alien = {**state, "tensors": {"residual": {"alien": torch.zeros(3)}}}
+    refused(lambda: sync.load_state_dict(alien), "residual of 'alien', which this model does not have")
+    short = {**state, "tensors": {"residual": {"weight": torch.zeros(3)}}}
+    refused(lambda: sync.load_state_dict(short), r"residual of 'weight' has shape \(3,\)")
+    sync.load_state_dict(state)
+
+
+def test_states_that_do_not_fit(pool: Pool) -> None:
+    pool.run(1, states_that_do_not_fit)

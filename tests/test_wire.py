@@ -1,0 +1,132 @@
+"""The order of everything on the wire, with a transport that only takes notes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.wire import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Meter,
+    Pending,
+    Request,
+    Scheduler,
+    Synchronization,
+    Task,
+    lockstep,
+)
+from gradwire.wire.fusion import issue
+
+
+class Notes:
+    """A world of several workers that all send the same; notes what is issued and waited for."""
+
+    rank = 0
+    world_size = 4
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def _issued(self, kind: str, tensor: Tensor, result: Tensor) -> Pending:
+        label = f"{kind}[{tensor.nbytes}]"
+        self.events.append(f"issue {label}")
+
+        def wait() -> Tensor:
+            self.events.append(f"wait {label}")
+            return result
+
+        return wait
+
+    def all_reduce_sum(self, buffer: Tensor) -> Pending:
+        return self._issued("reduce", buffer, buffer.mul_(self.world_size))
+
+    def all_gather(self, payload: Tensor) -> Pending:
+        return self._issued("gather", payload, payload.expand(self.world_size, -1))
+
+    def all_to_all(self, payloads: Tensor) -> Pending:
+        return self._issued("exchange", payloads, payloads[:1].expand_as(payloads))
+
+
+def rounds(sizes: list[int]) -> Synchronization:
+    for size in sizes:
+        yield AllGather(torch.zeros(size, dtype=torch.uint8))
+
+
+def test_two_round_groups_form_the_pipeline() -> None:
+    notes, done = Notes(), []
+    scheduler = Scheduler(notes, Meter(), fuse_bytes=1)
+    for bucket in range(3):
+        task = Task([rounds([10 + bucket, 20 + bucket])], lambda bucket=bucket: done.append(bucket))  # type: ignore[misc]
+        scheduler.submit(task)
+    scheduler.flush()
+    issued = [event.split("[")[1].rstrip("]") for event in notes.events if event.startswith("issue")]
+    assert issued == ["10", "11", "20", "12", "21", "22"]
+    assert done == [0, 1, 2]
+
+
+def test_small_payloads_share_a_collective() -> None:
+    notes = Notes()
+    scheduler = Scheduler(notes, Meter(), fuse_bytes=100)
+    for _ in range(5):
+        scheduler.submit(Task([rounds([40])], lambda: None))
+    scheduler.flush()
+    assert [event for event in notes.events if event.startswith("issue")] == ["issue gather[120]", "issue gather[80]"]
+
+
+def test_a_round_is_one_collective_for_each_kind_and_dtype() -> None:
+    notes, meter = Notes(), Meter()
+    generator = torch.Generator().manual_seed(1)
+    requests: list[Request] = [
+        AllReduceMean(torch.randn(3, 4, generator=generator)),
+        AllGather(torch.arange(8, dtype=torch.uint8)),
+        AllReduceMean(torch.randn(5, generator=generator)),
+        AllReduceMean(torch.randn(6, generator=generator).half()),
+        AllToAll(torch.arange(16, dtype=torch.uint8).view(4, 4)),
+        AllGather(torch.arange(4, dtype=torch.uint8)),
+    ]
+    expected = [request.payload.clone() for request in requests]
+    answers = issue(requests, notes, meter)()
+    assert len([event for event in notes.events if event.startswith("issue")]) == 4
+    for index in (0, 2, 3):
+        torch.testing.assert_close(answers[index], expected[index], rtol=1e-3, atol=1e-3)
+        assert answers[index].shape == expected[index].shape
+    assert torch.equal(answers[1], expected[1].expand(4, -1))
+    assert torch.equal(answers[5], expected[5].expand(4, -1))
+    assert torch.equal(answers[4], expected[4][:1].expand(4, -1))
+    assert meter.wire_bytes == 2 * 3 * 68 // 4 + 2 * 3 * 12 // 4 + 3 * 12 + 3 * 4
+
+
+def test_lockstep_joins_rounds_of_unequal_length() -> None:
+    def asks(number: int) -> Synchronization:
+        for value in range(number):
+            answer = yield AllReduceMean(torch.tensor(float(value)))
+            assert answer == value + 100
+
+    steps = lockstep([asks(1), asks(3), asks(0), asks(2)])
+    requests, lengths = next(steps), []
+    try:
+        while True:
+            lengths.append(len(requests))
+            requests = steps.send([request.payload + 100 for request in requests])
+    except StopIteration:
+        pass
+    assert lengths == [3, 2, 1]
+
+
+def test_a_synchronization_may_ask_for_several_things_at_once() -> None:
+    heard: list[list[Tensor]] = []
+
+    def asks() -> Generator[list[Request], list[Tensor], None]:
+        heard.append((yield [AllReduceMean(torch.ones(2)), AllReduceMean(torch.zeros(3))]))
+
+    steps = lockstep([asks(), rounds([7])])
+    requests = next(steps)
+    assert len(requests) == 3
+    with pytest.raises(StopIteration):
+        steps.send([request.payload for request in requests])
+    assert [len(tensor) for tensor in heard[0]] == [2, 3]
