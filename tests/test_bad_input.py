@@ -58,7 +58,7 @@ def test_tensors_that_cannot_be_compressed(tensor: Any, message: str) -> None:
 
 
 def test_no_process_group() -> None:
-    with pytest.raises(ConfigurationError, match="call torch.distributed.init_process_group"):
+    with pytest.raises(ConfigurationError, match=r"call torch\.distributed\.init_process_group"):
         gradwire.Synchronizer(nn.Linear(3, 3).named_parameters(), "topk")
 
 

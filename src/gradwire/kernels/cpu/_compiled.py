@@ -1,0 +1,252 @@
+"""What the compiled kernels share: compensated values, defined sums, hashes, and three vector instructions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import extending
+from numba.core import types
+from torch import Tensor
+
+from gradwire.kernels.reference import CHUNK, LANES
+from gradwire.layout import Int64Array
+from gradwire.randomness import FIRST_FACTOR, SECOND_FACTOR
+
+compiled: Any = numba.njit(nogil=True, cache=True, error_model="numpy")
+"""Compiles a function for one signature, on first use; without fastmath, so that bits are those of the reference."""
+
+intrinsic: Any = extending.intrinsic
+"""A function for compiled callers that is written in LLVM's language, for what loops do not vectorise to."""
+
+Float32Array = np.ndarray[Any, np.dtype[np.float32]]
+Float64Array = np.ndarray[Any, np.dtype[np.float64]]
+UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
+UInt32Array = np.ndarray[Any, np.dtype[np.uint32]]
+
+MAGNITUDE = np.uint32(0x7FFFFFFF)
+"""The bits of a float32 but its sign: ordered as magnitudes are."""
+
+INFINITE = np.uint32(0x7F800000)
+"""Magnitude bits of infinity; NaNs have larger ones."""
+
+
+def array(values: Tensor) -> Any:
+    """The NumPy view of a CPU tensor, sharing memory."""
+    return values.detach().numpy()
+
+
+def values_and_memory(gradient: Tensor, residual: Tensor | None) -> tuple[Float32Array, Float32Array, bool]:
+    """Arrays of the gradient and the residual, and whether there is one.
+
+    Without a residual the gradient stands in for it, so that ``0 * gradient + 1 * gradient`` is ``t``.
+    """
+    values = array(gradient)
+    return (values, values, False) if residual is None else (values, array(residual), True)
+
+
+def rows_of_bytes(payloads: Tensor) -> tuple[UInt8Array, int]:
+    """The memory of strided payload rows as one contiguous array, and the distance of rows in bytes."""
+    rows, size = payloads.shape
+    stride = payloads.stride(0) if rows > 1 else size
+    return array(payloads.as_strided(((rows - 1) * stride + size,), (1,))), stride
+
+
+@compiled
+def compensate(
+    gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32, t: Float32Array
+) -> None:
+    """``t = beta * residual + gamma * gradient``."""
+    for i in range(t.size):
+        t[i] = beta * residual[i] + gamma * gradient[i]
+
+
+@compiled
+def largest_magnitude(t: Float32Array) -> np.uint32:
+    """Bits of the largest magnitude; at least ``INFINITE`` if any value is not finite."""
+    bits = t.view(np.uint32)
+    largest = np.uint32(0)
+    for i in range(bits.size):
+        largest = max(largest, np.uint32(bits[i] & MAGNITUDE))
+    return largest
+
+
+@compiled
+def keep_finite(t: Float32Array, residual: Float32Array) -> None:
+    """``residual = t`` where ``t`` is finite."""
+    for i in range(t.size):
+        if abs(t[i]) < np.float32(np.inf):
+            residual[i] = t[i]
+
+
+@compiled
+def add_compensated(
+    runs: Int64Array, gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32
+) -> bool:
+    """``residual = t`` over the runs, where finite; returns whether all is."""
+    t = np.empty(CHUNK, np.float32)
+    finite = True
+    for run in range(len(runs)):
+        start, length = runs[run, 0], runs[run, 1]
+        for first in range(0, length, CHUNK):
+            low, high = start + first, start + min(first + CHUNK, length)
+            compensate(gradient[low:high], residual[low:high], beta, gamma, t[: high - low])
+            finite = store_compensated(t[: high - low], residual[low:high]) and finite
+    return finite
+
+
+@compiled
+def store_compensated(t: Float32Array, residual: Float32Array) -> bool:
+    """``residual = t`` where finite; returns whether all is."""
+    if largest_magnitude(t) >= INFINITE:
+        keep_finite(t, residual)
+        return False
+    for i in range(t.size):
+        residual[i] = t[i]
+    return True
+
+
+@compiled
+def sum_of_lanes(lanes: Float64Array) -> float:
+    """Adds the upper half of the lanes to the lower half until one is left."""
+    width = LANES // 2
+    while width:
+        for i in range(width):
+            lanes[i] += lanes[width + i]
+        width //= 2
+    return float(lanes[0])
+
+
+@compiled
+def total_magnitude(
+    gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32, lanes: Float64Array
+) -> float:
+    """Sum of ``|t|`` over one run, in the order the reference defines; not finite if any ``t`` is not."""
+    total = 0.0
+    for first in range(0, gradient.size, CHUNK):
+        g, r = gradient[first : first + CHUNK], residual[first : first + CHUNK]
+        lanes[:] = 0.0
+        whole = g.size // LANES * LANES
+        for row in range(0, whole, LANES):
+            g_row, r_row = g[row : row + LANES], r[row : row + LANES]
+            for i in range(LANES):
+                lanes[i] += np.float64(abs(beta * r_row[i] + gamma * g_row[i]))
+        for i in range(g.size - whole):
+            lanes[i] += np.float64(abs(beta * r[whole + i] + gamma * g[whole + i]))
+        total += sum_of_lanes(lanes)
+    return total
+
+
+@compiled
+def total_square(
+    gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32, lanes: Float64Array
+) -> float:
+    """Sum of ``t * t`` over one run, in the order the reference defines; not finite if any ``t`` is not."""
+    total = 0.0
+    for first in range(0, gradient.size, CHUNK):
+        g, r = gradient[first : first + CHUNK], residual[first : first + CHUNK]
+        lanes[:] = 0.0
+        whole = g.size // LANES * LANES
+        for row in range(0, whole, LANES):
+            g_row, r_row = g[row : row + LANES], r[row : row + LANES]
+            for i in range(LANES):
+                t = np.float64(beta * r_row[i] + gamma * g_row[i])
+                lanes[i] += t * t
+        for i in range(g.size - whole):
+            t = np.float64(beta * r[whole + i] + gamma * g[whole + i])
+            lanes[i] += t * t
+        total += sum_of_lanes(lanes)
+    return total
+
+
+@compiled
+def mix64(value: np.uint64) -> np.uint64:
+    """See :func:`gradwire.randomness.mix64`."""
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@compiled
+def hash32(low_key: np.uint32, high_key: np.uint32, counter: np.uint32) -> np.uint32:
+    """See :func:`gradwire.randomness.hash32`."""
+    bits = np.uint32(counter ^ low_key)
+    bits = np.uint32(np.uint32(bits ^ (bits >> np.uint32(16))) * np.uint32(FIRST_FACTOR))
+    bits = np.uint32(np.uint32(bits ^ (bits >> np.uint32(15)) ^ high_key) * np.uint32(SECOND_FACTOR))
+    return np.uint32(bits ^ (bits >> np.uint32(15)))
+
+
+_BYTE_LANES = 8
+_ELEMENT_BYTES = 4
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, value: Any, index: Any, vector: ir.VectorType) -> Any:
+    """Points to consecutive elements of an array as one vector."""
+    data = context.make_array(array_type)(context, builder, value).data
+    return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
+
+
+def _splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
+    """A vector with ``value`` in all lanes."""
+    undefined = ir.Constant(vector, ir.Undefined)
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, lanes)
+
+
+@intrinsic
+def negative_byte(typing_context: Any, values: Any, index: Any) -> Any:
+    """Bit ``i`` is set where ``values[index + i] < 0``, for eight float32 values."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], vector)
+        loaded = builder.load(pointer, align=_ELEMENT_BYTES)
+        return builder.bitcast(builder.fcmp_ordered("<", loaded, vector([0.0] * _BYTE_LANES)), ir.IntType(_BYTE_LANES))
+
+    return types.uint8(values, types.intp), generate
+
+
+@intrinsic
+def add_signs(typing_context: Any, total: Any, index: Any, byte: Any, scale: Any) -> Any:
+    """``total[index + i] += -scale if bit i of the byte is set else scale``, for eight float32 values."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        total, index, byte, scale = args
+        vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
+        pointer = _pointer(context, builder, signature.args[0], total, index, vector)
+        negative = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
+        scales = _splat(builder, scale, vector)
+        signed = builder.select(negative, builder.fneg(scales), scales)
+        builder.store(builder.fadd(builder.load(pointer, align=_ELEMENT_BYTES), signed), pointer, align=_ELEMENT_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(total, types.intp, types.uint8, types.float32), generate
+
+
+@intrinsic
+def reaching_mask(typing_context: Any, values: Any, index: Any, threshold: Any) -> Any:
+    """Bit ``i`` is set where the magnitude bits of ``values[index + i]`` reach the threshold, for 32 float32 values."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values, index, threshold = args
+        vector = ir.VectorType(ir.IntType(32), LANES)
+        pointer = _pointer(context, builder, signature.args[0], values, index, vector)
+        loaded = builder.load(pointer, align=_ELEMENT_BYTES)
+        magnitudes = builder.and_(loaded, vector([int(MAGNITUDE)] * LANES))
+        reaching = builder.icmp_signed(">=", magnitudes, _splat(builder, threshold, vector))
+        return builder.bitcast(reaching, ir.IntType(LANES))
+
+    return types.uint32(values, types.intp, types.uint32), generate
+
+
+@intrinsic
+def trailing_zeros(typing_context: Any, word: Any) -> Any:
+    """Number of the lowest bit that is set in a uint32 other than 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.zext(builder.cttz(args[0], ir.IntType(1)(1)), ir.IntType(64))
+
+    return types.int64(types.uint32), generate

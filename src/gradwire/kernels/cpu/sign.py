@@ -1,0 +1,131 @@
+"""One bit a value."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from gradwire.kernels.cpu._compiled import (
+    Float32Array,
+    UInt8Array,
+    add_signs,
+    array,
+    compensate,
+    compiled,
+    keep_finite,
+    negative_byte,
+    rows_of_bytes,
+    total_magnitude,
+    values_and_memory,
+)
+from gradwire.kernels.reference import CHUNK, LANES
+from gradwire.layout import Block, Int64Array
+
+
+def sign_encode(
+    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+) -> None:
+    """See :meth:`gradwire.kernels.Kernels.sign_encode`."""
+    values, memory, keep = values_and_memory(gradient, residual)
+    if not keep:
+        beta, gamma = 0.0, 1.0
+    head = 4 * block.segment_count
+    packed = array(payload)
+    _encode(
+        block.runs,
+        block.segments,
+        values,
+        memory,
+        keep,
+        np.float32(beta),
+        np.float32(gamma),
+        packed[:head].view(np.float32),
+        packed[head:],
+    )
+
+
+def sign_decode(block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+    """See :meth:`gradwire.kernels.Kernels.sign_decode`."""
+    packed, stride = rows_of_bytes(payloads)
+    _decode(block.runs, block.segments, packed, len(payloads), stride, array(out), np.float32(weight))
+
+
+@compiled
+def _encode(
+    runs: Int64Array,
+    segments: Int64Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
+    scales: Float32Array,
+    packed: UInt8Array,
+) -> None:
+    t = np.empty(CHUNK, np.float32)
+    lanes = np.empty(LANES, np.float64)
+    packed[:] = 0
+    for segment in range(scales.size):
+        total, numel = 0.0, 0
+        for run in range(segments[segment], segments[segment + 1]):
+            start, stop = runs[run, 0], runs[run, 0] + runs[run, 1]
+            total += total_magnitude(gradient[start:stop], residual[start:stop], beta, gamma, lanes)
+            numel += stop - start
+        finite = np.isfinite(total)
+        scale = np.float32(total / numel) if finite else np.float32(np.nan)
+        scales[segment] = scale
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length, position = runs[run]
+            for first in range(0, length, CHUNK):
+                low, high = start + first, start + min(first + CHUNK, length)
+                memory = residual[low:high]
+                values = t[: high - low]
+                compensate(gradient[low:high], memory, beta, gamma, values)
+                if not finite:
+                    if keep:
+                        keep_finite(values, memory)
+                    continue
+                _pack_signs(t, high - low, packed[(position + first) // 8 :])
+                if keep:
+                    for i in range(values.size):
+                        memory[i] = values[i] - (-scale if values[i] < 0 else scale)
+
+
+@compiled
+def _pack_signs(t: Float32Array, count: int, packed: UInt8Array) -> None:
+    """Packs the first ``count`` values of ``t``, of which the size is a multiple of 8."""
+    stop = -(-count // 8) * 8
+    t[count:stop] = 0
+    for byte in range(stop // 8):
+        packed[byte] = negative_byte(t, byte * 8)
+
+
+@compiled
+def _decode(
+    runs: Int64Array,
+    segments: Int64Array,
+    payloads: UInt8Array,
+    rows: int,
+    stride: int,
+    out: Float32Array,
+    weight: np.float32,
+) -> None:
+    scales = payloads.view(np.float32)
+    head = 4 * (segments.size - 1)
+    total = np.empty(CHUNK, np.float32)
+    for segment in range(segments.size - 1):
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length, position = runs[run]
+            for first in range(0, length, CHUNK):
+                count = min(CHUNK, length - first)
+                bytes_of_chunk = (count + 7) // 8
+                total[:] = -0.0  # to which adding a row gives that row, whichever its sign of zero
+                for row in range(rows):
+                    base = row * stride + head + (position + first) // 8
+                    packed = payloads[base : base + bytes_of_chunk]
+                    scale = scales[row * stride // 4 + segment]
+                    for byte in range(bytes_of_chunk):
+                        add_signs(total, 8 * byte, packed[byte], scale)
+                piece = out[start + first : start + first + count]
+                for i in range(count):
+                    piece[i] = total[i] * weight

@@ -1,0 +1,194 @@
+"""Elements at given positions."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from gradwire.kernels.cpu._compiled import Float32Array, array, compiled, hash32, mix64
+from gradwire.kernels.reference import CHUNK, FEISTEL_ROUNDS, lies_in_no_run
+from gradwire.layout import Block, Int64Array, UInt64Array
+from gradwire.randomness import run_keys
+
+
+def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: int) -> None:
+    """See :meth:`gradwire.kernels.Kernels.randomk_positions`."""
+    keys = run_keys(key, block.streams)
+    _permute(block.runs, block.segments, block.origins, keys, block.segment_numels, counts, array(positions))
+
+
+def gather(block: Block, source: Tensor, positions: Tensor, values: Tensor) -> None:
+    """See :meth:`gradwire.kernels.Kernels.gather`."""
+    places = array(positions)
+    _check(block, places)
+    _gather(block.runs, array(source), places, array(values))
+
+
+def subtract(block: Block, residual: Tensor, positions: Tensor, values: Tensor) -> None:
+    """See :meth:`gradwire.kernels.Kernels.subtract`."""
+    places = array(positions)
+    _check(block, places)
+    _subtract(block.runs, array(residual), places, array(values))
+
+
+def scatter_sum(block: Block, positions: Tensor, values: Tensor, out: Tensor, weight: float) -> None:
+    """See :meth:`gradwire.kernels.Kernels.scatter_sum`.
+
+    Raises:
+        PayloadError: If a position lies in no run; nothing has been written then.
+    """
+    places = array(positions)
+    ascending = [_check(block, row) for row in places]
+    scatter = _scatter_ascending if all(ascending) else _scatter
+    scatter(block.runs, places, array(values), array(out), np.float32(weight))
+
+
+def _check(block: Block, positions: Int64Array) -> bool:
+    """Whether positions ascend.
+
+    Raises:
+        PayloadError: If one lies in no run.
+    """
+    valid, ascending = _examine(block.runs, positions)
+    if valid < positions.size:
+        raise lies_in_no_run(block, int(positions[valid]))
+    return bool(ascending)
+
+
+@compiled
+def _run_of(runs: Int64Array, position: int, run: int) -> int:
+    """The run that holds a position, or -1; ``run`` is where to look first."""
+    if 0 <= position - runs[run, 2] < runs[run, 1]:
+        return run
+    low, high = 0, len(runs)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if runs[middle, 2] <= position:
+            low = middle
+        else:
+            high = middle
+    return low if 0 <= position - runs[low, 2] < runs[low, 1] else -1
+
+
+@compiled
+def _examine(runs: Int64Array, positions: Int64Array) -> tuple[int, bool]:
+    """How many positions lie in runs before the first that does not, and whether these are ascending."""
+    run, previous, ascending = 0, -1, True
+    if len(runs) == 0:
+        return 0, True
+    for i in range(positions.size):
+        run = _run_of(runs, positions[i], run)
+        if run < 0:
+            return i, ascending
+        ascending = ascending and positions[i] > previous
+        previous = positions[i]
+    return positions.size, ascending
+
+
+@compiled
+def _gather(runs: Int64Array, source: Float32Array, positions: Int64Array, values: Float32Array) -> None:
+    run = 0
+    for i in range(positions.size):
+        run = _run_of(runs, positions[i], run)
+        values[i] = source[runs[run, 0] + positions[i] - runs[run, 2]]
+
+
+@compiled
+def _subtract(runs: Int64Array, residual: Float32Array, positions: Int64Array, values: Float32Array) -> None:
+    run = 0
+    for i in range(positions.size):
+        run = _run_of(runs, positions[i], run)
+        if np.isfinite(values[i]):
+            residual[runs[run, 0] + positions[i] - runs[run, 2]] -= values[i]
+
+
+@compiled
+def _scatter_ascending(
+    runs: Int64Array, positions: Int64Array, values: Float32Array, out: Float32Array, weight: np.float32
+) -> None:
+    """Clears, adds and weights a chunk while it is in the cache; rows must be ascending."""
+    rows, count = positions.shape
+    cursors = np.zeros(rows, np.int64)
+    for run in range(len(runs)):
+        start, length, position = runs[run]
+        for first in range(0, length, CHUNK):
+            last = min(first + CHUNK, length)
+            piece = out[start + first : start + last]
+            piece[:] = 0
+            base, limit = position + first, position + last
+            for row in range(rows):
+                cursor = cursors[row]
+                while cursor < count and positions[row, cursor] < limit:
+                    piece[positions[row, cursor] - base] += values[row, cursor]
+                    cursor += 1
+                cursors[row] = cursor
+            for i in range(piece.size):
+                piece[i] *= weight
+
+
+@compiled
+def _scatter(
+    runs: Int64Array, positions: Int64Array, values: Float32Array, out: Float32Array, weight: np.float32
+) -> None:
+    """As ``_scatter_ascending``, for positions in any order."""
+    for run in range(len(runs)):
+        out[runs[run, 0] : runs[run, 0] + runs[run, 1]] = 0
+    for row in range(len(positions)):
+        run = 0
+        for i in range(positions.shape[1]):
+            run = _run_of(runs, positions[row, i], run)
+            out[runs[run, 0] + positions[row, i] - runs[run, 2]] += values[row, i]
+    for run in range(len(runs)):
+        piece = out[runs[run, 0] : runs[run, 0] + runs[run, 1]]
+        for i in range(piece.size):
+            piece[i] *= weight
+
+
+@compiled
+def _permute(
+    runs: Int64Array,
+    segments: Int64Array,
+    origins: Int64Array,
+    keys: UInt64Array,
+    numels: Int64Array,
+    counts: Int64Array,
+    positions: Int64Array,
+) -> None:
+    round_keys = np.empty(FEISTEL_ROUNDS, np.uint64)
+    written = 0
+    for segment in range(numels.size):
+        first, last = segments[segment], segments[segment + 1]
+        key = mix64(keys[first] ^ np.uint64(origins[first]))
+        for i in range(FEISTEL_ROUNDS):
+            key = mix64(key)
+            round_keys[i] = key
+        ends = np.cumsum(runs[first:last, 1])
+        width = 0
+        while numels[segment] > 1 << width:
+            width += 1
+        for number in range(counts[segment]):
+            element = _permuted(number, width, round_keys)
+            while element >= numels[segment]:
+                element = _permuted(element, width, round_keys)
+            run = np.searchsorted(ends, element, side="right")
+            positions[written] = runs[first + run, 2] + runs[first + run, 1] - (ends[run] - element)
+            written += 1
+
+
+@compiled
+def _permuted(element: int, width: int, round_keys: UInt64Array) -> int:
+    """See ``_permuted`` of the reference."""
+    low_width = width // 2
+    low_mask = np.uint32((1 << low_width) - 1)
+    high_mask = np.uint32((1 << (width - low_width)) - 1)
+    low, high = np.uint32(element & np.int64(low_mask)), np.uint32(element >> low_width)
+    for i in range(0, FEISTEL_ROUNDS, 2):
+        high = np.uint32(high ^ np.uint32(_keyed(round_keys[i], low) & high_mask))
+        low = np.uint32(low ^ np.uint32(_keyed(round_keys[i + 1], high) & low_mask))
+    return int(high) << low_width | int(low)
+
+
+@compiled
+def _keyed(key: np.uint64, counter: np.uint32) -> np.uint32:
+    low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    return np.uint32(hash32(low, high, counter))

@@ -1,0 +1,332 @@
+"""Exact selection of the largest magnitudes.
+
+A sample guesses a magnitude that a few more than ``count`` elements reach. One pass over memory then forms ``t`` and
+collects those that do; if they are enough, which is nearly certain, the threshold is searched among them alone. If not,
+a histogram of magnitudes finds it. Either way the result is exact.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor
+
+from gradwire.kernels.cpu._compiled import (
+    INFINITE,
+    MAGNITUDE,
+    Float32Array,
+    UInt32Array,
+    array,
+    compensate,
+    compiled,
+    hash32,
+    largest_magnitude,
+    reaching_mask,
+    store_compensated,
+    trailing_zeros,
+    values_and_memory,
+)
+from gradwire.kernels.reference import CHUNK, LANES
+from gradwire.layout import Block, Int64Array
+
+SMALL = 4096
+"""Segments of at most this many elements are searched whole."""
+
+SAMPLE = 16384
+"""Elements that a guess is made from, at most."""
+
+_DIGITS = ((20, 11), (9, 11), (0, 9))
+"""Lowest bit and width of the parts of a magnitude that the histogram search fixes one after another."""
+
+
+_COPIES = 4
+"""Counters for each value of a digit, in turn, so that equal neighbours do not wait for one another."""
+
+
+def topk_select(
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    counts: Int64Array,
+    positions: Tensor,
+    values: Tensor,
+) -> None:
+    """See :meth:`gradwire.kernels.Kernels.topk_select`."""
+    source, memory, keep = values_and_memory(gradient, residual)
+    if not keep:
+        beta, gamma = 0.0, 1.0
+    _select(
+        block.runs,
+        block.segments,
+        block.segment_numels,
+        source,
+        memory,
+        keep,
+        np.float32(beta),
+        np.float32(gamma),
+        counts,
+        array(positions),
+        array(values),
+    )
+
+
+@compiled
+def _select(
+    runs: Int64Array,
+    segments: Int64Array,
+    numels: Int64Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
+    counts: Int64Array,
+    positions: Int64Array,
+    values: Float32Array,
+) -> None:
+    t = np.empty(CHUNK, np.float32)
+    sample = np.empty(SAMPLE, np.float32)
+    room = SMALL
+    for segment in range(numels.size):
+        room = max(room, _room(counts[segment], numels[segment]))
+    places = np.empty(room + CHUNK, np.int64)
+    candidates = np.empty(room + CHUNK, np.float32)
+    written = 0
+    for segment in range(numels.size):
+        count, numel = counts[segment], numels[segment]
+        pieces = runs[segments[segment] : segments[segment + 1]]
+        guess = np.uint32(0)
+        if count == 0:
+            guess = INFINITE
+        elif numel > SMALL:
+            guess = _guess(pieces, numel, count, gradient, residual, beta, gamma, sample)
+        finite, found = _collect(pieces, gradient, residual, keep, beta, gamma, guess, room, t, places, candidates)
+        chosen_positions = positions[written : written + count]
+        chosen_values = values[written : written + count]
+        written += count
+        if count == 0:
+            continue
+        if not finite:
+            _first_positions(pieces, chosen_positions)
+            chosen_values[:] = np.nan
+        elif count <= found <= room:
+            threshold, ties = _threshold(candidates[:found], count)
+            _choose(places[:found], candidates[:found], threshold, ties, chosen_positions, chosen_values)
+        else:
+            if guess == 1 and found < count:
+                threshold, ties = 0, count - found  # all that is not zero was found
+            else:
+                threshold, ties = _threshold_by_histogram(pieces, residual, count)
+            _choose_from_runs(pieces, residual, threshold, ties, chosen_positions, chosen_values)
+
+
+@compiled
+def _sample_size(numel: int) -> int:
+    return int(min(SAMPLE, max(numel // 32, 512)))
+
+
+@compiled
+def _sample_rank(count: int, numel: int) -> int:
+    """Which of the largest in a sample to guess from: four standard deviations beyond the expected one."""
+    expected = count * _sample_size(numel) / numel
+    return int(expected + 4 * math.sqrt(expected) + 4)
+
+
+@compiled
+def _room(count: int, numel: int) -> int:
+    """Candidates to make room for: twice what a guess is expected to collect, and 0 where it would not pay."""
+    if numel <= SMALL or count == 0:
+        return 0
+    expected = _sample_rank(count, numel) * numel // _sample_size(numel)
+    return 2 * expected if expected <= numel // 4 else 0
+
+
+@compiled
+def _guess(
+    runs: Int64Array,
+    numel: int,
+    count: int,
+    gradient: Float32Array,
+    residual: Float32Array,
+    beta: np.float32,
+    gamma: np.float32,
+    sample: Float32Array,
+) -> np.uint32:
+    """A magnitude that somewhat more than ``count`` elements reach, or infinity where collecting would not pay."""
+    if _room(count, numel) == 0:
+        return INFINITE
+    size = _sample_size(numel)
+    stride = numel // size
+    run, first = 0, 0
+    for i in range(size):
+        element = i * stride + np.int64(hash32(np.uint32(0), np.uint32(0), np.uint32(i))) % stride
+        while element - first >= runs[run, 1]:
+            first += runs[run, 1]
+            run += 1
+        place = runs[run, 0] + element - first
+        sample[i] = beta * residual[place] + gamma * gradient[place]
+    threshold, _ = _threshold(sample[:size], _sample_rank(count, numel))
+    return max(np.uint32(threshold), np.uint32(1))
+
+
+@compiled
+def _collect(
+    runs: Int64Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
+    guess: np.uint32,
+    room: int,
+    t: Float32Array,
+    places: Int64Array,
+    candidates: Float32Array,
+) -> tuple[bool, int]:
+    """Leaves ``t`` in the residual and lists the positions and values that reach ``guess``.
+
+    Returns:
+        Whether all is finite, and how many are listed: all of them, or more than ``room``.
+    """
+    finite, found = True, 0
+    for run in range(len(runs)):
+        start, length, position = runs[run]
+        for first in range(0, length, CHUNK):
+            low, high = start + first, start + min(first + CHUNK, length)
+            memory, values = residual[low:high], t[: high - low]
+            compensate(gradient[low:high], memory, beta, gamma, values)
+            largest = largest_magnitude(values)
+            if largest >= INFINITE:
+                finite = False
+            if keep:
+                store_compensated(values, memory)
+            if guess <= largest and found <= room:
+                found += _list_reaching(t, values.size, position + first, guess, places[found:], candidates[found:])
+    return finite, found
+
+
+@compiled
+def _list_reaching(
+    t: Float32Array, count: int, position: int, guess: np.uint32, places: Int64Array, candidates: Float32Array
+) -> int:
+    """Lists those of the first ``count`` values of ``t`` that reach ``guess``, the first at ``position``."""
+    if guess == 0:
+        for i in range(count):
+            places[i] = position + i
+            candidates[i] = t[i]
+        return count
+    found = 0
+    t[count : -(-count // LANES) * LANES] = 0
+    for first in range(0, count, LANES):
+        mask = reaching_mask(t, first, guess)
+        while mask:
+            i = first + trailing_zeros(mask)
+            mask = np.uint32(mask & np.uint32(mask - np.uint32(1)))
+            places[found] = position + i
+            candidates[found] = t[i]
+            found += 1
+    return found
+
+
+@compiled
+def _threshold(values: Float32Array, count: int) -> tuple[int, int]:
+    """The ``count``-th largest magnitude, found bit by bit, and how many values of just that magnitude to choose."""
+    bits = values.view(np.uint32)
+    threshold = np.uint32(0)
+    for bit in range(30, -1, -1):
+        higher = np.uint32(threshold | np.uint32(1) << np.uint32(bit))
+        if _count_reaching(bits, higher) >= count:
+            threshold = higher
+    return int(threshold), count - int(_count_reaching(bits, np.uint32(threshold + np.uint32(1))))
+
+
+@compiled
+def _count_reaching(bits: UInt32Array, threshold: np.uint32) -> int:
+    reaching = np.uint32(0)
+    for i in range(bits.size):
+        reaching = np.uint32(reaching + np.uint32(np.uint32(bits[i] & MAGNITUDE) >= threshold))
+    return int(reaching)
+
+
+@compiled
+def _choose(
+    places: Int64Array,
+    candidates: Float32Array,
+    threshold: int,
+    ties: int,
+    positions: Int64Array,
+    values: Float32Array,
+) -> None:
+    """Copies the candidates above the threshold and the first ``ties`` at it."""
+    bits = candidates.view(np.uint32)
+    written = 0
+    for i in range(bits.size):
+        magnitude = bits[i] & MAGNITUDE
+        if magnitude >= threshold:
+            if magnitude == threshold:
+                if ties == 0:
+                    continue
+                ties -= 1
+            positions[written] = places[i]
+            values[written] = candidates[i]
+            written += 1
+
+
+@compiled
+def _threshold_by_histogram(runs: Int64Array, source: Float32Array, count: int) -> tuple[int, int]:
+    """As ``_threshold``, over all of a segment: one pass for each digit of the magnitude."""
+    threshold = 0
+    for shift, width in _DIGITS:
+        histogram = np.zeros((1 << width, _COPIES), np.int64)
+        fixed = threshold >> (shift + width)
+        for run in range(len(runs)):
+            bits = source[runs[run, 0] : runs[run, 0] + runs[run, 1]].view(np.uint32)
+            for i in range(bits.size):
+                magnitude = bits[i] & MAGNITUDE
+                if magnitude >> (shift + width) == fixed:
+                    histogram[(magnitude >> shift) & ((1 << width) - 1), i % _COPIES] += 1
+        digit = (1 << width) - 1
+        while histogram[digit].sum() < count:
+            count -= histogram[digit].sum()
+            digit -= 1
+        threshold |= digit << shift
+    return threshold, count
+
+
+@compiled
+def _choose_from_runs(
+    runs: Int64Array,
+    source: Float32Array,
+    threshold: int,
+    ties: int,
+    positions: Int64Array,
+    values: Float32Array,
+) -> None:
+    """As ``_choose``, from all of a segment."""
+    written = 0
+    for run in range(len(runs)):
+        start, length, position = runs[run]
+        piece = source[start : start + length]
+        bits = piece.view(np.uint32)
+        for i in range(length):
+            magnitude = bits[i] & MAGNITUDE
+            tied = magnitude == threshold and ties > 0
+            positions[written] = position + i  # unless chosen, the next one overwrites it: no branch to mispredict
+            values[written] = piece[i]
+            written += magnitude > threshold or tied
+            ties -= tied
+            if written == positions.size:
+                return
+
+
+@compiled
+def _first_positions(runs: Int64Array, positions: Int64Array) -> None:
+    """The first positions of a segment."""
+    written = 0
+    for run in range(len(runs)):
+        for i in range(min(runs[run, 1], positions.size - written)):
+            positions[written] = runs[run, 2] + i
+            written += 1
