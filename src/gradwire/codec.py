@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -44,20 +45,23 @@ class Codec(ABC):
         """
 
 
+Decode = Callable[[Tensor, Tensor], None]
+"""``decode(mean, out)`` writes an averaged code to its block's elements of a ``float32`` flat buffer."""
+
+
 class LinearCodec(ABC):
     """Writes a block as floating-point numbers whose mean over workers decodes to the mean: it all-reduces."""
 
     @abstractmethod
-    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, key: int) -> Tensor:
-        """The code of the compensated values; leaves what was not sent in the feedback's residual.
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, key: int) -> tuple[Tensor, Decode]:
+        """Writes the compensated values and leaves what was not sent in the feedback's residual.
 
         Args:
             block: Which elements, in which segments.
             gradient: ``float32``, the flat buffer the block lies in; the code may be a view of it.
             feedback: The memory's share.
             key: Randomness that all ranks share in this step.
-        """
 
-    @abstractmethod
-    def decode(self, block: Block, mean: Tensor, out: Tensor, key: int) -> None:
-        """Writes the averaged code to the block's elements of ``out``; ``key`` is the encoder's."""
+        Returns:
+            The code, and what decodes the mean of all workers' codes.
+        """

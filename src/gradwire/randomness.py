@@ -15,7 +15,6 @@ from gradwire.layout import UInt64Array
 SHARED = -1
 """The rank that stands for all ranks: numbers on which they must agree."""
 
-WEYL = 0x9E3779B9
 FIRST_FACTOR = 0x21F0AAAD
 SECOND_FACTOR = 0xD35A2D97
 MASK32 = 0xFFFFFFFF
@@ -50,15 +49,15 @@ def run_keys(key: int, streams: UInt64Array) -> UInt64Array:
 def hash32(key: int, counters: Tensor) -> Tensor:
     """32 random bits for each counter (an element's index within its parameter, modulo ``2**32``), as int64.
 
-    The two-multiply finaliser of Wellons' hash-prospector over ``counter * WEYL``, with one half of the key entering
-    before the first multiply and the other before the second, all modulo ``2**32``::
+    The two-multiply finaliser of Wellons' hash-prospector, with one half of the key entering before the first multiply
+    and the other before the second, all modulo ``2**32``::
 
-        x  = counter * WEYL ^ low(key)
+        x  = counter ^ low(key)
         x ^= x >> 16;  x *= FIRST_FACTOR
         x ^= x >> 15;  x ^= high(key);  x *= SECOND_FACTOR
         x ^= x >> 15
     """
-    bits = ((counters & MASK32) * WEYL & MASK32) ^ (key & MASK32)
+    bits = (counters ^ (key & MASK32)) & MASK32
     bits = (bits ^ (bits >> 16)) * FIRST_FACTOR & MASK32
     bits = (bits ^ (bits >> 15) ^ (key >> 32)) * SECOND_FACTOR & MASK32
     return bits ^ (bits >> 15)

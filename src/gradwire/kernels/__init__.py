@@ -103,6 +103,42 @@ class Kernels(Protocol):
         """``out = weight * sum over rows`` of sparse rows ``positions[n, K]``, ``values[n, K]``; zero elsewhere."""
         ...
 
+    def project_rows(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        q: Tensor,
+        p: Tensor,
+        subtract: bool,
+    ) -> bool:
+        """``p = q @ t.T`` for a block of one matrix ``t [n, m]``, ``q [r, m]``, ``p [r, n]``.
+
+        Leaves ``t``, or with ``subtract`` ``t - p.T @ q``, in the residual. Returns whether ``t`` is finite; if not,
+        ``p`` is NaN and nothing is subtracted.
+        """
+        ...
+
+    def project_columns(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        p: Tensor,
+        q: Tensor,
+        subtract: bool,
+    ) -> bool:
+        """``q = p @ t``; otherwise as :meth:`project_rows`."""
+        ...
+
+    def write_product(self, block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
+        """``out = p.T @ q`` over a block of one matrix, taken from the residual if one is given."""
+        ...
+
     def elias_fano_bytes(self, count: int, universe: int) -> int:
         """Size of ``count`` ascending distinct positions below ``universe``."""
         ...

@@ -1,13 +1,5 @@
 """Gradients as products of two thin matrices."""
 
-from gradwire.lowrank.matrices import (
-    Matrices,
-    check_rank,
-    gains,
-    group,
-    orthonormal_rows,
-    subtract_products,
-    write_products,
-)
+from gradwire.lowrank.matrices import Matrices, check_rank, gains, group, orthonormal_rows
 
-__all__ = ["Matrices", "check_rank", "gains", "group", "orthonormal_rows", "subtract_products", "write_products"]
+__all__ = ["Matrices", "check_rank", "gains", "group", "orthonormal_rows"]

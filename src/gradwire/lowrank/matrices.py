@@ -7,7 +7,6 @@ rows, products with thin factors run near the speed of memory, where long column
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -86,18 +85,6 @@ def orthonormal_rows(rows: Tensor) -> Tensor:
     """
     columns: Tensor = torch.linalg.qr(rows.mT).Q
     return columns.mT.contiguous()
-
-
-def write_products(matrices: Sequence[Tensor], p: Tensor, q: Tensor) -> None:
-    """``M = P^T Q`` for each matrix."""
-    for matrix, p_row, q_row in zip(matrices, p, q, strict=True):
-        torch.mm(p_row.mT, q_row, out=matrix)
-
-
-def subtract_products(matrices: Sequence[Tensor], p: Tensor, q: Tensor) -> None:
-    """``M = M - P^T Q`` for each matrix."""
-    for matrix, p_row, q_row in zip(matrices, p, q, strict=True):
-        matrix.addmm_(p_row.mT, q_row, alpha=-1)
 
 
 def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:

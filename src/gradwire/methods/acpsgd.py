@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from gradwire.lowrank import (
-    Matrices,
-    check_rank,
-    gains,
-    group,
-    orthonormal_rows,
-    subtract_products,
-    write_products,
-)
+from gradwire import kernels
+from gradwire.lowrank import Matrices, check_rank, gains, group, orthonormal_rows
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
 from gradwire.methods.registry import register
@@ -65,21 +57,16 @@ class ACPSGD(Method):
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """One round. The residual is what this worker's own factor leaves, so it is taken before the average."""
+        kernel = kernels.for_device(gradient.device)
         even = step % 2 == 0
-        compensated = state.feedback.buffer(gradient)
         bases = [orthonormal_rows(basis) for basis in (state.q if even else state.p)]
         requests: list[Request] = []
         for matrices, basis in zip(state.groups, bases, strict=True):
             own = basis.new_empty(len(basis), basis.shape[1], matrices.n if even else matrices.m)
-            for index, (block, matrix) in enumerate(zip(matrices.blocks, matrices.views(compensated), strict=True)):
-                _, finite = state.feedback.compensate(block, gradient)
-                torch.mm(basis[index], matrix.mT if even else matrix, out=own[index])
-                if not finite:
-                    own[index].fill_(torch.nan)
-                elif state.feedback.residual is not None:
-                    rows = slice(index, index + 1)
-                    pair = (own[rows], basis[rows]) if even else (basis[rows], own[rows])
-                    subtract_products([matrix], *pair)
+            project = kernel.project_rows if even else kernel.project_columns
+            feedback = state.feedback
+            for block, fixed, factor in zip(matrices.blocks, basis, own, strict=True):
+                project(block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=True)
             requests.append(AllReduceMean(own))
         means = yield requests
 
@@ -87,4 +74,6 @@ class ACPSGD(Method):
         for matrices, basis, mean, factor in zip(state.groups, bases, means, kept, strict=True):
             if mean.isfinite().all():
                 factor.copy_(mean)
-            write_products(matrices.views(gradient), *((mean, basis) if even else (basis, mean)))
+            p, q = (mean, basis) if even else (basis, mean)
+            for block, p_row, q_row in zip(matrices.blocks, p, q, strict=True):
+                kernel.write_product(block, p_row, q_row, gradient, residual=None)

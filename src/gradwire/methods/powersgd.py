@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, subtract_products, write_products
+from gradwire import kernels
+from gradwire.lowrank import Matrices, check_rank, gains, group, orthonormal_rows
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
 from gradwire.methods.registry import register
@@ -55,29 +56,28 @@ class PowerSGD(Method):
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds."""
-        compensated = state.feedback.buffer(gradient)
+        kernel, feedback = kernels.for_device(gradient.device), state.feedback
         requests: list[Request] = []
         for matrices, q in zip(state.groups, state.q, strict=True):
             p = q.new_empty(len(q), q.shape[1], matrices.n)
-            for block, matrix, p_row, q_row in zip(matrices.blocks, matrices.views(compensated), p, q, strict=True):
-                _, finite = state.feedback.compensate(block, gradient)
-                torch.mm(q_row, matrix.mT, out=p_row)
-                if not finite:
-                    p_row.fill_(torch.nan)
+            for block, fixed, factor in zip(matrices.blocks, q, p, strict=True):
+                kernel.project_rows(
+                    block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=False
+                )
             requests.append(AllReduceMean(p))
         ps = [orthonormal_rows(mean) for mean in (yield requests)]
 
         requests = []
         for matrices, p in zip(state.groups, ps, strict=True):
             q = p.new_empty(len(p), p.shape[1], matrices.m)
-            for matrix, p_row, q_row in zip(matrices.views(compensated), p, q, strict=True):
-                torch.mm(p_row, matrix, out=q_row)
+            for matrix, fixed, factor in zip(matrices.views(feedback.buffer(gradient)), p, q, strict=True):
+                torch.mm(fixed, matrix, out=factor)
             requests.append(AllReduceMean(q))
         qs = yield requests
 
         for matrices, p, q, kept in zip(state.groups, ps, qs, state.q, strict=True):
-            if q.isfinite().all():
+            sent = bool(q.isfinite().all())
+            if sent:
                 kept.copy_(q)
-                if state.feedback.residual is not None:
-                    subtract_products(matrices.views(state.feedback.residual), p, q)
-            write_products(matrices.views(gradient), p, q)
+            for block, p_row, q_row in zip(matrices.blocks, p, q, strict=True):
+                kernel.write_product(block, p_row, q_row, gradient, feedback.residual if sent else None)

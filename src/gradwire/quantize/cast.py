@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec import LinearCodec
+from gradwire.codec import Decode, LinearCodec
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 
@@ -22,27 +22,25 @@ class Cast(LinearCodec):
 
     dtype: torch.dtype
 
-    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, key: int) -> Tensor:
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, key: int) -> tuple[Tensor, Decode]:
         """Rounds; where nothing has to move or change, the code is the gradient's own storage."""
+        lengths = [stop - start for start, stop in block.spans]
+
+        def decode(mean: Tensor, out: Tensor) -> None:
+            for part, values in zip(block.parts(out), torch.split(mean, lengths), strict=True):
+                if part.data_ptr() != values.data_ptr():
+                    part.copy_(values)
+
         if feedback.residual is None:
-            return _joined(block.parts(gradient)).to(self.dtype)
+            return _joined(block.parts(gradient)).to(self.dtype), decode
         values, finite = feedback.compensate(block, gradient)
         parts = block.parts(values)
         code = _joined(parts).to(self.dtype, copy=True)
         if not finite:
-            return code.fill_(torch.nan)
-        for part, sent in zip(parts, self._split(block, code), strict=True):
+            return code.fill_(torch.nan), decode
+        for part, sent in zip(parts, torch.split(code, lengths), strict=True):
             part.sub_(sent)
-        return code
-
-    def decode(self, block: Block, mean: Tensor, out: Tensor, key: int) -> None:
-        """Writes the mean where it is not there already."""
-        for part, values in zip(block.parts(out), self._split(block, mean), strict=True):
-            if part.data_ptr() != values.data_ptr():
-                part.copy_(values)
-
-    def _split(self, block: Block, code: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(code, [stop - start for start, stop in block.spans])
+        return code, decode
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -20,5 +20,6 @@ def allreduce(codec: LinearCodec, block: Block, gradient: Tensor, feedback: Feed
         feedback: This worker's memory.
         key: Randomness that all ranks share in this step.
     """
-    mean = yield AllReduceMean(codec.encode(block, gradient, feedback, key))
-    codec.decode(block, mean, gradient, key)
+    code, decode = codec.encode(block, gradient, feedback, key)
+    mean = yield AllReduceMean(code)
+    decode(mean, gradient)

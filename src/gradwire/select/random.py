@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codec import LinearCodec
+from gradwire.codec import Decode, LinearCodec
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.select.selector import check_ratio, counts_for
@@ -31,29 +31,23 @@ class SharedRandom(LinearCodec):
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
 
-    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, key: int) -> Tensor:
-        """Gathers the chosen values."""
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, key: int) -> tuple[Tensor, Decode]:
+        """Gathers the chosen values; decoding scatters their mean and leaves zero elsewhere."""
         kernel = kernels.for_device(gradient.device)
         values, finite = feedback.compensate(block, gradient)
-        positions = self._positions(block, gradient.device, key)
+        counts = counts_for(block, self.ratio)
+        positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=gradient.device)
+        kernel.randomk_positions(block, counts, positions, key)
         code = torch.empty(positions.shape, dtype=torch.float32, device=gradient.device)
         kernel.gather(block, values, positions, code)
+
+        def decode(mean: Tensor, out: Tensor) -> None:
+            kernel.scatter_sum(block, positions[None], mean[None], out, 1.0)
+
         if not finite:
-            return code.fill_(torch.nan)
+            return code.fill_(torch.nan), decode
         if feedback.residual is not None:
             kernel.subtract(block, feedback.residual, positions, code)
-            return code
-        counts = counts_for(block, self.ratio)
+            return code, decode
         scales = np.repeat((block.segment_numels / counts).astype(np.float32), counts)
-        return code.mul_(torch.from_numpy(scales).to(code.device))
-
-    def decode(self, block: Block, mean: Tensor, out: Tensor, key: int) -> None:
-        """Scatters the mean; zero elsewhere."""
-        positions = self._positions(block, out.device, key)
-        kernels.for_device(out.device).scatter_sum(block, positions[None], mean[None], out, 1.0)
-
-    def _positions(self, block: Block, device: torch.device, key: int) -> Tensor:
-        counts = counts_for(block, self.ratio)
-        positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=device)
-        kernels.for_device(device).randomk_positions(block, counts, positions, key)
-        return positions
+        return code.mul_(torch.from_numpy(scales).to(code.device)), decode

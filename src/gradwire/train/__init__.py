@@ -1,10 +1,10 @@
 """The ways in: a DDP model, or parameters and a loop of one's own."""
 
+from gradwire.train.alone import Roundtrip, roundtrip
 from gradwire.train.configuration import Configuration
 from gradwire.train.ddp import compress
 from gradwire.train.handle import Handle
 from gradwire.train.policy import DensePolicy
-from gradwire.train.alone import Roundtrip, roundtrip
 from gradwire.train.synchronizer import Synchronizer
 
 __all__ = ["Configuration", "DensePolicy", "Handle", "Roundtrip", "Synchronizer", "compress", "roundtrip"]

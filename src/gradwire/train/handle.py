@@ -83,7 +83,7 @@ class Handle:
         """Ends the wire's thread and process group; no gradients can be averaged through this handle any more."""
         if self._closer.alive:
             self._closer()
-            # A group of some ranks only is named after them: torch would find its stale addresses under that name again.
+            # torch names a group of some ranks after them, and would meet its stale addresses under that name again.
             if dist.is_initialized() and dist.get_world_size(self._group) == dist.get_world_size():
                 dist.destroy_process_group(self._group)
 

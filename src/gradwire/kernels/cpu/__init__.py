@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
+from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
@@ -24,6 +25,8 @@ __all__ = [
     "elias_fano_decode",
     "elias_fano_encode",
     "gather",
+    "project_columns",
+    "project_rows",
     "randomk_positions",
     "scatter_sum",
     "sign_decode",
@@ -35,6 +38,7 @@ __all__ = [
     "subtract",
     "topk_select",
     "warm_up",
+    "write_product",
 ]
 
 
@@ -67,3 +71,7 @@ def warm_up() -> None:
     scatter_sum(block, positions, values, out, 1.0)
     scatter_sum(block, positions.flip(1), values, out, 1.0)
     randomk_positions(block, counts, positions[0], 0)
+    p, q = torch.ones(1, 4), torch.ones(1, 4)
+    project_rows(block, gradient, residual, 1.0, 1.0, q, p, True)
+    project_columns(block, gradient, residual, 1.0, 1.0, p, q, True)
+    write_product(block, p, q, out, residual)

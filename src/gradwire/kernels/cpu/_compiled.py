@@ -6,12 +6,12 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import extending
 from numba.core import types
 from torch import Tensor
 
-from gradwire.kernels.reference import CHUNK, LANES
+from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Int64Array
 from gradwire.randomness import FIRST_FACTOR, SECOND_FACTOR
 

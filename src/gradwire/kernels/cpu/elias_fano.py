@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.errors import PayloadError
 from gradwire.kernels.cpu._compiled import UInt32Array, array, compiled, trailing_zeros
-from gradwire.kernels.reference import elias_fano_layout
+from gradwire.kernels.reference.elias_fano import elias_fano_layout
 from gradwire.layout import Int64Array
 
 

@@ -18,7 +18,7 @@ from gradwire.kernels.cpu._compiled import (
     total_magnitude,
     values_and_memory,
 )
-from gradwire.kernels.reference import CHUNK, LANES
+from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Int64Array
 
 

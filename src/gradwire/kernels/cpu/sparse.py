@@ -6,7 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import Float32Array, array, compiled, hash32, mix64
-from gradwire.kernels.reference import CHUNK, FEISTEL_ROUNDS, lies_in_no_run
+from gradwire.kernels.reference._torch import CHUNK
+from gradwire.kernels.reference.sparse import FEISTEL_ROUNDS, lies_in_no_run
 from gradwire.layout import Block, Int64Array, UInt64Array
 from gradwire.randomness import run_keys
 

@@ -22,9 +22,8 @@ from gradwire.kernels.cpu._compiled import (
     total_square,
     values_and_memory,
 )
-from gradwire.kernels.reference import (
-    CHUNK,
-    LANES,
+from gradwire.kernels.reference._torch import CHUNK, LANES
+from gradwire.kernels.reference.stochastic import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
     stochastic_bucket_count,

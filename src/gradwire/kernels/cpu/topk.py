@@ -27,7 +27,7 @@ from gradwire.kernels.cpu._compiled import (
     trailing_zeros,
     values_and_memory,
 )
-from gradwire.kernels.reference import CHUNK, LANES
+from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Int64Array
 
 SMALL = 4096

@@ -1,0 +1,87 @@
+"""What the reference kernels share: compensated values, defined sums, packed bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradwire.layout import Block
+
+CHUNK = 4096
+"""Elements of a run that are added up before the sum goes on to the segment's total."""
+
+LANES = 32
+"""Interleaved partial sums within a chunk."""
+
+
+def flat_runs(block: Block, segment: int) -> list[tuple[int, int, int, int]]:
+    """Number, start, one past the last element, and position of each run of a segment."""
+    first, last = block.segments[segment : segment + 2].tolist()
+    return [
+        (run, start, start + length, position)
+        for run, (start, length, position) in enumerate(block.runs[first:last].tolist(), first)
+    ]
+
+
+def compensated(gradient: Tensor, residual: Tensor | None, beta: float, gamma: float) -> Tensor:
+    """``t``, each product and the sum rounded to float32."""
+    return gradient.clone() if residual is None else residual * beta + gradient * gamma
+
+
+def keep(residual: Tensor | None, values: Tensor) -> None:
+    """Leaves the finite ``values`` in the residual."""
+    if residual is not None:
+        residual.copy_(torch.where(values.isfinite(), values, residual))
+
+
+def run_total(values: Tensor) -> float:
+    """Sum of one run of float64 in a defined order that vectorises.
+
+    Element ``i`` of a chunk goes to lane ``i % LANES``, in order; lanes are added pairwise, the upper half to the lower
+    half, until one is left; chunks are added in order.
+    """
+    chunks = -(-values.numel() // CHUNK)
+    rows = torch.nn.functional.pad(values, (0, chunks * CHUNK - values.numel())).view(chunks, -1, LANES)
+    lanes = torch.zeros(chunks, LANES, dtype=torch.float64, device=values.device)
+    for row in rows.unbind(1):
+        lanes += row
+    while lanes.shape[1] > 1:
+        low, high = lanes.chunk(2, dim=1)
+        lanes = low + high
+    total = 0.0
+    for chunk in lanes.flatten().tolist():
+        total += chunk
+    return total
+
+
+def as_bytes(values: Tensor) -> Tensor:
+    """The bytes of a tensor, as a flat view."""
+    return values.contiguous().view(torch.uint8).flatten()
+
+
+def padded(size: int) -> int:
+    """The next multiple of 4 bytes."""
+    return -(-size // 4) * 4
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Packs codes of ``bits`` bits into bytes, lowest bits first."""
+    groups = codes.view(-1, 8 // bits).to(torch.int32)
+    shifts = torch.arange(0, 8, bits, dtype=torch.int32, device=codes.device)
+    packed: Tensor = (groups << shifts).sum(1).to(torch.uint8)
+    return packed
+
+
+def unpack(packed: Tensor, bits: int) -> Tensor:
+    """Inverse of :func:`pack`, as int32."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.int32, device=packed.device)
+    codes: Tensor = (packed.to(torch.int32)[:, None] >> shifts) & (2**bits - 1)
+    return codes.flatten()
+
+
+def sum_in_order(rows: list[Tensor]) -> Tensor:
+    """``((row0 + row1) + row2) + ...`` in float32."""
+    total = rows[0]
+    for row in rows[1:]:
+        total = total + row
+    return total

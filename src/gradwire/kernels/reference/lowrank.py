@@ -1,0 +1,75 @@
+"""Products with thin factors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.reference._torch import compensated, keep
+from gradwire.layout import Block
+
+
+def project_rows(
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    q: Tensor,
+    p: Tensor,
+    subtract: bool,
+) -> bool:
+    """See :meth:`gradwire.kernels.Kernels.project_rows`."""
+    t = _matrix(block, gradient, residual, beta, gamma, p, q)
+    p.copy_(q @ t.mT)
+    return _leave(block, t, residual, p, q, p, subtract)
+
+
+def project_columns(
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    p: Tensor,
+    q: Tensor,
+    subtract: bool,
+) -> bool:
+    """See :meth:`gradwire.kernels.Kernels.project_columns`."""
+    t = _matrix(block, gradient, residual, beta, gamma, p, q)
+    q.copy_(p @ t)
+    return _leave(block, t, residual, p, q, q, subtract)
+
+
+def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
+    """See :meth:`gradwire.kernels.Kernels.write_product`."""
+    whole = _whole(block)
+    product = p.mT @ q
+    out[whole] = product.flatten()
+    if residual is not None:
+        residual[whole] -= product.flatten()
+
+
+def _whole(block: Block) -> slice:
+    start, length, _ = block.runs[0].tolist()
+    return slice(start, start + length)
+
+
+def _matrix(
+    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, p: Tensor, q: Tensor
+) -> Tensor:
+    whole = _whole(block)
+    kept = None if residual is None else residual[whole]
+    return compensated(gradient[whole], kept, beta, gamma).view(p.shape[1], q.shape[1])
+
+
+def _leave(
+    block: Block, t: Tensor, residual: Tensor | None, p: Tensor, q: Tensor, computed: Tensor, subtract: bool
+) -> bool:
+    """Leaves in the residual what is not sent; marks the computed factor if ``t`` is not finite."""
+    finite = bool(t.isfinite().all())
+    left = t - p.mT @ q if subtract and finite else t
+    keep(None if residual is None else residual[_whole(block)], left.flatten())
+    if not finite:
+        computed.fill_(torch.nan)
+    return finite

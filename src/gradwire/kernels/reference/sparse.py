@@ -1,0 +1,144 @@
+"""Selected coordinates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import PayloadError
+from gradwire.kernels.reference._torch import compensated, flat_runs, keep
+from gradwire.layout import Block, Int64Array
+from gradwire.randomness import hash32, mix64, run_keys
+
+FEISTEL_ROUNDS = 6
+
+
+def topk_select(
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    counts: Int64Array,
+    positions: Tensor,
+    values: Tensor,
+) -> None:
+    """See :meth:`gradwire.kernels.Kernels.topk_select`. Of equal magnitudes the lowest position goes first.
+
+    A segment with a value that is not finite selects its first positions, with values NaN.
+    """
+    written = 0
+    for segment, count in enumerate(counts.tolist()):
+        pieces, places = [], []
+        for _, start, stop, position in flat_runs(block, segment):
+            kept = None if residual is None else residual[start:stop]
+            pieces.append(compensated(gradient[start:stop], kept, beta, gamma))
+            places.append(torch.arange(position, position + stop - start, device=gradient.device))
+            keep(kept, pieces[-1])
+        t, place = torch.cat(pieces), torch.cat(places)
+        if t.isfinite().all():
+            chosen = t.abs().sort(descending=True, stable=True).indices[:count].sort().values
+        else:
+            t = torch.full_like(t, torch.nan)
+            chosen = torch.arange(count, device=t.device)
+        positions[written : written + count] = place[chosen]
+        values[written : written + count] = t[chosen]
+        written += count
+
+
+def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: int) -> None:
+    """See :meth:`gradwire.kernels.Kernels.randomk_positions`.
+
+    Element ``j`` of the choice is ``permutation(j)``, a keyed Feistel network over the smallest power of two that is
+    not below the segment's number of elements, applied again while it leads out of the segment. The key is that of the
+    segment's first run, mixed with the run's origin. Positions come in the order of ``j``.
+    """
+    keys = run_keys(key, block.streams)
+    written = 0
+    for segment, count in enumerate(counts.tolist()):
+        first = int(block.segments[segment])
+        segment_key = mix64(int(keys[first]) ^ int(block.origins[first]))
+        numel = int(block.segment_numels[segment])
+        elements = torch.arange(count, device=positions.device)
+        elements = _permuted(elements, numel, segment_key)
+        while (outside := elements >= numel).any():
+            elements[outside] = _permuted(elements[outside], numel, segment_key)
+        places = torch.cat(
+            [
+                torch.arange(position, position + stop - start, device=positions.device)
+                for _, start, stop, position in flat_runs(block, segment)
+            ]
+        )
+        positions[written : written + count] = places[elements]
+        written += count
+
+
+def _permuted(elements: Tensor, numel: int, key: int) -> Tensor:
+    """A keyed permutation of the numbers below the power of two that is not below ``numel``.
+
+    Halves of the number take turns: each is xored with a hash of the other, under a key of its own each round.
+    """
+    width = (numel - 1).bit_length()
+    low_width = width // 2
+    low_mask, high_mask = 2**low_width - 1, 2 ** (width - low_width) - 1
+    low, high = elements & low_mask, elements >> low_width
+    for _ in range(FEISTEL_ROUNDS // 2):
+        key = mix64(key)
+        high = high ^ hash32(key, low) & high_mask
+        key = mix64(key)
+        low = low ^ hash32(key, high) & low_mask
+    permuted: Tensor = high << low_width | low
+    return permuted
+
+
+def _places(block: Block, positions: Tensor) -> Tensor:
+    """The elements of the flat buffer at ``positions``.
+
+    Raises:
+        PayloadError: If a position lies in no run.
+    """
+    if not positions.numel():
+        return positions
+    runs = torch.from_numpy(block.runs).to(positions.device)
+    if not len(runs):
+        raise lies_in_no_run(block, int(positions[0]))
+    run = torch.searchsorted(runs[:, 2].contiguous(), positions, right=True) - 1
+    offset = positions - runs[:, 2][run]
+    bad = (run < 0) | (offset >= runs[:, 1][run])
+    if bad.any():
+        raise lies_in_no_run(block, int(positions[bad][0]))
+    return runs[:, 0][run] + offset
+
+
+def lies_in_no_run(block: Block, position: int) -> PayloadError:
+    """The error for a position that no encoder of the block can have chosen."""
+    return PayloadError(
+        f"position {position} lies in no run of the block: positions are below {block.positions} and not in the gaps "
+        "that alignment leaves between runs; was it encoded with another configuration?"
+    )
+
+
+def gather(block: Block, source: Tensor, positions: Tensor, values: Tensor) -> None:
+    """See :meth:`gradwire.kernels.Kernels.gather`."""
+    values.copy_(source[_places(block, positions)])
+
+
+def subtract(block: Block, residual: Tensor, positions: Tensor, values: Tensor) -> None:
+    """See :meth:`gradwire.kernels.Kernels.subtract`. Positions are distinct."""
+    places = _places(block, positions)
+    residual[places] = torch.where(values.isfinite(), residual[places] - values, residual[places])
+
+
+def scatter_sum(block: Block, positions: Tensor, values: Tensor, out: Tensor, weight: float) -> None:
+    """See :meth:`gradwire.kernels.Kernels.scatter_sum`. The positions of a row are distinct.
+
+    Raises:
+        PayloadError: If a position lies in no run; nothing has been written then.
+    """
+    places = [_places(block, row) for row in positions]
+    for start, length, _ in block.runs.tolist():
+        out[start : start + length] = 0
+    for place, row in zip(places, values, strict=True):
+        out[place] = out[place] + row
+    for start, length, _ in block.runs.tolist():
+        out[start : start + length] *= weight
