@@ -38,7 +38,7 @@ def project_rows(
 ) -> bool:
     """See :meth:`gradwire.kernels.Kernels.project_rows`."""
     values, memory, keeps = _matrices(block, gradient, residual, p, q)
-    weights = np.float32(beta if keeps else 0), np.float32(gamma)
+    weights = np.float32(beta if keeps else 0), np.float32(gamma if keeps else 1)
     return bool(_project_rows(values, memory, keeps, *weights, array(q), array(p), subtract))
 
 
@@ -54,7 +54,7 @@ def project_columns(
 ) -> bool:
     """See :meth:`gradwire.kernels.Kernels.project_columns`."""
     values, memory, keeps = _matrices(block, gradient, residual, p, q)
-    weights = np.float32(beta if keeps else 0), np.float32(gamma)
+    weights = np.float32(beta if keeps else 0), np.float32(gamma if keeps else 1)
     return bool(_project_columns(values, memory, keeps, *weights, array(p), array(q), subtract))
 
 
