@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
 from pool import Pool
 
 torch.set_num_threads(1)

@@ -15,6 +15,9 @@ from gradwire.wire.requests import Synchronization
 from gradwire.wire.scheduler import Scheduler, Task
 from gradwire.wire.transport import Transport
 
+CLOSE_SECONDS = 5.0
+"""How long closing waits for work that is under way."""
+
 TensorFuture = torch.futures.Future[torch.Tensor]
 
 
@@ -83,10 +86,10 @@ class Wire:
         self._orders.put(order)
 
     def close(self) -> None:
-        """Ends the thread once it has done what was submitted."""
+        """Ends the thread once it has done what was submitted; a thread stuck in a collective is left to the exit."""
         self._closed = True
         self._orders.put(None)
-        self._thread.join()
+        self._thread.join(timeout=CLOSE_SECONDS)
 
     def _run(self) -> None:
         with self._on_stream():
