@@ -1,7 +1,6 @@
 """The command line, as a user runs it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -87,9 +86,18 @@ def test_bad_options_are_one_clear_line_and_exit_code_2(arguments, said, monkeyp
 
 
 def test_interrupt_ends_the_workers_and_exits_130(tmp_path):
-    mark = f"{tmp_path.name}-{os.getpid()}"
+    out = tmp_path / "results"
     process = subprocess.Popen(
-        [*GRADWIRE, *"bench train --workers 2 --link none --dataset digits --steps 100000 --out".split(), str(tmp_path / mark)],
+        [
+            *GRADWIRE,
+            "bench",
+            "train",
+            "--workers=2",
+            "--link=none",
+            "--dataset=digits",
+            "--steps=100000",
+            f"--out={out}",
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
