@@ -1,0 +1,185 @@
+"""Real images for the benchmarks: Fashion-MNIST where it can be had, else the digits scikit-learn ships."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire.errors import ConfigurationError
+
+FASHION_MNIST = "Fashion-MNIST"
+DIGITS = "scikit-learn digits"
+DEBIAN_PACKAGE = "dataset-fashion-mnist"
+SYSTEM_DIRECTORY = Path("/usr/share/datasets/fashion-mnist")
+APT_TIMEOUT = 120.0
+"""Seconds one apt-get call may take."""
+
+Dataset = Literal["auto", "fashion-mnist", "digits"]
+
+_FILES = {
+    "train_images": "train-images-idx3-ubyte.gz",
+    "train_labels": "train-labels-idx1-ubyte.gz",
+    "test_images": "t10k-images-idx3-ubyte.gz",
+    "test_labels": "t10k-labels-idx1-ubyte.gz",
+}
+_DIGITS_TRAIN = 1_437  # four fifths of the 1 797
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Which images a benchmark uses, and why these.
+
+    Attributes:
+        name: The data set's name.
+        directory: Where its files lie; ``None`` for data that ships inside a library.
+        reason: One sentence for the reader.
+    """
+
+    name: str
+    directory: Path | None
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A labelled image set in memory.
+
+    Attributes:
+        name: The data set's name.
+        train_images: ``uint8[N, H, W]``, 0 to 255.
+        train_labels: ``int64[N]``, 0 to 9.
+        test_images: ``uint8[M, H, W]``.
+        test_labels: ``int64[M]``.
+    """
+
+    name: str
+    train_images: npt.NDArray[np.uint8]
+    train_labels: npt.NDArray[np.int64]
+    test_images: npt.NDArray[np.uint8]
+    test_labels: npt.NDArray[np.int64]
+
+
+def cache_directory() -> Path:
+    """Where downloaded data is kept: ``$GRADWIRE_CACHE``, else ``gradwire`` in the user's cache directory."""
+    if chosen := os.environ.get("GRADWIRE_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradwire"
+
+
+def find_fashion_mnist() -> Path | None:
+    """The directory that holds the four files of Fashion-MNIST on this machine, or ``None``."""
+    for directory in (SYSTEM_DIRECTORY, cache_directory() / "fashion-mnist"):
+        if all((directory / file).is_file() for file in _FILES.values()):
+            return directory
+    return None
+
+
+def locate(dataset: Dataset = "auto") -> DataSource:
+    """Finds the images to use, downloading Fashion-MNIST (31 MB) where apt-get exists.
+
+    Args:
+        dataset: ``"auto"`` falls back to digits when Fashion-MNIST cannot be had, and says why.
+
+    Raises:
+        ConfigurationError: If Fashion-MNIST was asked for by name and cannot be had.
+    """
+    if dataset == "digits":
+        return DataSource(DIGITS, None, "asked for")
+    if directory := find_fashion_mnist():
+        return DataSource(FASHION_MNIST, directory, f"found in {directory}")
+    try:
+        directory = _download_fashion_mnist()
+    except (OSError, subprocess.SubprocessError) as error:
+        why = f"Fashion-MNIST is not on this machine and cannot be downloaded: {_first_line(error)}"
+        if dataset == "fashion-mnist":
+            raise ConfigurationError(
+                f"{why}; put its four .gz files into {cache_directory() / 'fashion-mnist'} or use --dataset digits"
+            ) from error
+        return DataSource(DIGITS, None, why)
+    return DataSource(FASHION_MNIST, directory, f"downloaded into {directory}")
+
+
+def load(source: DataSource) -> Images:
+    """Reads all images of a source into memory."""
+    if source.directory is None:
+        return _load_digits()
+    arrays = {field: _read_idx(source.directory / file) for field, file in _FILES.items()}
+    return Images(
+        FASHION_MNIST,
+        arrays["train_images"],
+        arrays["train_labels"].astype(np.int64),
+        arrays["test_images"],
+        arrays["test_labels"].astype(np.int64),
+    )
+
+
+def _load_digits() -> Images:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ConfigurationError(
+            "scikit-learn is not installed; install it with: pip install 'gradwire[bench]'"
+        ) from error
+    pixels, labels = load_digits(return_X_y=True)
+    images = np.rint(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    order = np.random.default_rng(0).permutation(len(images))
+    train, test = order[:_DIGITS_TRAIN], order[_DIGITS_TRAIN:]
+    labels = labels.astype(np.int64)
+    return Images(DIGITS, images[train], labels[train], images[test], labels[test])
+
+
+def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """Reads one gzipped IDX file of unsigned bytes: magic 0, 0, 8, rank; then big-endian sizes; then the bytes."""
+    content = gzip.decompress(path.read_bytes())
+    if content[:3] != b"\0\0\x08":
+        raise ConfigurationError(f"{path} is not an IDX file of unsigned bytes; remove it and run again")
+    rank = content[3]
+    sizes = np.frombuffer(content, dtype=">u4", count=rank, offset=4)
+    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank).reshape(sizes)
+
+
+def _download_fashion_mnist() -> Path:
+    """Takes the Debian package apart in the cache directory; needs no root."""
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        raise FileNotFoundError("apt-get and dpkg are not on this machine")
+    cache = cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    target = cache / "fashion-mnist"
+    with tempfile.TemporaryDirectory(dir=cache, prefix="download-") as work:
+        try:
+            _run(["apt-get", "download", DEBIAN_PACKAGE], work)
+        except subprocess.CalledProcessError:
+            _run(["apt-get", "update"], work)
+            _run(["apt-get", "download", DEBIAN_PACKAGE], work)
+        (package,) = Path(work).glob(f"{DEBIAN_PACKAGE}_*.deb")
+        _run(["dpkg", "-x", str(package), work], work)
+        target.mkdir(exist_ok=True)
+        for file in _FILES.values():
+            (Path(work) / SYSTEM_DIRECTORY.relative_to("/") / file).replace(target / file)
+    return target
+
+
+def _run(command: list[str], directory: str) -> None:
+    subprocess.run(
+        command,
+        cwd=directory,
+        check=True,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=APT_TIMEOUT,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    said = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+    return (said or str(error)).strip().splitlines()[0]

@@ -1,0 +1,67 @@
+"""What the worker processes of every benchmark share: the process group, lines to the parent, agreement, errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire import lab
+from gradwire.errors import LabError
+
+
+@contextlib.contextmanager
+def process_group(timeout: float) -> Iterator[tuple[int, int]]:
+    """Joins the gloo group that the environment describes, with one compute thread; yields rank and world size.
+
+    Args:
+        timeout: Seconds after which a collective that some rank does not join fails.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    try:
+        yield dist.get_rank(), dist.get_world_size()
+    finally:
+        dist.destroy_process_group()
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Tells the parent something: one JSON object on a line of standard output."""
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def agree(seconds: float = 0.0, *, failed: bool = False) -> tuple[float, bool]:
+    """The largest time over all ranks, and whether any rank failed: the same answer on every rank."""
+    seen = torch.tensor([seconds, float(failed)], dtype=torch.float64)
+    dist.all_reduce(seen, op=dist.ReduceOp.MAX)
+    slowest, any_failed = seen.tolist()
+    return slowest, any_failed > 0
+
+
+def mean_over_ranks(value: float) -> float:
+    """The mean of a number over all ranks."""
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
+
+
+def interface_sent_bytes() -> int:
+    """Bytes that this worker's interface has sent so far, headers included."""
+    return lab.interface_counters().tx_bytes
+
+
+def reason(error: BaseException) -> str:
+    """An error as one line for a table."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+def ended_early(error: LabError) -> str:
+    """Why the workers of a run ended before their time, as one line: what happened, and the last that was said."""
+    first, *rest = str(error).strip().splitlines()
+    return f"the run ended early: {first} {rest[-1].strip() if rest else ''}".rstrip()
