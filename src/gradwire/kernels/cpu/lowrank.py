@@ -12,11 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import (
-    INFINITE,
     Float32Array,
     array,
     compensate,
-    largest_magnitude,
     store_compensated,
     values_and_memory,
 )
@@ -118,20 +116,52 @@ def _add_four(t: Float32Array, rows: Float32Array, first: int, weights: Float32A
 
 
 @reordering
-def _add_product(
-    t: Float32Array, p: Float32Array, row: int, q: Float32Array, sign: np.float32, weights: Float32Array
+def _put_four(out: Float32Array, t: Float32Array, rows: Float32Array, weights: Float32Array) -> None:
+    """``out = t + weights @ rows[:4]``, in one pass; ``out`` shares no memory with the others."""
+    a, b, c, d = rows[0], rows[1], rows[2], rows[3]
+    u, v, w, x = weights[0], weights[1], weights[2], weights[3]
+    for j in range(out.size):
+        out[j] = t[j] + ((u * a[j] + v * b[j]) + (w * c[j] + x * d[j]))
+
+
+@reordering
+def _put_product(
+    out: Float32Array,
+    t: Float32Array,
+    p: Float32Array,
+    row: int,
+    q: Float32Array,
+    sign: np.float32,
+    weights: Float32Array,
 ) -> None:
-    """``t += sign * p[:, row] @ q``; ``weights`` is scratch for four values."""
+    """``out = t + sign * p[:, row] @ q``; ``weights`` is scratch for four values."""
     rank = len(q)
-    whole = rank // 4 * 4
-    for k in range(0, whole, 4):
+    k = 0
+    if rank < 4:
+        for j in range(out.size):
+            out[j] = t[j]
+    while k + 4 <= rank:
         for i in range(4):
             weights[i] = sign * p[k + i, row]
-        _add_four(t, q, k, weights)
-    for k in range(whole, rank):
+        if k == 0:
+            _put_four(out, t, q, weights)
+        else:
+            _add_four(out, q, k, weights)
+        k += 4
+    while k < rank:
         weight, factor = sign * p[k, row], q[k]
-        for j in range(t.size):
-            t[j] += weight * factor[j]
+        for j in range(out.size):
+            out[j] += weight * factor[j]
+        k += 1
+
+
+@reordering
+def _all_finite(factor: Float32Array, column: int) -> bool:
+    """Whether ``factor[:, column]`` is finite, and with it the row of ``t`` that it was computed from."""
+    finite = True
+    for k in range(len(factor)):
+        finite = finite and np.isfinite(factor[k, column])
+    return finite
 
 
 @reordering
@@ -152,23 +182,35 @@ def _project_rows(
         rows = min(2, n - row)
         for i in range(rows):
             compensate(values[row + i], memory[row + i], beta, gamma, pair[i])
-            if finite and largest_magnitude(pair[i]) >= INFINITE:
-                finite = False
-                if keeps and subtract:
-                    for former in range(row):
-                        _add_product(memory[former], p, former, q, np.float32(1), weights)
-        if finite and rows == 2:
+        if rows == 2:
             _dot_pair(pair[0], pair[1], q, p, row)
-        elif finite:
+        else:
             _dot(pair[0], q, p, row)
         for i in range(rows):
-            if keeps and subtract and finite:
-                _add_product(pair[i], p, row + i, q, np.float32(-1), weights)
-            if keeps:
+            if finite and not _all_finite(p, row + i):
+                finite = False
+                if keeps and subtract:
+                    _take_back(memory, p, row + i, q, weights)
+            if keeps and not finite:
                 store_compensated(pair[i], memory[row + i])
+            elif keeps and subtract:
+                _put_product(memory[row + i], pair[i], p, row + i, q, np.float32(-1), weights)
+            elif keeps:
+                kept = memory[row + i]
+                for j in range(m):
+                    kept[j] = pair[i, j]
     if not finite:
         p[:] = np.nan
     return finite
+
+
+@reordering
+def _take_back(memory: Float32Array, p: Float32Array, rows: int, q: Float32Array, weights: Float32Array) -> None:
+    """Adds again what was subtracted from the first rows."""
+    t = np.empty(memory.shape[1], np.float32)
+    for row in range(rows):
+        t[:] = memory[row]
+        _put_product(memory[row], t, p, row, q, np.float32(1), weights)
 
 
 @reordering
@@ -190,29 +232,45 @@ def _project_columns(
         rows = min(4, n - row)
         for i in range(rows):
             compensate(values[row + i], memory[row + i], beta, gamma, four[i])
-            if largest_magnitude(four[i]) >= INFINITE:
-                finite = False
             if keeps:
-                store_compensated(four[i], memory[row + i])
+                finite = store_compensated(four[i], memory[row + i]) and finite
         for k in range(len(q)):
             weights[:] = 0
             weights[:rows] = p[k, row : row + rows]
             _add_four(q[k], four, 0, weights)
+    for column in range(m):
+        finite = finite and _all_finite(q, column)
     if not finite:
         q[:] = np.nan
     elif keeps and subtract:
         for row in range(n):
-            _add_product(memory[row], p, row, q, np.float32(-1), weights)
+            _subtract_product(memory[row], p, row, q, weights)
     return finite
 
 
 @reordering
+def _subtract_product(t: Float32Array, p: Float32Array, row: int, q: Float32Array, weights: Float32Array) -> None:
+    """``t -= p[:, row] @ q``; ``weights`` is scratch for four values."""
+    rank = len(q)
+    k = 0
+    while k + 4 <= rank:
+        for i in range(4):
+            weights[i] = -p[k + i, row]
+        _add_four(t, q, k, weights)
+        k += 4
+    while k < rank:
+        weight, factor = p[k, row], q[k]
+        for j in range(t.size):
+            t[j] -= weight * factor[j]
+        k += 1
+
+
+@reordering
 def _write_product(p: Float32Array, q: Float32Array, out: Float32Array, memory: Float32Array, keeps: bool) -> None:
-    weights = np.empty(4, np.float32)
+    nothing, weights = np.zeros(q.shape[1], np.float32), np.empty(4, np.float32)
     for row in range(len(out)):
         written = out[row]
-        written[:] = 0
-        _add_product(written, p, row, q, np.float32(1), weights)
+        _put_product(written, nothing, p, row, q, np.float32(1), weights)
         if keeps:
             left = memory[row]
             for j in range(left.size):

@@ -74,7 +74,7 @@ def _run_of(runs: Int64Array, position: int, run: int) -> int:
 @compiled
 def _examine(runs: Int64Array, positions: Int64Array) -> tuple[int, bool]:
     """How many positions lie in runs before the first that does not, and whether these are ascending."""
-    run, previous, ascending = 0, -1, True
+    run, previous, ascending = np.int64(0), np.int64(-1), True
     if len(runs) == 0:
         return 0, True
     for i in range(positions.size):
@@ -88,7 +88,7 @@ def _examine(runs: Int64Array, positions: Int64Array) -> tuple[int, bool]:
 
 @compiled
 def _gather(runs: Int64Array, source: Float32Array, positions: Int64Array, values: Float32Array) -> None:
-    run = 0
+    run = np.int64(0)
     for i in range(positions.size):
         run = _run_of(runs, positions[i], run)
         values[i] = source[runs[run, 0] + positions[i] - runs[run, 2]]
@@ -96,7 +96,7 @@ def _gather(runs: Int64Array, source: Float32Array, positions: Int64Array, value
 
 @compiled
 def _subtract(runs: Int64Array, residual: Float32Array, positions: Int64Array, values: Float32Array) -> None:
-    run = 0
+    run = np.int64(0)
     for i in range(positions.size):
         run = _run_of(runs, positions[i], run)
         if np.isfinite(values[i]):
@@ -135,14 +135,15 @@ def _scatter(
     for run in range(len(runs)):
         out[runs[run, 0] : runs[run, 0] + runs[run, 1]] = 0
     for row in range(len(positions)):
-        run = 0
+        run = np.int64(0)
         for i in range(positions.shape[1]):
             run = _run_of(runs, positions[row, i], run)
             out[runs[run, 0] + positions[row, i] - runs[run, 2]] += values[row, i]
-    for run in range(len(runs)):
-        piece = out[runs[run, 0] : runs[run, 0] + runs[run, 1]]
-        for i in range(piece.size):
-            piece[i] *= weight
+    if weight != 1:
+        for run in range(len(runs)):
+            piece = out[runs[run, 0] : runs[run, 0] + runs[run, 1]]
+            for i in range(piece.size):
+                piece[i] *= weight
 
 
 @compiled
@@ -164,32 +165,42 @@ def _permute(
             key = mix64(key)
             round_keys[i] = key
         ends = np.cumsum(runs[first:last, 1])
-        width = 0
-        while numels[segment] > 1 << width:
-            width += 1
+        side = _side(numels[segment])
+        other_side = -(-numels[segment] // side)
         for number in range(counts[segment]):
-            element = _permuted(number, width, round_keys)
+            element = _permuted(number, other_side, side, round_keys)
             while element >= numels[segment]:
-                element = _permuted(element, width, round_keys)
-            run = np.searchsorted(ends, element, side="right")
+                element = _permuted(element, other_side, side, round_keys)
+            run = 0 if last - first == 1 else np.searchsorted(ends, element, side="right")
             positions[written] = runs[first + run, 2] + runs[first + run, 1] - (ends[run] - element)
             written += 1
 
 
 @compiled
-def _permuted(element: int, width: int, round_keys: UInt64Array) -> int:
-    """See ``_permuted`` of the reference."""
-    low_width = width // 2
-    low_mask = np.uint32((1 << low_width) - 1)
-    high_mask = np.uint32((1 << (width - low_width)) - 1)
-    low, high = np.uint32(element & np.int64(low_mask)), np.uint32(element >> low_width)
-    for i in range(0, FEISTEL_ROUNDS, 2):
-        high = np.uint32(high ^ np.uint32(_keyed(round_keys[i], low) & high_mask))
-        low = np.uint32(low ^ np.uint32(_keyed(round_keys[i + 1], high) & low_mask))
-    return int(high) << low_width | int(low)
+def _side(numel: int) -> int:
+    """The smallest whole number, at least 1, whose square is at least ``numel``."""
+    side = max(1, int(np.sqrt(np.float64(numel))))
+    while side * side < numel:
+        side += 1
+    while side > 1 and (side - 1) * (side - 1) >= numel:
+        side -= 1
+    return side
 
 
 @compiled
-def _keyed(key: np.uint64, counter: np.uint32) -> np.uint32:
+def _permuted(element: int, height: int, width: int, round_keys: UInt64Array) -> int:
+    """See ``_permuted`` of the reference."""
+    row, column = element // width, element % width
+    for i in range(0, FEISTEL_ROUNDS, 2):
+        row += _below(round_keys[i], column, height)
+        row -= height if row >= height else 0
+        column += _below(round_keys[i + 1], row, width)
+        column -= width if column >= width else 0
+    return row * width + column
+
+
+@compiled
+def _below(key: np.uint64, counter: int, limit: int) -> np.int64:
+    """A number below ``limit``, from the hash of ``counter``."""
     low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
-    return np.uint32(hash32(low, high, counter))
+    return np.int64((np.uint64(hash32(low, high, np.uint32(counter))) * np.uint64(limit)) >> np.uint64(32))

@@ -66,8 +66,8 @@ def _matrix(
 def _leave(
     block: Block, t: Tensor, residual: Tensor | None, p: Tensor, q: Tensor, computed: Tensor, subtract: bool
 ) -> bool:
-    """Leaves in the residual what is not sent; marks the computed factor if ``t`` is not finite."""
-    finite = bool(t.isfinite().all())
+    """Leaves in the residual what is not sent; marks the computed factor if it is not finite, as ``t`` then is not."""
+    finite = bool(computed.isfinite().all())
     left = t - p.mT @ q if subtract and finite else t
     keep(None if residual is None else residual[_whole(block)], left.flatten())
     if not finite:

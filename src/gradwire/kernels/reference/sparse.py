@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -74,20 +76,19 @@ def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: 
 
 
 def _permuted(elements: Tensor, numel: int, key: int) -> Tensor:
-    """A keyed permutation of the numbers below the power of two that is not below ``numel``.
+    """A keyed permutation of the cells of a nearly square table with at least ``numel`` cells.
 
-    Halves of the number take turns: each is xored with a hash of the other, under a key of its own each round.
+    Row and column take turns: each is shifted cyclically by a hash of the other, under a key of its own each round.
     """
-    width = (numel - 1).bit_length()
-    low_width = width // 2
-    low_mask, high_mask = 2**low_width - 1, 2 ** (width - low_width) - 1
-    low, high = elements & low_mask, elements >> low_width
+    width = math.isqrt(numel - 1) + 1
+    height = -(-numel // width)
+    row, column = elements // width, elements % width
     for _ in range(FEISTEL_ROUNDS // 2):
         key = mix64(key)
-        high = high ^ hash32(key, low) & high_mask
+        row = (row + (hash32(key, column) * height >> 32)) % height
         key = mix64(key)
-        low = low ^ hash32(key, high) & low_mask
-    permuted: Tensor = high << low_width | low
+        column = (column + (hash32(key, row) * width >> 32)) % width
+    permuted: Tensor = row * width + column
     return permuted
 
 
