@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -253,3 +254,15 @@ def raise_in_backward() -> None:
 
 def test_an_error_in_a_method_reaches_the_training_loop(pool: Pool) -> None:
     pool.run(1, raise_in_backward)
+
+
+def timeout_is_the_groups_own() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=77))
+    sync = gradwire.Synchronizer(network().named_parameters(), "dense", process_group=group)
+    backend = sync._group._get_backend(torch.device("cpu"))
+    assert backend.options._timeout == timedelta(seconds=77)
+    sync.close()
+
+
+def test_collectives_wait_as_long_as_the_users_group(pool: Pool) -> None:
+    pool.run(2, timeout_is_the_groups_own)

@@ -34,7 +34,7 @@ class Handle:
         check_parameters(parameters)
         device = parameters[0][1].device
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
-        self._group = _sibling(group)
+        self._group = _sibling(group, device)
         transport = ProcessGroupTransport(self._group)
         check_agreement(configuration, parameters, transport, device)
         self.configuration = configuration
@@ -135,11 +135,15 @@ def default_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return chosen
 
 
-def _sibling(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Another group of the same ranks and backend."""
+def _sibling(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    """Another group of the same ranks, backend and timeout."""
     ranks = dist.get_process_group_ranks(group)
+    options = getattr(group._get_backend(device), "options", None)
     sibling = dist.new_group(
-        ranks, backend=str(dist.get_backend_config(group)), use_local_synchronization=len(ranks) < dist.get_world_size()
+        ranks,
+        timeout=getattr(options, "_timeout", None),
+        backend=str(dist.get_backend_config(group)),
+        use_local_synchronization=len(ranks) < dist.get_world_size(),
     )
     if not isinstance(sibling, dist.ProcessGroup):
         raise ConfigurationError("this process is not in the process group; attach on its members only")

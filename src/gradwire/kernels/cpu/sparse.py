@@ -57,7 +57,7 @@ def _check(block: Block, positions: Int64Array) -> bool:
 
 
 @compiled
-def _run_of(runs: Int64Array, position: int, run: int) -> int:
+def _run_of(runs: Int64Array, position: np.int64, run: np.int64) -> np.int64:
     """The run that holds a position, or -1; ``run`` is where to look first."""
     if 0 <= position - runs[run, 2] < runs[run, 1]:
         return run
@@ -68,7 +68,7 @@ def _run_of(runs: Int64Array, position: int, run: int) -> int:
             low = middle
         else:
             high = middle
-    return low if 0 <= position - runs[low, 2] < runs[low, 1] else -1
+    return np.int64(low if 0 <= position - runs[low, 2] < runs[low, 1] else -1)
 
 
 @compiled
@@ -132,16 +132,16 @@ def _scatter(
     runs: Int64Array, positions: Int64Array, values: Float32Array, out: Float32Array, weight: np.float32
 ) -> None:
     """As ``_scatter_ascending``, for positions in any order."""
-    for run in range(len(runs)):
-        out[runs[run, 0] : runs[run, 0] + runs[run, 1]] = 0
+    for start, length, _ in runs:
+        out[start : start + length] = 0
     for row in range(len(positions)):
         run = np.int64(0)
         for i in range(positions.shape[1]):
             run = _run_of(runs, positions[row, i], run)
             out[runs[run, 0] + positions[row, i] - runs[run, 2]] += values[row, i]
     if weight != 1:
-        for run in range(len(runs)):
-            piece = out[runs[run, 0] : runs[run, 0] + runs[run, 1]]
+        for start, length, _ in runs:
+            piece = out[start : start + length]
             for i in range(piece.size):
                 piece[i] *= weight
 
