@@ -13,7 +13,7 @@ from gradwire.memory import Memory
 from gradwire.methods import Method, make, name_of
 from gradwire.train.policy import DensePolicy
 
-FUSE_BYTES = 1 << 20
+FUSE_BYTES = 1 << 18
 """Payload to gather before a collective is issued: enough to hide its latency on ordinary networks."""
 
 

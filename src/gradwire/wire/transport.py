@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -69,25 +69,33 @@ class ProcessGroupTransport:
 
     def all_reduce_sum(self, buffer: Tensor) -> Pending:
         """Sums ``buffer`` over all workers, in place."""
-        return _pending(dist.all_reduce(buffer, group=self._group, async_op=True), buffer)
+        return _pending([dist.all_reduce(buffer, group=self._group, async_op=True)], buffer)
 
     def all_gather(self, payload: Tensor) -> Pending:
         """Collects ``uint8[b]`` from all workers as ``uint8[n, b]``."""
         rows = torch.empty((self.world_size, payload.numel()), dtype=payload.dtype, device=payload.device)
-        return _pending(_all_gather_single(rows.view(-1), payload, group=self._group, async_op=True), rows)
+        return _pending([_all_gather_single(rows.view(-1), payload, group=self._group, async_op=True)], rows)
 
     def all_to_all(self, payloads: Tensor) -> Pending:
         """Sends row ``r`` of ``uint8[n, b]`` to rank ``r``; row ``r`` of the result came from there."""
         rows = torch.empty_like(payloads)
-        return _pending(dist.all_to_all_single(rows, payloads, group=self._group, async_op=True), rows)
+        if payloads.device.type != "cpu":
+            return _pending([dist.all_to_all_single(rows, payloads, group=self._group, async_op=True)], rows)
+        # On gloo, transfers that are all posted at once take three quarters of the time of its all-to-all.
+        rows[self.rank].copy_(payloads[self.rank])
+        others = [(self.rank + distance) % self.world_size for distance in range(1, self.world_size)]
+        works = [dist.irecv(rows[other], group=self._group, group_src=other) for other in others]
+        works += [dist.isend(payloads[other], group=self._group, group_dst=other) for other in others]
+        return _pending(works, rows)
 
 
-def _pending(work: dist.Work | None, result: Tensor) -> Pending:
-    """Pairs a work handle with the buffer it fills; the handle's own result differs between backends."""
+def _pending(works: Sequence[dist.Work | None], result: Tensor) -> Pending:
+    """Pairs work handles with the buffer they fill; a handle's own result differs between backends."""
 
     def wait() -> Tensor:
-        if work is not None:
-            work.wait()
+        for work in works:
+            if work is not None:
+                work.wait()
         return result
 
     return wait
