@@ -59,17 +59,20 @@ def sharded(
     """
     count, device = len(shards.all), gradient.device
     sizes = [worker.payload_bytes(shard) for shard in shards.all]
-    outgoing = torch.zeros((count, max(sizes)), dtype=torch.uint8, device=device)
+    outgoing = torch.empty((count, max(sizes)), dtype=torch.uint8, device=device)
     for shard, size, row in zip(shards.all, sizes, outgoing, strict=True):
         worker.encode(shard, gradient, feedback, row[:size], key)
+        row[size:] = 0
     incoming = yield AllToAll(outgoing)
 
-    average = torch.zeros(shards.own.positions, dtype=torch.float32, device=device)
+    average = torch.empty(shards.own.positions, dtype=torch.float32, device=device)
     worker.decode(shards.own, incoming[:, : worker.payload_bytes(shards.own)], average, 1 / count)
 
     sizes = [owner.payload_bytes(shard) for shard in shards.all]
-    payload = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
-    owner.encode(shards.own, average, owner_feedback, payload[: owner.payload_bytes(shards.own)], owner_key)
+    payload = torch.empty(max(sizes), dtype=torch.uint8, device=device)
+    own_size = owner.payload_bytes(shards.own)
+    owner.encode(shards.own, average, owner_feedback, payload[:own_size], owner_key)
+    payload[own_size:] = 0
     payloads = yield AllGather(payload)
     for shard, size, row in zip(shards.all, sizes, payloads, strict=True):
         owner.decode(shard, row[None, :size], gradient, 1.0)
