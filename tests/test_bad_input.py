@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import gradwire
 from gradwire import ConfigurationError
@@ -89,6 +90,9 @@ def models_that_are_refused() -> None:
     double = DistributedDataParallel(nn.Linear(4, 4).double())
     refused(lambda: gradwire.compress(double, "dense"), "parameter 'weight' has dtype torch.float64")
     double(torch.ones(2, 4).double()).sum().backward()
+
+    mixed = DistributedDataParallel(nn.Linear(4, 4), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
+    refused(lambda: gradwire.compress(mixed, "dense"), "mixed_precision occupies the communication hook")
 
     sparse = DistributedDataParallel(nn.Embedding(9, 4, sparse=True))
     refused(lambda: gradwire.compress(sparse, "dense"), "sparse=True")
