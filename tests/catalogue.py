@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradwire import memory as memories
 from gradwire import methods
 
 # Options under which a method does something visible on tensors as small as the tests'.
@@ -49,7 +50,9 @@ def cases(memory: str | None = None) -> list[Case]:
         for options in OPTIONS.get(name, [{}]):
             for scope in kind.granularities:
                 for route in kind.routes:
-                    for carried in ("none", "residual") if memory is None else (memory,):
+                    for carried in kind.memories if memory is None else (memory,):
+                        if memories.NAMES[carried]().masks and name not in ("topk", "randomk"):
+                            continue
                         granularity = "block:96" if scope == "block" else scope
                         found.append(Case(name, options, granularity, route, carried))
     return found

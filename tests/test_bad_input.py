@@ -32,7 +32,11 @@ VALUES = torch.randn(100)
         ("qsgd", {"norm": "l1"}, "norm='l1' is not known; choose 'max' or 'l2'"),
         ("powersgd", {"rank": 0}, "rank=0 is out of range; choose a whole number >= 1"),
         ("acpsgd", {"rank": 2.5}, "rank=2.5 is out of range"),
-        ("acpsgd", {"granularity": "model"}, "acpsgd cannot work at granularity='model'; its own: layer"),
+        (
+            "acpsgd",
+            {"granularity": "model"},
+            "acpsgd cannot work at granularity='model' because it factorises one matrix at a time; its own: layer",
+        ),
         ("topk", {"granularity": "block:0"}, "granularity='block:0' is not known; choose 'layer'"),
         ("topk", {"route": "allreduce"}, "topk cannot take route='allreduce'; its routes: gather, sharded"),
         ("topk", {"memory": "much"}, "memory='much' is not known; choose 'none', 'residual'"),

@@ -42,7 +42,7 @@ class Notes:
 
         return wait
 
-    def all_reduce_sum(self, buffer: Tensor) -> Pending:
+    def all_reduce(self, buffer: Tensor, operation: object) -> Pending:
         return self._issued("reduce", buffer, buffer.mul_(self.world_size))
 
     def all_gather(self, payload: Tensor) -> Pending:

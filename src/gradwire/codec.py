@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 from torch import Tensor
 
 from gradwire.layout import Block
-from gradwire.memory import Feedback
+from gradwire.memory import Feedback, Store
 
 
 class Codec(ABC):
-    """Writes a block as bytes of a size that depends on the block alone."""
+    """Writes a block as bytes of a size that every rank knows before they are written."""
+
+    selects: ClassVar[bool] = False
+    """Whether it sends some coordinates and says which, as memories that mask them need."""
+
+    def at(self, step: int, store: Store) -> Codec:
+        """The codec as it is in one step: a schedule, or what all ranks saw of earlier payloads, may change its size.
+
+        Args:
+            step: Counts synchronisations, from 0, the same on every rank.
+            store: Where a codec keeps what it learns.
+        """
+        return self
 
     @abstractmethod
     def payload_bytes(self, block: Block) -> int:
@@ -51,6 +64,9 @@ Decode = Callable[[Tensor, Tensor], None]
 
 class LinearCodec(ABC):
     """Writes a block as floating-point numbers whose mean over workers decodes to the mean: it all-reduces."""
+
+    selects: ClassVar[bool] = False
+    """Whether it sends some coordinates and says which, as memories that mask them need."""
 
     @abstractmethod
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, key: int) -> tuple[Tensor, Decode]:

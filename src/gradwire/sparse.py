@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from gradwire import kernels
 from gradwire.codec import Codec
 from gradwire.index import EliasFano, IndexCoding
 from gradwire.layout import Block, Granularity, Int64Array, flat_slots
-from gradwire.memory import Feedback
+from gradwire.memory import Feedback, Store
 from gradwire.quantize.values import FloatValues, ValueCoding
 from gradwire.select import Selector
 
@@ -27,9 +28,15 @@ class Sparse(Codec):
         indices: How their positions are written.
     """
 
+    selects: ClassVar[bool] = True
+
     select: Selector
     values: ValueCoding = field(default_factory=FloatValues)
     indices: IndexCoding = field(default_factory=EliasFano)
+
+    def at(self, step: int, store: Store) -> Sparse:
+        """With the selector's choice of this step."""
+        return replace(self, select=self.select.at(step))
 
     def payload_bytes(self, block: Block) -> int:
         """What values and indices need."""
@@ -45,6 +52,7 @@ class Sparse(Codec):
         edge = self.values.size(chosen)
         self.values.encode(chosen, values, payload[:edge], key)
         self.indices.encode(positions, block.positions, payload[edge:])
+        feedback.masked(block, positions[values.isfinite()])
         if feedback.residual is not None:
             self.values.decode(chosen, payload[:edge], values)
             kernels.for_device(gradient.device).subtract(block, feedback.residual, positions, values)

@@ -1,6 +1,22 @@
 """What a worker carries from step to step: memories, and the store that keeps their tensors by parameter name."""
 
-from gradwire.memory.feedback import NONE, Feedback, Memory, NoMemory, Residual, parse
+from gradwire.memory.dgc import MaskedMomentum
+from gradwire.memory.ef21 import EF21
+from gradwire.memory.feedback import NONE, Feedback, Memory, NoMemory, Residual
+from gradwire.memory.momentum import Momentum
+from gradwire.memory.names import NAMES, parse
 from gradwire.memory.store import Store
 
-__all__ = ["NONE", "Feedback", "Memory", "NoMemory", "Residual", "Store", "parse"]
+__all__ = [
+    "EF21",
+    "NAMES",
+    "NONE",
+    "Feedback",
+    "MaskedMomentum",
+    "Memory",
+    "Momentum",
+    "NoMemory",
+    "Residual",
+    "Store",
+    "parse",
+]

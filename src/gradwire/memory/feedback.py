@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,10 +19,11 @@ from gradwire.memory.store import Store
 
 @dataclass(frozen=True, eq=False)
 class Feedback:
-    """A memory's share in one encoding.
+    """A memory at work on one flat buffer.
 
     Compensated values are ``beta * residual + gamma * gradient``; the encoder leaves what it did not send in
-    ``residual``. Without a residual they are the gradient itself, and nothing is kept.
+    ``residual``. Without a residual they are the gradient itself, and nothing is kept. What a memory does beyond that,
+    it does in four calls around the encoder: :meth:`admit`, :meth:`masked`, :meth:`settle` and :meth:`received`.
 
     Attributes:
         residual: ``float32``, laid out as the gradient buffer; or None.
@@ -32,6 +34,22 @@ class Feedback:
     residual: Tensor | None
     beta: float = 1.0
     gamma: float = 1.0
+
+    def admit(self, block: Block, gradient: Tensor) -> Tensor:
+        """What the encoder is to take for the gradient: a flat buffer of the same layout.
+
+        If a gradient value is not finite, the buffer has such a value in the same segment.
+        """
+        return gradient
+
+    def masked(self, block: Block, positions: Tensor) -> None:
+        """Told by encoders that send some coordinates which ones, ``int64[k]``, if all went well."""
+
+    def settle(self, block: Block, gradient: Tensor) -> None:
+        """Called with the gradient once it is encoded."""
+
+    def received(self, block: Block, average: Tensor) -> None:
+        """May change the decoded average, which lies in the block's elements of a flat buffer."""
 
     def buffer(self, gradient: Tensor) -> Tensor:
         """Where compensated values lie once they are formed: in the residual, or in the gradient itself."""
@@ -55,7 +73,13 @@ NONE = Feedback(None)
 
 
 class Memory(ABC):
-    """What a worker remembers of the gradients it did not send."""
+    """What a worker remembers of the gradients it did not send.
+
+    Attributes:
+        masks: Whether it must be told which coordinates were sent, so that it serves sparse methods only.
+    """
+
+    masks: ClassVar[bool] = False
 
     @abstractmethod
     def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
@@ -63,10 +87,14 @@ class Memory(ABC):
 
         Args:
             store: Where tensors are kept.
-            field: What to keep them as.
+            field: What to keep the residual as; other tensors start with that name.
             slots: The parameters in the buffer that are compressed.
             numel: Elements of the buffer.
         """
+
+    def owner(self) -> Memory:
+        """What an owner of a shard remembers of the average that it compresses again."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -105,22 +133,3 @@ class Residual(Memory):
 
     def __str__(self) -> str:
         return "residual" if self == Residual() else f"residual(beta={self.beta}, gamma={self.gamma})"
-
-
-def parse(memory: str | Memory) -> Memory:
-    """Reads ``none`` or ``residual``.
-
-    Raises:
-        ConfigurationError: If ``memory`` is neither these nor a memory.
-    """
-    match memory:
-        case Memory():
-            return memory
-        case "none":
-            return NoMemory()
-        case "residual":
-            return Residual()
-    raise ConfigurationError(
-        f"memory={memory!r} is not known; choose 'none', 'residual', or an object such as "
-        "gradwire.memory.Residual(beta=0.9)"
-    )

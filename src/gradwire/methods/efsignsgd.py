@@ -21,6 +21,12 @@ class EFSignSGD(CodecMethod):
     citation = "Karimireddy et al. 2019, arXiv:1901.09847"
     routes = ("sharded", "gather")
     memory = "residual"
+    bias = "contractive"
+    wire_bits = "d + 32"
+
+    def error_bound(self, numel: int) -> float:
+        """``1 - |x|_1^2 / (d |x|_2^2)``, which is largest for a lone value."""
+        return 1 - 1 / numel
 
     def codec(self) -> Sign:
         """One bit a value, one scale a segment."""

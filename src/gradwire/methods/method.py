@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, MutableMapping
+from collections.abc import Generator, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from gradwire.codec import Codec, LinearCodec
 from gradwire.layout import Block, Slot
-from gradwire.memory import Feedback, Memory, Store
+from gradwire.memory import NAMES, NONE, Feedback, Memory, Store
 from gradwire.randomness import SHARED, key_of
-from gradwire.routes import allreduce, gather, sharded
-from gradwire.routes.sharded import Shards
+from gradwire.routes import Operator, Shards, allreduce, gather, sharded
 from gradwire.wire.requests import Request, Synchronization, lockstep
 
 
@@ -29,6 +29,7 @@ class Site:
         store: Where tensors are kept from step to step.
         memory: The memory chosen.
         route: The route chosen, one of the method's.
+        owner: What the average is compressed with again; None for the method's own.
         rank: This worker.
         world_size: Number of workers.
         seed: Where all randomness starts, the same on every rank.
@@ -39,6 +40,7 @@ class Site:
     store: Store
     memory: Memory
     route: str
+    owner: Codec | None
     rank: int
     world_size: int
     seed: int
@@ -55,6 +57,10 @@ class Site:
         """Randomness of this rank in a step, as an owner of a shard."""
         return key_of(self.seed, step, self.world_size + self.rank)
 
+    def owner_feedback(self, slots: Sequence[Slot], numel: int) -> Feedback:
+        """An owner's memory of the averages in a buffer of its own."""
+        return self.memory.owner().feedback(self.store, "owner_residual", slots, numel)
+
     def shared_key(self, step: int) -> int:
         """Randomness that all ranks share in a step."""
         return key_of(self.seed, step, SHARED)
@@ -63,19 +69,39 @@ class Site:
 class Method(ABC):
     """A compressed average. Subclasses are frozen dataclasses whose fields are the paper's hyper-parameters.
 
+    What theory says of a method is data, which tests hold against what is measured.
+
     Attributes:
         citation: Authors, year, arXiv id.
         routes: The routes it can take, its usual one first.
         granularities: The scopes of segments it can have, its usual one first.
+        why_granularity: Why it has no other granularities, where it has not all.
         memory: Its usual memory.
+        memories: Names of the memories it can carry.
         takes_all: Whether small and 1-D tensors are its business, too.
+        bias: ``"unbiased"``, ``E Q(x) = x`` without a memory; ``"contractive"``, ``E |x - Q(x)|^2 < |x|^2``;
+            ``"exact"`` up to rounding; or ``"biased"``, none of these.
+        wire_bits: Bits a worker writes for a segment, all rounds together, at most: a formula of ``d`` elements, or of
+            ``n`` and ``m`` for a matrix, of ``k = max(1, round(ratio * d))`` and of the method's fields, in Python.
     """
 
     citation: ClassVar[str]
     routes: ClassVar[tuple[str, ...]]
     granularities: ClassVar[tuple[str, ...]] = ("layer", "bucket", "model", "block")
+    why_granularity: ClassVar[str] = ""
     memory: ClassVar[str] = "none"
+    memories: ClassVar[tuple[str, ...]] = ("none", "residual")
     takes_all: ClassVar[bool] = False
+    bias: ClassVar[Literal["exact", "unbiased", "contractive", "biased"]] = "biased"
+    wire_bits: ClassVar[str] = ""
+
+    def error_bound(self, numel: int) -> float:
+        """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for a segment of ``numel`` values without a memory.
+
+        For an unbiased method this is the variance bound, Omega; for a contractive one it is ``1 - delta``. Infinite
+        where there is no bound.
+        """
+        return math.inf
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape gains anything; others are averaged densely."""
@@ -97,63 +123,74 @@ class Method(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class _CodecState:
+class _LinearState:
     site: Site
     feedback: Feedback
-    shards: Shards | None = None
-    owner_feedback: Feedback | None = None
 
 
 class LinearMethod(Method):
     """A method that is a linear codec: its codes all-reduce."""
 
     routes = ("allreduce",)
+    memories = tuple(NAMES)
 
     @abstractmethod
     def codec(self) -> LinearCodec:
         """What writes a gradient."""
 
-    def begin(self, site: Site) -> _CodecState:
+    def begin(self, site: Site) -> _LinearState:
         """Sets up the memory."""
-        return _CodecState(site, site.feedback())
+        return _LinearState(site, site.feedback())
 
-    def synchronize(self, gradient: Tensor, state: _CodecState, step: int) -> Synchronization:
+    def synchronize(self, gradient: Tensor, state: _LinearState, step: int) -> Synchronization:
         """Takes the all-reduce route."""
         return allreduce(self.codec(), state.site.block, gradient, state.feedback, state.site.shared_key(step))
+
+
+@dataclass(frozen=True, eq=False)
+class _CodecState:
+    site: Site
+    worker: Codec
+    feedback: Feedback
+    owner: Codec | None
+    owner_feedback: Feedback
+    shards: Shards | None
 
 
 class CodecMethod(Method):
     """A method that is a codec: its payloads are gathered, or sharded among owners who compress again."""
 
     routes = ("gather", "sharded")
+    memories = tuple(NAMES)
 
     @abstractmethod
     def codec(self) -> Codec:
-        """What writes a gradient."""
+        """What writes a gradient: the workers' operator."""
+
+    def owner_codec(self, route: str) -> Codec | None:
+        """What the average is put through: the owners' operator. On the gather route usually nothing."""
+        return self.codec() if route == "sharded" else None
 
     def begin(self, site: Site) -> _CodecState:
-        """Sets up the memories; on the sharded route an owner has one like the workers'."""
-        if site.route == "gather":
-            return _CodecState(site, site.feedback())
-        shards = Shards.of(site.block, site.rank, site.world_size)
-        owner_feedback = site.memory.feedback(site.store, "owner_residual", shards.own.slots, shards.own.positions)
-        return _CodecState(site, site.feedback(), shards, owner_feedback)
+        """Sets up the memories; an owner has one like the workers'."""
+        worker, owner = self.codec(), site.owner or self.owner_codec(site.route)
+        shards, owner_feedback = None, NONE
+        if site.route == "sharded":
+            shards = Shards.of(site.block, site.rank, site.world_size)
+            owner_feedback = site.owner_feedback(shards.own.slots, shards.own.positions)
+        elif owner is not None:
+            owner_feedback = site.owner_feedback(site.block.slots, site.numel)
+        return _CodecState(site, worker, site.feedback(), owner, owner_feedback, shards)
 
     def synchronize(self, gradient: Tensor, state: _CodecState, step: int) -> Synchronization:
         """Takes the chosen route."""
-        site, codec = state.site, self.codec()
-        if state.shards is None or state.owner_feedback is None:
-            return gather(codec, site.block, gradient, state.feedback, site.key(step), site.world_size)
-        return sharded(
-            codec,
-            codec,
-            state.shards,
-            gradient,
-            state.feedback,
-            state.owner_feedback,
-            site.key(step),
-            site.owner_key(step),
-        )
+        site = state.site
+        worker = Operator(state.worker.at(step, site.store), state.feedback, site.key(step))
+        key = site.shared_key(step) if state.shards is None else site.owner_key(step)
+        owner = None if state.owner is None else Operator(state.owner.at(step, site.store), state.owner_feedback, key)
+        if state.shards is not None and owner is not None:
+            return sharded(worker, owner, site.block, state.shards, gradient)
+        return gather(worker, owner, site.block, gradient, site.world_size)
 
 
 class LayerState(MutableMapping[str, Tensor]):
@@ -207,6 +244,8 @@ class LayerMethod(Method):
 
     routes = ("allreduce",)
     granularities = ("layer",)
+    why_granularity = "it is written for one parameter at a time"
+    memories = ("none",)
 
     @abstractmethod
     def average(self, gradient: Tensor, state: LayerState) -> Generator[Request, Tensor, Tensor]:

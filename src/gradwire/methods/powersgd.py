@@ -37,7 +37,10 @@ class PowerSGD(Method):
     citation = "Vogels et al. 2019, arXiv:1905.13727"
     routes = ("allreduce",)
     granularities = ("layer",)
+    why_granularity = "it factorises one matrix at a time"
     memory = "residual"
+    bias = "contractive"
+    wire_bits = "32 * rank * (n + m)"
 
     rank: int = 4
 
@@ -47,6 +50,10 @@ class PowerSGD(Method):
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Matrices that are larger than their factors."""
         return gains(shape, self.rank)
+
+    def error_bound(self, numel: int) -> float:
+        """A projection never lengthens what it projects."""
+        return 1.0
 
     def begin(self, site: Site) -> _State:
         """Groups matrices and starts ``Q`` where none is kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,8 @@ class QSGD(CodecMethod):
 
     citation = "Alistarh et al. 2017, arXiv:1610.02132"
     routes = ("sharded", "gather")
+    bias = "unbiased"
+    wire_bits = "bits * d + 32 * ceil(d / (bucket or d))"
 
     bits: int = 4
     bucket: int = 512
@@ -36,3 +39,8 @@ class QSGD(CodecMethod):
     def codec(self) -> Stochastic:
         """A few bits a value, one scale a bucket."""
         return Stochastic(self.bits, self.bucket, self.norm)
+
+    def error_bound(self, numel: int) -> float:
+        """A bucket of b values on s levels: a quarter of ``b / s^2``, or ``sqrt(b) / s`` (the paper's lemma 3.1)."""
+        bucket, levels = min(numel, self.bucket or numel), (1 << (self.bits - 1)) - 1
+        return min(bucket / (4 * levels**2), math.sqrt(bucket) / levels)

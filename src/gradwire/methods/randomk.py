@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gradwire.methods.method import LinearMethod
 from gradwire.methods.registry import register
-from gradwire.select import SharedRandom
+from gradwire.select import SharedRandom, count_for
 
 
 @register("randomk")
@@ -22,6 +22,8 @@ class RandomK(LinearMethod):
 
     citation = "Stich et al. 2018, arXiv:1809.07599; shared seed as in Vogels et al. 2019, arXiv:1905.13727"
     memory = "residual"
+    bias = "unbiased"
+    wire_bits = "32 * k"
 
     ratio: float = 0.01
 
@@ -31,3 +33,7 @@ class RandomK(LinearMethod):
     def codec(self) -> SharedRandom:
         """The shared choice."""
         return SharedRandom(self.ratio)
+
+    def error_bound(self, numel: int) -> float:
+        """``d / k - 1``."""
+        return numel / count_for(numel, self.ratio) - 1

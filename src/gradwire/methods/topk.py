@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gradwire import index
@@ -9,8 +10,8 @@ from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
 from gradwire.quantize import values
-from gradwire.quantize.values import ValueCoding
-from gradwire.select import TopMagnitudes
+from gradwire.quantize.values import FloatValues, ValueCoding
+from gradwire.select import TopMagnitudes, count_for
 from gradwire.sparse import Sparse
 
 
@@ -28,6 +29,8 @@ class TopK(CodecMethod):
     citation = "Aji & Heafield 2017, arXiv:1704.05021; Stich et al. 2018, arXiv:1809.07599"
     routes = ("gather", "sharded")
     memory = "residual"
+    bias = "contractive"
+    wire_bits = "k * (32 + 2 + log2(d / k))"
 
     ratio: float = 0.01
     values: str | ValueCoding = "fp32"
@@ -39,3 +42,9 @@ class TopK(CodecMethod):
     def codec(self) -> Sparse:
         """Selector, value coding, index coding."""
         return Sparse(TopMagnitudes(self.ratio), values.parse(self.values), index.parse(self.indices))
+
+    def error_bound(self, numel: int) -> float:
+        """All magnitudes alike are the worst there is; none for values that are quantised."""
+        if not isinstance(values.parse(self.values), FloatValues):
+            return math.inf
+        return 1 - count_for(numel, self.ratio) / numel

@@ -2,6 +2,7 @@
 
 from gradwire.routes.allreduce import allreduce
 from gradwire.routes.gather import gather
-from gradwire.routes.sharded import sharded
+from gradwire.routes.operator import Operator
+from gradwire.routes.sharded import Shards, sharded
 
-__all__ = ["allreduce", "gather", "sharded"]
+__all__ = ["Operator", "Shards", "allreduce", "gather", "sharded"]

@@ -20,6 +20,11 @@ def allreduce(codec: LinearCodec, block: Block, gradient: Tensor, feedback: Feed
         feedback: This worker's memory.
         key: Randomness that all ranks share in this step.
     """
-    code, decode = codec.encode(block, gradient, feedback, key)
+    admitted = feedback.admit(block, gradient)
+    code, decode = codec.encode(block, admitted, feedback, key)
+    if admitted is not gradient:
+        code = code.clone()  # it may be a view of what the memory keeps, and the wire reduces in place
+    feedback.settle(block, gradient)
     mean = yield AllReduceMean(code)
     decode(mean, gradient)
+    feedback.received(block, gradient)

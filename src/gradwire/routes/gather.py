@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from gradwire.codec import Codec
 from gradwire.layout import Block
-from gradwire.memory import Feedback
+from gradwire.routes.operator import Operator
 from gradwire.wire.requests import AllGather, Synchronization
 
 
 def gather(
-    codec: Codec, block: Block, gradient: Tensor, feedback: Feedback, key: int, world_size: int
+    worker: Operator, owner: Operator | None, block: Block, gradient: Tensor, world_size: int
 ) -> Synchronization:
     """Decodes all payloads everywhere: b (n - 1) bytes for a payload of b bytes.
 
     Args:
-        codec: What writes the payload.
+        worker: What writes the payload.
+        owner: What the average is put through, the same on every rank; or nothing.
         block: Which elements of ``gradient``.
         gradient: ``float32`` flat buffer; left with the average.
-        feedback: This worker's memory.
-        key: Randomness of this rank in this step.
         world_size: n.
     """
-    payload = torch.empty(codec.payload_bytes(block), dtype=torch.uint8, device=gradient.device)
-    codec.encode(block, gradient, feedback, payload, key)
+    admitted = worker.feedback.admit(block, gradient)
+    payload = worker.encode(block, admitted)
+    worker.feedback.settle(block, gradient)
     payloads = yield AllGather(payload)
-    codec.decode(block, payloads, gradient, 1 / world_size)
+    worker.codec.decode(block, payloads, gradient, 1 / world_size)
+    if owner is not None:
+        again = owner.encode(block, owner.feedback.admit(block, gradient))
+        owner.feedback.settle(block, gradient)
+        owner.codec.decode(block, again[None], gradient, 1.0)
+    worker.feedback.received(block, gradient)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec import Codec
 from gradwire.layout import Block
-from gradwire.memory import Feedback
+from gradwire.routes.operator import Operator
 from gradwire.wire.requests import AllGather, AllToAll, Synchronization
 
 
@@ -32,16 +31,7 @@ class Shards:
         return cls(shards, shards[rank].packed())
 
 
-def sharded(
-    worker: Codec,
-    owner: Codec,
-    shards: Shards,
-    gradient: Tensor,
-    feedback: Feedback,
-    owner_feedback: Feedback,
-    key: int,
-    owner_key: int,
-) -> Synchronization:
+def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gradient: Tensor) -> Synchronization:
     """Compresses on the way to the owner and on the way back: 2 b (n - 1) / n bytes for payloads of b bytes.
 
     This is bidirectional compression without a server: Seide et al. 2014 for 1-bit SGD; ``x - eta Q_M(mean Q_W(g))``
@@ -49,30 +39,32 @@ def sharded(
 
     Args:
         worker: Q_W, what writes a worker's gradient.
-        owner: Q_M, what writes an owner's average.
-        shards: Who owns what.
+        owner: Q_M, what writes an owner's average of its shard.
+        block: Which elements of ``gradient``.
+        shards: Who owns what of them.
         gradient: ``float32`` flat buffer; left with the average.
-        feedback: This worker's memory of the gradient.
-        owner_feedback: This owner's memory of its shard's average.
-        key: Randomness of this rank in this step.
-        owner_key: Randomness of this rank as an owner.
     """
     count, device = len(shards.all), gradient.device
-    sizes = [worker.payload_bytes(shard) for shard in shards.all]
+    admitted = worker.feedback.admit(block, gradient)
+    sizes = [worker.codec.payload_bytes(shard) for shard in shards.all]
     outgoing = torch.empty((count, max(sizes)), dtype=torch.uint8, device=device)
     for shard, size, row in zip(shards.all, sizes, outgoing, strict=True):
-        worker.encode(shard, gradient, feedback, row[:size], key)
+        worker.codec.encode(shard, admitted, worker.feedback, row[:size], worker.key)
         row[size:] = 0
+    worker.feedback.settle(block, gradient)
     incoming = yield AllToAll(outgoing)
 
     average = torch.empty(shards.own.positions, dtype=torch.float32, device=device)
-    worker.decode(shards.own, incoming[:, : worker.payload_bytes(shards.own)], average, 1 / count)
+    worker.codec.decode(shards.own, incoming[:, : worker.codec.payload_bytes(shards.own)], average, 1 / count)
 
-    sizes = [owner.payload_bytes(shard) for shard in shards.all]
+    sizes = [owner.codec.payload_bytes(shard) for shard in shards.all]
     payload = torch.empty(max(sizes), dtype=torch.uint8, device=device)
-    own_size = owner.payload_bytes(shards.own)
-    owner.encode(shards.own, average, owner_feedback, payload[:own_size], owner_key)
+    own_size = owner.codec.payload_bytes(shards.own)
+    readmitted = owner.feedback.admit(shards.own, average)
+    owner.codec.encode(shards.own, readmitted, owner.feedback, payload[:own_size], owner.key)
+    owner.feedback.settle(shards.own, average)
     payload[own_size:] = 0
     payloads = yield AllGather(payload)
     for shard, size, row in zip(shards.all, sizes, payloads, strict=True):
-        owner.decode(shard, row[None, :size], gradient, 1.0)
+        owner.codec.decode(shard, row[None, :size], gradient, 1.0)
+    worker.feedback.received(block, gradient)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ class SharedRandom(LinearCodec):
         ratio: k as a share of the segment's elements, in (0, 1].
     """
 
+    selects: ClassVar[bool] = True
+
     ratio: float
 
     def __post_init__(self) -> None:
@@ -46,6 +49,7 @@ class SharedRandom(LinearCodec):
 
         if not finite:
             return code.fill_(torch.nan), decode
+        feedback.masked(block, positions)
         if feedback.residual is not None:
             kernel.subtract(block, feedback.residual, positions, code)
             return code, decode

@@ -15,6 +15,10 @@ from gradwire.memory import Feedback
 class Selector(ABC):
     """Chooses coordinates of a block by looking at its values."""
 
+    def at(self, step: int) -> Selector:
+        """The selector as it is in one step; a schedule may change its ratio."""
+        return self
+
     @abstractmethod
     def counts(self, block: Block) -> Int64Array:
         """How many coordinates of each segment are sent: ``int64[S]``, from the block alone."""
@@ -36,9 +40,14 @@ class Selector(ABC):
 
 
 def counts_for(block: Block, ratio: float) -> Int64Array:
-    """The nearest whole number to ``ratio`` times the elements of each segment, at least one."""
+    """:func:`count_for` each segment."""
     counts: Int64Array = np.maximum(1, np.rint(block.segment_numels * ratio)).astype(np.int64)
     return counts
+
+
+def count_for(numel: int, ratio: float) -> int:
+    """The nearest whole number to ``ratio`` times ``numel``, at least one."""
+    return max(1, round(ratio * numel))
 
 
 def check_ratio(ratio: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.memory import Memory
@@ -40,6 +41,7 @@ def roundtrip(
     granularity: str | None = None,
     route: str | None = None,
     memory: str | Memory | None = None,
+    owner: str | Codec | None = None,
     seed: int = 0,
     step: int = 0,
     **options: Any,
@@ -55,6 +57,7 @@ def roundtrip(
         granularity: As in :func:`gradwire.compress`.
         route: As in :func:`gradwire.compress`; ``"gather"`` if None and possible.
         memory: As in :func:`gradwire.compress`.
+        owner: As in :func:`gradwire.compress`.
         seed: Where all randomness starts.
         step: Which step's randomness to use.
         **options: The method's hyper-parameters.
@@ -75,9 +78,9 @@ def roundtrip(
     if tensor.layout != torch.strided:
         raise ConfigurationError(f"tensor has layout {tensor.layout}; give a dense one, such as tensor.to_dense()")
     everything = DensePolicy(below=0, vectors=False)
-    configuration = Configuration.make(method, options, granularity, route, memory, everything, seed)
+    configuration = Configuration.make(method, options, granularity, route, memory, owner, everything, seed)
     if route is None and "gather" in configuration.method.routes:
-        configuration = Configuration.make(method, options, granularity, "gather", memory, everything, seed)
+        configuration = Configuration.make(method, options, granularity, "gather", memory, owner, everything, seed)
     engine = Engine(configuration, rank=0, world_size=1, device=tensor.device)
     engine.step = step
     flat = tensor.detach().to(torch.float32, copy=True).reshape(-1)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire import memory as memories
+from gradwire import quantize
+from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity
 from gradwire.memory import Memory
-from gradwire.methods import Method, make, name_of
+from gradwire.methods import CodecMethod, LinearMethod, Method, make, name_of
 from gradwire.train.policy import DensePolicy
 
 FUSE_BYTES = 1 << 18
@@ -26,6 +28,7 @@ class Configuration:
         granularity: Where segments end.
         route: How payloads become an average.
         memory: What is carried from step to step.
+        owner: What the average is compressed with again; None for the method's own.
         dense: What is averaged densely.
         seed: Where all randomness starts.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
@@ -35,6 +38,7 @@ class Configuration:
     granularity: Granularity
     route: str
     memory: Memory
+    owner: Codec | None
     dense: DensePolicy
     seed: int
     fuse_bytes: int
@@ -47,6 +51,7 @@ class Configuration:
         granularity: str | Granularity | None = None,
         route: str | None = None,
         memory: str | Memory | None = None,
+        owner: str | Codec | None = None,
         dense: DensePolicy | None = None,
         seed: int = 0,
         fuse_bytes: int = FUSE_BYTES,
@@ -60,19 +65,31 @@ class Configuration:
         name = name_of(made)
         scope = Granularity.parse(made.granularities[0] if granularity is None else granularity)
         if scope.scope not in made.granularities:
+            why = f" because {made.why_granularity}" if made.why_granularity else ""
             raise ConfigurationError(
-                f"{name} cannot work at granularity={str(scope)!r}; its own: {', '.join(made.granularities)}"
+                f"{name} cannot work at granularity={str(scope)!r}{why}; its own: {', '.join(made.granularities)}"
             )
         way = made.routes[0] if route is None else route
         if way not in made.routes:
             raise ConfigurationError(f"{name} cannot take route={way!r}; its routes: {', '.join(made.routes)}")
         if fuse_bytes < 1:
             raise ConfigurationError(f"fuse_bytes={fuse_bytes!r} is out of range; choose at least 1 byte")
+        carried = memories.parse(made.memory if memory is None else memory)
+        possible = [memories.NAMES[known] for known in made.memories]
+        if type(carried) in memories.NAMES.values() and type(carried) not in possible:
+            raise ConfigurationError(f"{name} cannot carry memory={carried}; its memories: {', '.join(made.memories)}")
+        if carried.masks and not (isinstance(made, CodecMethod | LinearMethod) and made.codec().selects):
+            raise ConfigurationError(
+                f"memory={carried} is for methods that send some coordinates only; {name} does not"
+            )
+        if owner is not None and not isinstance(made, CodecMethod):
+            raise ConfigurationError(f"owner={owner!r} has no place: {name} does not compress its average again")
         return cls(
             method=made,
             granularity=scope,
             route=way,
-            memory=memories.parse(made.memory if memory is None else memory),
+            memory=carried,
+            owner=None if owner is None else quantize.parse(owner),
             dense=dense or DensePolicy(),
             seed=seed,
             fuse_bytes=fuse_bytes,
@@ -93,6 +110,7 @@ class Configuration:
             "granularity": str(self.granularity),
             "route": self.route,
             "memory": str(self.memory),
+            **({} if self.owner is None else {"owner": str(self.owner)}),
             "dense": str(self.dense),
             "seed": str(self.seed),
             "fuse_bytes": str(self.fuse_bytes),

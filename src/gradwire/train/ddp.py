@@ -8,6 +8,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Slot, flat_slots
 from gradwire.memory import Memory
@@ -110,6 +111,7 @@ def compress(
     granularity: str | None = None,
     route: str | None = None,
     memory: str | Memory | None = None,
+    owner: str | Codec | None = None,
     dense: DensePolicy | None = None,
     seed: int = 0,
     fuse_bytes: int = FUSE_BYTES,
@@ -124,7 +126,10 @@ def compress(
         method: A name of ``gradwire.methods.names()`` or a method object.
         granularity: ``"layer"``, ``"bucket"``, ``"model"`` or ``"block:N"``; the method's own if None.
         route: ``"allreduce"``, ``"gather"`` or ``"sharded"``; the method's own if None.
-        memory: ``"none"``, ``"residual"`` or a memory object; the method's own if None.
+        memory: ``"none"``, ``"residual"``, ``"momentum"``, ``"dgc"``, ``"ef21"`` or a memory object; the method's own
+            if None.
+        owner: What the average is compressed with on the sharded route, and put through on the gather route: a name
+            such as ``"qsgd:8"`` or a codec; if None, the workers' own on the sharded route and nothing on gather.
         dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
         seed: Where all randomness starts; torch's generators are never touched.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
@@ -140,7 +145,7 @@ def compress(
         >>> model = DistributedDataParallel(net)                               # doctest: +SKIP
         >>> handle = gradwire.compress(model, "acpsgd", rank=4)                # doctest: +SKIP
     """
-    configuration = Configuration.make(method, options, granularity, route, memory, dense, seed, fuse_bytes)
+    configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
     _check_model(model)
     parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
     handle = Handle(configuration, parameters, model.process_group)

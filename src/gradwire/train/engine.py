@@ -77,8 +77,8 @@ class Engine:
 
     def _share(self, method: Method, block: Block, numel: int, route: str) -> _Share:
         choice = self.configuration
-        memory = choice.memory if method is choice.method else NoMemory()
-        site = Site(block, numel, self.store, memory, route, self._rank, self._world_size, choice.seed)
+        memory, owner = (choice.memory, choice.owner) if method is choice.method else (NoMemory(), None)
+        site = Site(block, numel, self.store, memory, route, owner, self._rank, self._world_size, choice.seed)
         return _Share(method, site, method.begin(site))
 
     def synchronizations(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:

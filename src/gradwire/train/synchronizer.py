@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.memory import Memory
@@ -35,6 +36,7 @@ class Synchronizer(Handle):
         granularity: As in :func:`gradwire.compress`; and so are the other arguments.
         route: See there.
         memory: See there.
+        owner: See there.
         dense: See there.
         seed: See there.
         fuse_bytes: See there.
@@ -57,12 +59,13 @@ class Synchronizer(Handle):
         granularity: str | None = None,
         route: str | None = None,
         memory: str | Memory | None = None,
+        owner: str | Codec | None = None,
         dense: DensePolicy | None = None,
         seed: int = 0,
         fuse_bytes: int = FUSE_BYTES,
         **options: Any,
     ) -> None:
-        configuration = Configuration.make(method, options, granularity, route, memory, dense, seed, fuse_bytes)
+        configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
         named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
         super().__init__(configuration, named, default_group(process_group))
         self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.granularity.scope)]

@@ -1,16 +1,31 @@
 """The wire: what methods ask for, fused, ordered, issued and metered."""
 
 from gradwire.wire.meter import Meter, Stats
-from gradwire.wire.requests import AllGather, AllReduceMean, AllToAll, Request, Synchronization, lockstep
+from gradwire.wire.requests import (
+    AllGather,
+    AllReduceMax,
+    AllReduceMean,
+    AllReduceSum,
+    AllToAll,
+    Broadcast,
+    Exchange,
+    Request,
+    Synchronization,
+    lockstep,
+)
 from gradwire.wire.scheduler import Scheduler, Task
 from gradwire.wire.transport import Alone, Pending, ProcessGroupTransport, Transport
 from gradwire.wire.wire import Wire
 
 __all__ = [
     "AllGather",
+    "AllReduceMax",
     "AllReduceMean",
+    "AllReduceSum",
     "AllToAll",
     "Alone",
+    "Broadcast",
+    "Exchange",
     "Meter",
     "Pending",
     "ProcessGroupTransport",

@@ -6,18 +6,19 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.wire.meter import Meter
-from gradwire.wire.requests import AllGather, AllReduceMean, AllToAll, Request
-from gradwire.wire.transport import Transport
+from gradwire.wire.requests import AllGather, AllReduceMax, AllReduceMean, AllToAll, Broadcast, Exchange, Request
+from gradwire.wire.transport import Pending, Transport
 
 Flight = Callable[[], list[Tensor]]
 """A round on its way; calling it waits and returns the answers, in the order of the requests."""
 
 
 def issue(requests: Sequence[Request], transport: Transport, meter: Meter) -> Flight:
-    """Issues a round: one collective for each kind and dtype among the requests.
+    """Issues a round: one collective for each kind, peer and dtype among the requests.
 
     Args:
         requests: The round, the same kinds, sizes and order on all ranks.
@@ -27,12 +28,12 @@ def issue(requests: Sequence[Request], transport: Transport, meter: Meter) -> Fl
     Returns:
         What to call for the answers.
     """
-    fused: dict[tuple[type, torch.dtype], list[int]] = {}
+    fused: dict[tuple[type, int | None, torch.dtype], list[int]] = {}
     for index, request in enumerate(requests):
-        fused.setdefault((type(request), request.payload.dtype), []).append(index)
+        fused.setdefault((type(request), _peer(request), request.payload.dtype), []).append(index)
     landings = [
-        (indices, _LAUNCH[kind]([requests[i].payload for i in indices], transport, meter))
-        for (kind, _), indices in fused.items()
+        (indices, _launch(kind, peer, [requests[i].payload for i in indices], transport, meter))
+        for (kind, peer, _), indices in fused.items()
     ]
 
     def land() -> list[Tensor]:
@@ -45,24 +46,48 @@ def issue(requests: Sequence[Request], transport: Transport, meter: Meter) -> Fl
     return land
 
 
-def _all_reduce(tensors: Sequence[Tensor], transport: Transport, meter: Meter) -> Flight:
-    """Averages; every value is divided before the sum, so that half precision does not overflow."""
-    share = 1 / transport.world_size
-    if len(tensors) == 1 and tensors[0].is_contiguous():
-        buffer = tensors[0].view(-1)
-        if transport.world_size > 1:
-            buffer.mul_(share)
+def _peer(request: Request) -> int | None:
+    """The one other rank that a request is about, if there is one."""
+    match request:
+        case Broadcast(source=source):
+            return source
+        case Exchange(partner=partner):
+            return partner
+    return None
+
+
+def _launch(kind: type, peer: int | None, tensors: Sequence[Tensor], transport: Transport, meter: Meter) -> Flight:
+    """One collective for requests of one kind."""
+    if kind is AllGather:
+        return _all_gather(tensors, transport, meter)
+    if kind is AllToAll:
+        return _all_to_all(tensors, transport, meter)
+    buffer = _joined(tensors)
+    pending: Pending
+    if kind is Broadcast and peer is not None:
+        meter.broadcast(buffer.nbytes, (transport.rank - peer) % transport.world_size, transport.world_size)
+        pending = transport.broadcast(buffer, peer)
+    elif kind is Exchange and peer is not None:
+        meter.exchange(buffer.nbytes if peer != transport.rank else 0)
+        pending = transport.exchange(buffer, peer)
     else:
-        flat = [tensor.reshape(-1) for tensor in tensors]
-        buffer = torch.cat(flat).mul_(share)
-    meter.all_reduce(buffer.nbytes, transport.world_size)
-    pending = transport.all_reduce_sum(buffer)
+        if kind is AllReduceMean and transport.world_size > 1:
+            buffer.mul_(1 / transport.world_size)  # before the sum, so that half precision does not overflow
+        meter.all_reduce(buffer.nbytes, transport.world_size)
+        pending = transport.all_reduce(buffer, dist.ReduceOp.MAX if kind is AllReduceMax else dist.ReduceOp.SUM)
 
     def land() -> list[Tensor]:
         parts = torch.split(pending(), [tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     return land
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """All elements in one buffer, which is the tensor's own where there is only one."""
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        return tensors[0].view(-1)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _all_gather(payloads: Sequence[Tensor], transport: Transport, meter: Meter) -> Flight:
@@ -82,10 +107,3 @@ def _all_to_all(payloads: Sequence[Tensor], transport: Transport, meter: Meter) 
 def _columns(rows: Tensor, widths: Sequence[int]) -> list[Tensor]:
     edges = accumulate(widths, initial=0)
     return [rows[:, start:stop] for start, stop in pairwise(edges)]
-
-
-_LAUNCH: dict[type, Callable[[Sequence[Tensor], Transport, Meter], Flight]] = {
-    AllReduceMean: _all_reduce,
-    AllGather: _all_gather,
-    AllToAll: _all_to_all,
-}

@@ -58,6 +58,18 @@ class Meter:
         """Counts n rows of ``nbytes`` together, of which this worker keeps one."""
         self.wire_bytes += nbytes // world_size * (world_size - 1)
 
+    def broadcast(self, nbytes: int, distance: int, world_size: int) -> None:
+        """Counts a buffer of ``nbytes`` that comes down a binomial tree to the rank ``distance`` after its source."""
+        reach = 1
+        while reach < world_size:
+            if distance < reach and distance + reach < world_size:
+                self.wire_bytes += nbytes
+            reach *= 2
+
+    def exchange(self, nbytes: int) -> None:
+        """Counts a payload of ``nbytes`` that goes to one other."""
+        self.wire_bytes += nbytes
+
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
         """Adds the time of its body to a stage."""

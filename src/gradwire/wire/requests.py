@@ -21,6 +21,49 @@ class AllReduceMean:
 
 
 @dataclass(frozen=True, eq=False)
+class AllReduceSum:
+    """Add an integer tensor over all workers; whoever asks knows that the sum fits the dtype.
+
+    The answer has the tensor's shape and dtype. The wire may use the tensor's storage for it.
+    """
+
+    payload: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AllReduceMax:
+    """The largest of all workers' values, element by element.
+
+    The answer has the tensor's shape and dtype. The wire may use the tensor's storage for it. What becomes of NaN is
+    not defined: send infinity in its place.
+    """
+
+    payload: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Broadcast:
+    """Give everybody what rank ``source`` has; the others bring a tensor of the same shape and dtype to write to.
+
+    The answer has the tensor's shape and dtype.
+    """
+
+    payload: Tensor
+    source: int
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """Swap a payload, ``uint8[b]`` with ``b`` the same on all ranks, with rank ``partner``.
+
+    Who has no partner in a round names itself and gets its own payload back. The answer is ``uint8[b]``.
+    """
+
+    payload: Tensor
+    partner: int
+
+
+@dataclass(frozen=True, eq=False)
 class AllGather:
     """Give a payload, ``uint8[b]`` with ``b`` the same on all ranks, to all workers.
 
@@ -40,7 +83,7 @@ class AllToAll:
     payload: Tensor
 
 
-Request = AllReduceMean | AllGather | AllToAll
+Request = AllReduceMean | AllReduceSum | AllReduceMax | Broadcast | Exchange | AllGather | AllToAll
 
 Synchronization = Generator[Request | list[Request], Any, None]
 """A method at work on one block: yields a request and receives its answer, or a list of requests and theirs."""

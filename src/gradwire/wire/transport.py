@@ -1,4 +1,4 @@
-"""How bytes reach the other workers: the three collectives the wire needs, and what each of them sends."""
+"""How bytes reach the other workers: the collectives the wire needs, and what each of them sends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,16 @@ class Transport(Protocol):
     rank: int
     world_size: int
 
-    def all_reduce_sum(self, buffer: Tensor) -> Pending:
-        """Sums ``buffer`` over all workers, in place."""
+    def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
+        """Sums ``buffer`` over all workers, or takes the largest values, in place."""
+        ...
+
+    def broadcast(self, buffer: Tensor, source: int) -> Pending:
+        """Overwrites ``buffer`` with that of rank ``source``."""
+        ...
+
+    def exchange(self, payload: Tensor, partner: int) -> Pending:
+        """Swaps ``payload`` with rank ``partner``; this rank itself is a partner, too."""
         ...
 
     def all_gather(self, payload: Tensor) -> Pending:
@@ -38,9 +46,17 @@ class Alone:
     rank = 0
     world_size = 1
 
-    def all_reduce_sum(self, buffer: Tensor) -> Pending:
+    def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
         """Returns ``buffer``."""
         return lambda: buffer
+
+    def broadcast(self, buffer: Tensor, source: int) -> Pending:
+        """Returns ``buffer``."""
+        return lambda: buffer
+
+    def exchange(self, payload: Tensor, partner: int) -> Pending:
+        """Returns ``payload``."""
+        return lambda: payload
 
     def all_gather(self, payload: Tensor) -> Pending:
         """Returns ``payload`` as the only row."""
@@ -67,9 +83,24 @@ class ProcessGroupTransport:
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
 
-    def all_reduce_sum(self, buffer: Tensor) -> Pending:
-        """Sums ``buffer`` over all workers, in place."""
-        return _pending([dist.all_reduce(buffer, group=self._group, async_op=True)], buffer)
+    def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
+        """Sums ``buffer`` over all workers, or takes the largest values, in place."""
+        return _pending([dist.all_reduce(buffer, operation, group=self._group, async_op=True)], buffer)
+
+    def broadcast(self, buffer: Tensor, source: int) -> Pending:
+        """Overwrites ``buffer`` with that of rank ``source``."""
+        return _pending([dist.broadcast(buffer, group=self._group, group_src=source, async_op=True)], buffer)
+
+    def exchange(self, payload: Tensor, partner: int) -> Pending:
+        """Swaps ``payload`` with rank ``partner``; this rank itself is a partner, too."""
+        if partner == self.rank:
+            return lambda: payload
+        received = torch.empty_like(payload)
+        works = [
+            dist.irecv(received, group=self._group, group_src=partner),
+            dist.isend(payload, group=self._group, group_dst=partner),
+        ]
+        return _pending(works, received)
 
     def all_gather(self, payload: Tensor) -> Pending:
         """Collects ``uint8[b]`` from all workers as ``uint8[n, b]``."""

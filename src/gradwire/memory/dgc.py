@@ -1,0 +1,79 @@
+"""Deep Gradient Compression: momentum that is corrected for what was not sent yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.layout import Block, Slot
+from gradwire.memory.feedback import Feedback, Memory, Residual
+from gradwire.memory.momentum import check_decay
+from gradwire.memory.store import Store
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _MaskedMomentumFeedback(Feedback):
+    velocity: Tensor
+    accumulated: Tensor
+    momentum: float
+    nesterov: bool
+
+    def admit(self, block: Block, gradient: Tensor) -> Tensor:
+        """``u = momentum * u + g``, to be added to ``v``; with Nesterov ``u = momentum * (u + g)``, ``v += u + g``."""
+        kernel = kernels.for_device(gradient.device)
+        if not self.nesterov:
+            finite = kernel.accumulate(block, gradient, self.velocity, self.momentum, 1.0)
+        elif finite := kernel.accumulate(block, gradient, self.velocity, self.momentum, self.momentum):
+            kernel.accumulate(block, gradient, self.accumulated, 1.0, 1.0)
+        return self.velocity if finite else gradient
+
+    def masked(self, block: Block, positions: Tensor) -> None:
+        """Forgets the velocity of what was sent, so that stale momentum does not pull it on."""
+        kernel = kernels.for_device(positions.device)
+        sent = self.velocity.new_empty(positions.shape)
+        kernel.gather(block, self.velocity, positions, sent)
+        kernel.subtract(block, self.velocity, positions, sent)
+
+
+@dataclass(frozen=True)
+class MaskedMomentum(Memory):
+    """Momentum correction and momentum factor masking (Lin et al. 2018, arXiv:1712.01887).
+
+    The velocity ``u`` is the worker's momentum, ``v`` adds up the velocities not sent yet; what is sent comes from
+    ``v``, and both are zeroed there. Use it with an optimizer that has no momentum of its own.
+
+    Attributes:
+        momentum: Share of the velocity that stays each step, in [0, 1).
+        nesterov: Whether the momentum is Nesterov's.
+    """
+
+    masks: ClassVar[bool] = True
+
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_decay("momentum", self.momentum)
+
+    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
+        """Keeps two float32 an element."""
+        velocity = store.flat(f"{field}.velocity", slots, numel)
+        accumulated = store.flat(field, slots, numel)
+        return _MaskedMomentumFeedback(
+            accumulated,
+            velocity=velocity,
+            accumulated=accumulated,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+        )
+
+    def owner(self) -> Memory:
+        """The average has its momentum already; what its owner does not send waits."""
+        return Residual()
+
+    def __str__(self) -> str:
+        return f"dgc(momentum={self.momentum}{', nesterov' if self.nesterov else ''})"

@@ -1,0 +1,50 @@
+"""EF21: workers send what changed, and everybody knows the sum of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.layout import Block, Slot
+from gradwire.memory.feedback import Feedback, Memory, NoMemory
+from gradwire.memory.store import Store
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _DifferenceFeedback(Feedback):
+    lag: Tensor
+    estimate: Tensor
+
+    def settle(self, block: Block, gradient: Tensor) -> None:
+        """From ``g - h - c``, which the encoder left, to ``-(h + c)``."""
+        kernels.for_device(gradient.device).accumulate(block, gradient, self.lag, 1.0, -1.0)
+
+    def received(self, block: Block, average: Tensor) -> None:
+        """``H += mean c``; the average is ``H``, unless what came is not finite."""
+        if kernels.for_device(average.device).accumulate(block, average, self.estimate, 1.0, 1.0):
+            for known, part in zip(block.parts(self.estimate), block.parts(average), strict=True):
+                part.copy_(known)
+
+
+@dataclass(frozen=True)
+class EF21(Memory):
+    """Compressed differences (Richtarik et al. 2021, arXiv:2106.05203): ``c = C(g - h)``, ``h += c``, ``H += mean c``.
+
+    Each worker's estimate ``h`` of its own gradient goes towards it with every step, and the average applied is the
+    mean ``H`` of all workers' estimates, which every rank keeps. The residual holds ``-h``.
+    """
+
+    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
+        """Keeps two float32 an element."""
+        lag = store.flat(field, slots, numel)
+        return _DifferenceFeedback(lag, lag=lag, estimate=store.flat(f"{field}.estimate", slots, numel))
+
+    def owner(self) -> Memory:
+        """The mean of differences goes out as it is compressed."""
+        return NoMemory()
+
+    def __str__(self) -> str:
+        return "ef21"

@@ -1,0 +1,36 @@
+"""Memories by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gradwire.errors import ConfigurationError
+from gradwire.memory.dgc import MaskedMomentum
+from gradwire.memory.ef21 import EF21
+from gradwire.memory.feedback import Memory, NoMemory, Residual
+from gradwire.memory.momentum import Momentum
+
+NAMES: dict[str, Callable[[], Memory]] = {
+    "none": NoMemory,
+    "residual": Residual,
+    "momentum": Momentum,
+    "dgc": MaskedMomentum,
+    "ef21": EF21,
+}
+"""What a name stands for, with the paper's weights."""
+
+
+def parse(memory: str | Memory) -> Memory:
+    """Reads a name of :data:`NAMES`.
+
+    Raises:
+        ConfigurationError: If ``memory`` is neither a name nor a memory.
+    """
+    if isinstance(memory, Memory):
+        return memory
+    if memory in NAMES:
+        return NAMES[memory]()
+    raise ConfigurationError(
+        f"memory={memory!r} is not known; choose {', '.join(map(repr, NAMES))}, or an object such as "
+        "gradwire.memory.Residual(beta=0.9)"
+    )
