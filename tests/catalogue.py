@@ -17,6 +17,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 0.1, "values": "qsgd:4"},
         {"ratio": 0.1, "values": "sign", "indices": "raw"},
     ],
+    "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3}],
+    "ef21": [{"ratio": 0.1}],
     "randomk": [{"ratio": 0.1}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],
@@ -43,16 +45,26 @@ class Case:
 
 
 def cases(memory: str | None = None) -> list[Case]:
-    """All names, with all their options, granularities and routes, and both memories unless one is given."""
+    """All names, with all their options, granularities and routes, and both memories unless one is given.
+
+    Segments of whole layers get every memory that the method can carry.
+    """
     found = []
     for name in methods.names():
         kind = methods.get(name)
         for options in OPTIONS.get(name, [{}]):
             for scope in kind.granularities:
                 for route in kind.routes:
-                    for carried in kind.memories if memory is None else (memory,):
-                        if memories.NAMES[carried]().masks and name not in ("topk", "randomk"):
-                            continue
-                        granularity = "block:96" if scope == "block" else scope
-                        found.append(Case(name, options, granularity, route, carried))
+                    for carried in possible_memories(kind, scope) if memory is None else (memory,):
+                        if carried in kind.memories:
+                            granularity = "block:96" if scope == "block" else scope
+                            found.append(Case(name, options, granularity, route, carried))
     return found
+
+
+def possible_memories(kind: type[methods.Method], scope: str) -> list[str]:
+    """Memories that mask coordinates are for methods that have such a memory or choose coordinates."""
+    masking = {name for name, make in memories.NAMES.items() if make().masks}
+    chooses = isinstance(kind(), methods.CodecMethod | methods.LinearMethod) and kind().codec().selects  # type: ignore[attr-defined]
+    carried = [name for name in kind.memories if chooses or name not in masking]
+    return carried if scope == "layer" else [name for name in carried if name in ("none", "residual")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.bench import data, report, shapes, sync, train
+from gradwire.bench import data, pictures, report, shapes, sync, train
 from gradwire.bench.contenders import DDP, Contender
 from gradwire.bench.workloads import IMAGE_SIDE, ConvNet, ImageTask
 from gradwire.errors import ConfigurationError
@@ -194,9 +194,9 @@ def test_training_race_learns_and_leaves_pictures(tmp_path):
     assert dense.ratio == 1
     assert acpsgd.ratio > 10
     assert dense.losses[0] == acpsgd.losses[0]  # the same start and the same first batch
-    pictures = report.train_plots(rows, tmp_path, "a test")
-    assert [path.name for path in pictures] == ["accuracy_over_time.png", "step_time.png", "accuracy_over_bytes.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    drawn = pictures.train_plots(rows, tmp_path, "a test")
+    assert [path.name for path in drawn] == ["accuracy_over_time.png", "step_time.png", "accuracy_over_bytes.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     assert "acpsgd" in _text(report.train_table(rows, "a title"))
 
 

@@ -27,7 +27,8 @@ def run(*arguments, monkeypatch, capsys):
     [
         ([], "doctor"),
         (["bench"], "kernels"),
-        (["methods"], "gradwire methods --json methods.json"),
+        (["methods"], "gradwire methods --numel 0 --json methods.json"),
+        (["analyze"], "gradwire analyze --method topk:ratio=0.01 --owner qsgd:8"),
         (["bench", "sync"], "gradwire bench sync --link 1gbit"),
         (["bench", "train"], "gradwire bench train --link 1gbit"),
         (["bench", "kernels"], "gradwire bench kernels"),
@@ -42,7 +43,7 @@ def test_help_has_examples(command, said, monkeypatch, capsys):
 
 def test_methods_lists_every_method_with_its_options(tmp_path, monkeypatch, capsys):
     path = tmp_path / "methods.json"
-    code, out, _ = run("methods", "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+    code, out, _ = run("methods", "--numel", "0", "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0
     document = json.loads(path.read_text())
     assert document["schema"] == "gradwire.methods/1"
@@ -50,6 +51,31 @@ def test_methods_lists_every_method_with_its_options(tmp_path, monkeypatch, caps
     assert listed["acpsgd"]["options"] == {"rank": 4}
     assert all(entry["summary"] and entry["citation"] for entry in listed.values())
     assert all(name in out for name in listed)
+
+
+def test_methods_writes_the_page_of_the_documentation(tmp_path, monkeypatch, capsys):
+    results = tmp_path / "train.json"
+    rows = [{"method": "ddp", "accuracy": 0.8}, {"method": "topk:ratio=0.01", "accuracy": 0.79}]
+    results.write_text(json.dumps({"rows": rows}))
+    arguments = ("methods", "topk", "qsgd", "--numel", "10000", "--docs", str(tmp_path), "--accuracy", str(results))
+    code, out, _ = run(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "encode GB/s" in out
+    page = (tmp_path / "methods.md").read_text()
+    assert "| `qsgd` |" in page
+    assert "-1.0 |" in page
+    assert (tmp_path / "images" / "methods_size_error.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_analyze_prints_both_bounds(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "analysis.json"
+    arguments = ("--method=topk:ratio=0.01", "--owner=qsgd:8", "--steps=2", "--draws=2", "--dataset=digits")
+    code, out, _ = run("analyze", *arguments, "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "layer-wise" in out
+    assert "entire model" in out
+    (analysis,) = json.loads(path.read_text())["analyses"].values()
+    assert analysis["layer_wise_bound"] <= analysis["entire_model_bound"]
 
 
 def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
@@ -72,6 +98,9 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["bench", "sync", "--method", "topkk"], "topk"),
         (["bench", "sync", "--method", "qsgd:bits=99"], "99"),
         (["bench", "sync", "--steps", "0"], "--steps"),
+        (["methods", "topkk", "--numel", "0"], "topk"),
+        (["analyze", "--method", "topk:ratio=2"], "ratio=2"),
+        (["methods", "--numel", "0", "--accuracy", "nowhere.json"], "nowhere.json"),
         (["bench", "train", "--dataset", "imagenet"], "--dataset"),
         (["bench", "trian"], "trian"),
         (["bench", "sync", "--lnk", "1gbit"], "--lnk"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gradwire import lab, memory, methods
+    from gradwire.analysis import Analysis, analyze
     from gradwire.errors import ConfigurationError, GradwireError, LabError, PayloadError
     from gradwire.train import DensePolicy, Handle, Roundtrip, Synchronizer, compress, roundtrip
     from gradwire.wire import Stats
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Analysis": "gradwire.analysis",
     "ConfigurationError": "gradwire.errors",
     "DensePolicy": "gradwire.train",
     "GradwireError": "gradwire.errors",
@@ -27,12 +29,14 @@ _HOMES = {
     "Roundtrip": "gradwire.train",
     "Stats": "gradwire.wire",
     "Synchronizer": "gradwire.train",
+    "analyze": "gradwire.analysis",
     "compress": "gradwire.train",
     "roundtrip": "gradwire.train",
 }
 _ROOMS = ("lab", "memory", "methods")
 
 __all__ = [
+    "Analysis",
     "ConfigurationError",
     "DensePolicy",
     "GradwireError",
@@ -42,6 +46,7 @@ __all__ = [
     "Roundtrip",
     "Stats",
     "Synchronizer",
+    "analyze",
     "compress",
     "lab",
     "memory",

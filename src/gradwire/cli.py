@@ -1,4 +1,4 @@
-"""The command line: ``gradwire methods | bench | doctor``."""
+"""The command line: ``gradwire methods | analyze | bench | doctor``."""
 
 from __future__ import annotations
 
@@ -41,33 +41,109 @@ _LEAST_WIDTH = 120
 
 
 @app.command
-def methods(*, json: Json = None) -> None:
-    """List the compression methods with their options.
+def methods(
+    *names: str,
+    numel: Annotated[int, Parameter(validator=Number(gte=0))] = 1_000_000,
+    docs: Path | None = None,
+    accuracy: Path | None = None,
+    json: Json = None,
+) -> None:
+    """List the compression methods: class, routes, granularities, size on the wire and speed on this machine.
 
     ```
-    gradwire methods --json methods.json
+    gradwire methods
+    gradwire methods topk dgc --numel 25000000
+    gradwire methods --numel 0 --json methods.json
+    gradwire methods --numel 25000000 --docs docs --accuracy results/train.json
     ```
 
     Args:
+        names: Only these; all of them if none is given.
+        numel: Elements of the gradient that is timed, in one matrix; 0 to measure nothing.
+        docs: Write the page methods.md and its picture to this folder.
+        accuracy: Training results of gradwire bench train, whose accuracies the page is to show.
         json: Write the list to this file too.
     """
-    import dataclasses
+    from gradwire.bench import catalogue, data, handbook, pictures, report
+    from gradwire.bench.gradients import real_gradients
 
-    import gradwire
-    from gradwire.bench import report
+    console = _console()
+    entries = catalogue.entries(names)
+    accuracies = {} if accuracy is None else report.accuracy_gains(accuracy)
+    measured: list[catalogue.Measurement] = []
+    source = data.locate("auto") if docs is not None and numel else None
+    if numel:
+        with console.status("measuring") as status:
+            measured = catalogue.measure(
+                [entry.name for entry in entries],
+                numel,
+                real_gradients(source, catalogue.WORKERS) if source is not None else (),
+                lambda done, total, name: status.update(f"{done} of {total}  {name}"),
+            )
+    console.print(handbook.table(entries, measured, "Methods"))
+    if measured:
+        console.print(f"[dim]one thread, {numel / 1e6:g} M values, 4 workers; {report.machine_line()}[/dim]")
+    if docs is not None:
+        where = f"{numel / 1e6:g} M values for the speeds; {report.machine_line()}"
+        if source is not None:
+            about = f"{source.name}, gradients of a CNN after 30 steps, {catalogue.WORKERS} workers"
+            pictures.size_error_plot(entries, measured, docs / handbook.PICTURE, about)
+        report.write_text(docs / "methods.md", handbook.page(entries, measured, where, accuracies))
+        console.print(f"Wrote {docs / 'methods.md'}", soft_wrap=True)
+    _write(json, report.document("methods", numel=numel, methods=entries, measured=measured))
 
-    entries = []
-    table = Table(title="Methods", title_justify="left", title_style="bold")
-    for column in ("name", "what it does", "options", "source"):
-        table.add_column(column)
-    for name in gradwire.methods.names():
-        method = gradwire.methods.get(name)
-        options = {field.name: field.default for field in dataclasses.fields(method)}  # type: ignore[arg-type]
-        summary = (method.__doc__ or "").strip().partition("\n")[0].replace("``", "")
-        entries.append({"name": name, "summary": summary, "options": options, "citation": method.citation})
-        table.add_row(name, summary, "\n".join(f"{key}={value}" for key, value in options.items()), method.citation)
-    _console().print(table)
-    _write(json, report.document("methods", methods=entries))
+
+@app.command
+def analyze(
+    *,
+    method: Annotated[list[str], Parameter(negative=())] = ["topk:ratio=0.01", "qsgd:bits=4", "terngrad"],  # noqa: B006
+    owner: str | None = None,
+    steps: Annotated[int, Parameter(validator=Number(gte=0))] = 30,
+    draws: Positive = 16,
+    dataset: Literal["auto", "fashion-mnist", "digits"] = "auto",
+    json: Json = None,
+) -> None:
+    """Measure what methods do to a CNN's real gradients, layer by layer, beside what theory says of it.
+
+    Omega is how much longer the operator makes a gradient, E|Q(g)|²/|g|² - 1: positive for unbiased methods, negative
+    for those that drop something. The layer-wise bound is the sum over layers of (1 + Omega_M)(1 + Omega_W), the
+    entire-model bound the number of layers times the largest (Dutta et al. 2020, arXiv:1911.08250).
+
+    ```
+    gradwire analyze --method topk:ratio=0.001 --method terngrad
+    gradwire analyze --method topk:ratio=0.01 --owner qsgd:8 --json analysis.json
+    ```
+
+    Args:
+        method: A method, name:option=value,...; may be repeated.
+        owner: What the average is compressed with again, such as qsgd:8.
+        steps: Dense training steps before the gradients are taken.
+        draws: Steps of randomness to average over.
+        dataset: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
+        json: Write all figures to this file too.
+    """
+    from gradwire import analysis
+    from gradwire import methods as catalogue
+    from gradwire.bench import data, report
+    from gradwire.bench.contenders import Contender
+    from gradwire.bench.gradients import real_gradients
+
+    console = _console()
+    chosen = [Contender.parse(each) for each in method]
+    source = data.locate(dataset)
+    found = {}
+    with console.status("training") as status:
+        (gradients,) = real_gradients(source, 1, steps)
+        large = {name: each for name, each in gradients.items() if each.dim() > 1}
+        for each in chosen:
+            status.update(f"analyzing {each.label}")
+            found[each.label] = analysis.analyze(
+                large, catalogue.make(each.name, dict(each.options)), owner=owner, draws=draws
+            )
+    for label, result in found.items():
+        console.print(report.analysis_table(label, result))
+    console.print(f"[dim]gradients of a CNN on {source.name} after {steps} steps; {report.machine_line()}[/dim]")
+    _write(json, report.document("analyze", dataset=source.name, steps=steps, draws=draws, analyses=found))
 
 
 @bench.command
@@ -160,7 +236,7 @@ def train(
         json: Where the JSON goes; train.json in the folder if not given.
     """
     from gradwire import lab
-    from gradwire.bench import data, report
+    from gradwire.bench import data, pictures, report
     from gradwire.bench import train as bench_train
     from gradwire.bench.sync import NO_LINK, link_rate
 
@@ -176,11 +252,11 @@ def train(
     where = f"{workers} workers, link {link}, {source.name}, {steps} steps of {workers * batch} images"
     console.print(report.train_table(rows, f"Training a CNN: {where}"))
     console.print(f"[dim]median step; MB a worker and step; {report.machine_line()}[/dim]")
-    pictures = report.train_plots(rows, out, where)
+    drawn = pictures.train_plots(rows, out, where)
     target = json or out / "train.json"
     facts = {"workers": workers, "link": link, "dataset": source.name, "steps": steps, "batch": batch, "seed": seed}
     report.write_json(target, report.document("bench.train", **facts, rows=rows))
-    for path in (*pictures, target):
+    for path in (*drawn, target):
         console.print(f"Wrote {path}", soft_wrap=True)
     _fail_if_nothing(rows)
 

@@ -1,6 +1,8 @@
 """Published methods, one file each, and the catalogue that holds them."""
 
 from gradwire.methods.acpsgd import ACPSGD
+from gradwire.methods.dgc import DGC
+from gradwire.methods.ef21 import EF21
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
@@ -13,6 +15,8 @@ from gradwire.methods.topk import TopK
 __all__ = [
     "ACPSGD",
     "BF16",
+    "DGC",
+    "EF21",
     "FP16",
     "QSGD",
     "CodecMethod",

@@ -1,0 +1,44 @@
+"""EF21."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire import index
+from gradwire.index import IndexCoding
+from gradwire.methods.method import CodecMethod
+from gradwire.methods.registry import register
+from gradwire.select import TopMagnitudes, count_for
+from gradwire.sparse import Sparse
+
+
+@register("ef21")
+@dataclass(frozen=True, kw_only=True)
+class EF21(CodecMethod):
+    """Top-k of what changed in the gradient, added to an estimate that everybody keeps.
+
+    Any contractive codec can take top-k's place: ``compress(model, "efsignsgd", memory="ef21")``.
+
+    Attributes:
+        ratio: k as a share of a segment's elements, in (0, 1].
+        indices: How indices are written, as for ``topk``.
+    """
+
+    citation = "Richtarik et al. 2021, arXiv:2106.05203"
+    memory = "ef21"
+    bias = "contractive"
+    wire_bits = "k * (32 + 2 + log2(d / k))"
+
+    ratio: float = 0.01
+    indices: str | IndexCoding = "elias-fano"
+
+    def __post_init__(self) -> None:
+        self.codec()
+
+    def codec(self) -> Sparse:
+        """The compressor C."""
+        return Sparse(TopMagnitudes(self.ratio), indices=index.parse(self.indices))
+
+    def error_bound(self, numel: int) -> float:
+        """That of top-k."""
+        return 1 - count_for(numel, self.ratio) / numel

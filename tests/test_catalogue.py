@@ -1,0 +1,69 @@
+"""The catalogue as users see it: measured, printed, documented."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gradwire
+from gradwire.bench import catalogue, handbook
+from gradwire.bench.data import DataSource
+from gradwire.bench.gradients import real_gradients
+from gradwire.bench.together import Together
+from gradwire.layout import flat_slots
+from gradwire.train.configuration import Configuration
+
+DIGITS = DataSource("digits", None, "")
+
+
+def test_a_world_in_one_process_gives_what_processes_give() -> None:
+    """The mean exactly, for the exact method, and the same bits on all ranks for every method."""
+    slots = flat_slots([("weight", (40, 50)), ("bias", (40,))])
+    for name in gradwire.methods.names():
+        gradients = [torch.randn(2040, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+        mean = torch.stack(gradients).mean(0)
+        Together(Configuration.make(name, {}), slots, 3).average(gradients)
+        assert torch.equal(gradients[0], gradients[1]), name
+        assert torch.equal(gradients[0], gradients[2]), name
+        if not gradwire.methods.get(name).takes_all:
+            torch.testing.assert_close(gradients[0][2000:], mean[2000:])
+        if name == "dense":
+            torch.testing.assert_close(gradients[0], mean)
+
+
+def test_measurements_cover_every_method() -> None:
+    names = gradwire.methods.names()
+    measured = catalogue.measure(names, 10_000, real_gradients(DIGITS, catalogue.WORKERS, steps=2))
+    assert [each.name for each in measured] == list(names)
+    by_name = {each.name: each for each in measured}
+    assert by_name["dense"].bits == 32
+    assert by_name["dense"].error == pytest.approx(0, abs=1e-12)
+    assert all(each.encode_gbps > 0 and each.bits > 0 for each in measured)
+    assert all(each.error is not None and each.error >= 0 for each in measured)
+
+
+def test_the_page_holds_what_the_classes_declare() -> None:
+    entries = catalogue.entries()
+    page = handbook.page(entries, [], "nowhere", {})
+    for entry in entries:
+        kind = gradwire.methods.get(entry.name)
+        assert f"| `{entry.name}`<br>{entry.summary} | {kind.bias} | `{kind.wire_bits}` |" in page
+        assert kind.citation in page
+
+
+def test_analysis_has_the_bounds_of_the_paper() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = {"a": torch.randn(30, 40, generator=generator), "b": 10 * torch.randn(500, generator=generator)}
+    exact = gradwire.analyze(gradients, "dense", draws=1)
+    assert exact.layer_wise_bound == exact.entire_model_bound == 2
+    assert exact.layer_wise_error == exact.entire_model_error == 0
+    random = gradwire.analyze(gradients, "randomk", ratio=0.1, draws=200)
+    for layer in random.layers:
+        assert layer.worker_omega == pytest.approx(9, rel=0.15)
+        assert layer.error == pytest.approx(9, rel=0.15)
+    assert random.layer_wise_bound <= random.entire_model_bound
+    both = gradwire.analyze(gradients, "topk", ratio=0.1, owner="sign", draws=1)
+    assert all(layer.owner_omega < 0 for layer in both.layers)
+    assert both.entire_model_error is not None
+    with pytest.raises(gradwire.ConfigurationError, match="not zero"):
+        gradwire.analyze({"a": torch.zeros(3)}, "topk")
