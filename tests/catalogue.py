@@ -16,6 +16,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 0.1, "values": "fp16"},
         {"ratio": 0.1, "values": "qsgd:4"},
         {"ratio": 0.1, "values": "sign", "indices": "raw"},
+        {"ratio": 0.5, "indices": "bitmap"},
     ],
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3}],
     "ef21": [{"ratio": 0.1}],

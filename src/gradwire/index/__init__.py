@@ -1,7 +1,8 @@
 """How coordinates are written."""
 
+from gradwire.index.bitmap import Bitmap
 from gradwire.index.coding import IndexCoding, parse
 from gradwire.index.elias_fano import EliasFano
 from gradwire.index.raw import Raw
 
-__all__ = ["EliasFano", "IndexCoding", "Raw", "parse"]
+__all__ = ["Bitmap", "EliasFano", "IndexCoding", "Raw", "parse"]

@@ -30,11 +30,12 @@ class IndexCoding(ABC):
 
 
 def parse(coding: str | IndexCoding) -> IndexCoding:
-    """Reads ``raw`` or ``elias-fano``.
+    """Reads ``raw``, ``bitmap`` or ``elias-fano``.
 
     Raises:
         ConfigurationError: If ``coding`` is neither these nor an index coding.
     """
+    from gradwire.index.bitmap import Bitmap
     from gradwire.index.elias_fano import EliasFano
     from gradwire.index.raw import Raw
 
@@ -43,6 +44,8 @@ def parse(coding: str | IndexCoding) -> IndexCoding:
             return coding
         case "raw":
             return Raw()
+        case "bitmap":
+            return Bitmap()
         case "elias-fano":
             return EliasFano()
-    raise ConfigurationError(f"index coding {coding!r} is not known; choose 'raw' or 'elias-fano'")
+    raise ConfigurationError(f"index coding {coding!r} is not known; choose 'raw', 'bitmap' or 'elias-fano'")

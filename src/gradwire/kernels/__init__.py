@@ -139,6 +139,14 @@ class Kernels(Protocol):
         """``out = p.T @ q`` over a block of one matrix, taken from the residual if one is given."""
         ...
 
+    def bitmap_encode(self, positions: Tensor, universe: int, payload: Tensor) -> None:
+        """Bit ``p % 8`` of byte ``p // 8`` is set where position ``p``, below ``universe``, is there."""
+        ...
+
+    def bitmap_decode(self, payload: Tensor, universe: int, positions: Tensor) -> None:
+        """Reads ``positions.numel()`` positions; PayloadError unless there are so many, all below ``universe``."""
+        ...
+
     def elias_fano_bytes(self, count: int, universe: int) -> int:
         """Size of ``count`` ascending distinct positions below ``universe``."""
         ...

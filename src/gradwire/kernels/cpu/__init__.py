@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
+from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
@@ -21,6 +22,8 @@ from gradwire.layout import Block, Granularity, flat_slots
 
 __all__ = [
     "accumulate",
+    "bitmap_decode",
+    "bitmap_encode",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
@@ -66,6 +69,9 @@ def warm_up() -> None:
     packed = torch.empty(elias_fano_bytes(2, block.positions), dtype=torch.uint8)
     elias_fano_encode(positions[0], block.positions, packed)
     elias_fano_decode(packed, block.positions, positions[0])
+    bits = torch.empty(4, dtype=torch.uint8)
+    bitmap_encode(positions[0], block.positions, bits)
+    bitmap_decode(bits, block.positions, positions[0])
     gather(block, gradient, positions[0], values[0])
     subtract(block, residual, positions[0], values[0])
     scatter_sum(block, positions, values, out, 1.0)

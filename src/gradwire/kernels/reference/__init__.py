@@ -12,6 +12,8 @@ negative. Bits of alignment gaps are 0. A segment with a value that is not finit
 ``level * (scale / s)``; a larger code than ``2 * s`` reads as ``2 * s``. Codes of alignment gaps are 0. A bucket with a
 value that is not finite has scale NaN and codes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
 
+**Bitmap.** Bit ``p % 8`` of byte ``p // 8`` is set where position ``p`` was sent.
+
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
 positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits, padded to 4 bytes, of which number
 ``(position >> l) + j`` is set for the ``j``-th position. With ``count`` 0 there are no bytes.
@@ -19,6 +21,7 @@ positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits,
 
 from __future__ import annotations
 
+from gradwire.kernels.reference.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
@@ -32,6 +35,8 @@ FORMAT_VERSION = 1
 __all__ = [
     "FORMAT_VERSION",
     "accumulate",
+    "bitmap_decode",
+    "bitmap_encode",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",

@@ -1,0 +1,27 @@
+"""Coordinates as one bit for each there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.index.coding import IndexCoding
+
+
+@dataclass(frozen=True)
+class Bitmap(IndexCoding):
+    """One bit a position, sent or not: the shortest where a third of them or more are sent."""
+
+    def size(self, count: int, universe: int) -> int:
+        """Whole words, whatever the count."""
+        return -(-universe // 32) * 4
+
+    def encode(self, positions: Tensor, universe: int, payload: Tensor) -> None:
+        """Sets the bits."""
+        kernels.for_device(positions.device).bitmap_encode(positions, universe, payload)
+
+    def decode(self, payload: Tensor, universe: int, positions: Tensor) -> None:
+        """Lists them."""
+        kernels.for_device(positions.device).bitmap_decode(payload, universe, positions)
