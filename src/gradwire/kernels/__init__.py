@@ -139,6 +139,16 @@ class Kernels(Protocol):
         """``out = p.T @ q`` over a block of one matrix, taken from the residual if one is given."""
         ...
 
+    def sketch(self, block: Block, values: Tensor, columns: Int64Array, rows: int, key: int, table: Tensor) -> None:
+        """Count sketches, one a segment: ``table`` holds ``rows`` rows of ``columns[s]``, segment after segment."""
+        ...
+
+    def sketch_estimates(
+        self, block: Block, table: Tensor, columns: Int64Array, rows: int, key: int, out: Tensor
+    ) -> None:
+        """Each element's median over the rows of its segment's sketch; ``rows`` is odd."""
+        ...
+
     def elias_fano_bytes(self, count: int, universe: int) -> int:
         """Size of ``count`` ascending distinct positions below ``universe``."""
         ...
