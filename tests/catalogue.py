@@ -23,6 +23,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "randomk": [{"ratio": 0.1}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],
+    "sketchedsgd": [{"ratio": 0.1}, {"ratio": 0.02, "rows": 3, "columns": 8.0, "candidates": 1}],
 }
 
 
@@ -60,6 +61,13 @@ def cases(memory: str | None = None) -> list[Case]:
                         if carried in kind.memories:
                             granularity = "block:96" if scope == "block" else scope
                             found.append(Case(name, options, granularity, route, carried))
+                    for carried in kind.memories:
+                        if memory not in (None, carried):
+                            continue
+                        if memories.NAMES[carried]().masks and name not in ("topk", "randomk", "sketchedsgd"):
+                            continue
+                        granularity = "block:96" if scope == "block" else scope
+                        found.append(Case(name, options, granularity, route, carried))
     return found
 
 

@@ -78,7 +78,8 @@ class Configuration:
         possible = [memories.NAMES[known] for known in made.memories]
         if type(carried) in memories.NAMES.values() and type(carried) not in possible:
             raise ConfigurationError(f"{name} cannot carry memory={carried}; its memories: {', '.join(made.memories)}")
-        if carried.masks and not (isinstance(made, CodecMethod | LinearMethod) and made.codec().selects):
+        selects = made.codec().selects if isinstance(made, CodecMethod | LinearMethod) else "dgc" in made.memories
+        if carried.masks and not selects:
             raise ConfigurationError(
                 f"memory={carried} is for methods that send some coordinates only; {name} does not"
             )

@@ -14,6 +14,7 @@ from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
+from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
 from gradwire.kernels.cpu.topk import topk_select
@@ -35,6 +36,8 @@ __all__ = [
     "sign_decode",
     "sign_encode",
     "sign_payload_bytes",
+    "sketch",
+    "sketch_estimates",
     "stochastic_decode",
     "stochastic_encode",
     "stochastic_payload_bytes",
@@ -81,3 +84,7 @@ def warm_up() -> None:
     project_rows(block, gradient, residual, 1.0, 1.0, q, p, True)
     project_columns(block, gradient, residual, 1.0, 1.0, p, q, True)
     write_product(block, p, q, out, residual)
+    columns = np.array([16], dtype=np.int64)
+    table = torch.zeros(16)
+    sketch(block, gradient, columns, 1, 0, table)
+    sketch_estimates(block, table, columns, 1, 0, out)

@@ -26,6 +26,7 @@ from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_d
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
+from gradwire.kernels.reference.sketch import sketch, sketch_estimates
 from gradwire.kernels.reference.sparse import gather, randomk_positions, scatter_sum, subtract, topk_select
 from gradwire.kernels.reference.stochastic import stochastic_decode, stochastic_encode, stochastic_payload_bytes
 
@@ -48,6 +49,8 @@ __all__ = [
     "sign_decode",
     "sign_encode",
     "sign_payload_bytes",
+    "sketch",
+    "sketch_estimates",
     "stochastic_decode",
     "stochastic_encode",
     "stochastic_payload_bytes",

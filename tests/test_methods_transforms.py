@@ -1,0 +1,50 @@
+"""Methods that look at gradients in another basis: what each promises beyond the laws."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+import gradwire
+from pool import Pool
+
+
+def draw(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def averages(method: str, gradients: list[list[torch.Tensor]], options: dict[str, object]) -> list[torch.Tensor]:
+    """What a rank gets of ``gradients[step][rank]``."""
+    parameter = torch.nn.Parameter(torch.zeros_like(gradients[0][0]))
+    sync = gradwire.Synchronizer([("weight", parameter)], method, **options)
+    found = []
+    for step in gradients:
+        parameter.grad = step[dist.get_rank()].clone()
+        sync.synchronize()
+        found.append(parameter.grad.clone())
+    sync.close()
+    return found
+
+
+def test_sketched_sgd_follows_the_papers_algorithm(pool: Pool) -> None:
+    """With a sketch so wide that estimates are all but exact: momentum, accumulation, top-k of the mean, zeroing."""
+    gradients = [[draw(40, 50, seed=10 * step + rank) ** 3 for rank in range(2)] for step in range(4)]
+    options = {"ratio": 0.05, "columns": 500.0, "candidates": 4}
+    found = pool.run(2, averages, "sketchedsgd", gradients, options)[0]
+    u, v = torch.zeros(2, 40, 50), torch.zeros(2, 40, 50)
+    for average, step in zip(found, gradients, strict=True):
+        u = 0.9 * u + torch.stack(step)
+        v += u
+        mean = v.mean(0)
+        sent = mean.abs() >= mean.abs().flatten().topk(100).values[-1]
+        torch.testing.assert_close(average, torch.where(sent, mean, 0), rtol=1e-4, atol=1e-5)
+        u[:, sent], v[:, sent] = 0, 0
+
+
+def test_sketched_sgd_without_memory_sends_exact_values() -> None:
+    tensor = draw(64, 64, seed=1) ** 5
+    decoded = gradwire.roundtrip(tensor, "sketchedsgd", memory="none", ratio=0.02, columns=100.0).decoded
+    chosen = decoded != 0
+    assert int(chosen.sum()) == 82
+    assert torch.equal(decoded[chosen], tensor[chosen])
+    assert tensor[chosen].abs().min() >= tensor.abs().flatten().topk(82).values[-1]
