@@ -44,6 +44,33 @@ class Kernels(Protocol):
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
         ...
 
+    def vote_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        key: int,
+    ) -> None:
+        """A sign payload with all scales 1: sent = sign(t), where a zero takes a random sign."""
+        ...
+
+    def two_means_payload_bytes(self, block: Block) -> int:
+        """Size of a two-means payload."""
+        ...
+
+    def two_means_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """One bit a position and two means a segment: sent = mean of the values on the same side of zero."""
+        ...
+
+    def two_means_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
     def stochastic_payload_bytes(self, block: Block, bits: int, bucket: int) -> int:
         """Size of a stochastic payload; ``bucket`` 0 means one scale a segment."""
         ...

@@ -18,7 +18,14 @@ from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
 from gradwire.kernels.cpu.topk import topk_select
-from gradwire.kernels.reference import elias_fano_bytes, sign_payload_bytes, stochastic_payload_bytes
+from gradwire.kernels.cpu.two_means import two_means_decode, two_means_encode
+from gradwire.kernels.cpu.vote import vote_encode
+from gradwire.kernels.reference import (
+    elias_fano_bytes,
+    sign_payload_bytes,
+    stochastic_payload_bytes,
+    two_means_payload_bytes,
+)
 from gradwire.layout import Block, Granularity, flat_slots
 
 __all__ = [
@@ -43,6 +50,10 @@ __all__ = [
     "stochastic_payload_bytes",
     "subtract",
     "topk_select",
+    "two_means_decode",
+    "two_means_encode",
+    "two_means_payload_bytes",
+    "vote_encode",
     "warm_up",
     "write_product",
 ]
@@ -63,6 +74,10 @@ def warm_up() -> None:
     signs = torch.empty(2, sign_payload_bytes(block), dtype=torch.uint8)
     sign_encode(block, gradient, residual, 1.0, 1.0, signs[0])
     sign_decode(block, signs[:1], out, 1.0)
+    vote_encode(block, gradient, residual, 1.0, 1.0, signs[0], 0)
+    sides = torch.empty(1, two_means_payload_bytes(block), dtype=torch.uint8)
+    two_means_encode(block, gradient, residual, 1.0, 1.0, sides[0])
+    two_means_decode(block, sides, out, 1.0)
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
     stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0)
     stochastic_decode(block, levels, out, 1.0, 4, 0)

@@ -6,6 +6,11 @@ segments; every payload is padded with zeros to a multiple of 4 bytes.
 **Sign.** ``S`` float32 scales, then ``P`` bits: bit ``p % 8`` of byte ``p // 8`` is set where position ``p`` is
 negative. Bits of alignment gaps are 0. A segment with a value that is not finite has scale NaN and bits 0.
 
+**Vote.** As sign, with scales 1.
+
+**Two means.** For each segment two float32, the mean of its other values and the mean of its negative ones, 0 where
+there are none; then ``P`` bits as in sign. A segment with a value that is not finite has means NaN and bits 0.
+
 **Stochastic.** One float32 scale a bucket, then ``P`` codes of ``bits`` bits: code ``p % m`` of byte ``p // m``, with
 ``m = 8 // bits``, lowest bits first. Buckets restart at each run; the last one of a run may be shorter. With ``bucket``
 0 a segment is one bucket. A code is ``level + s`` with ``s = 2**(bits - 1) - 1`` and stands for
@@ -29,6 +34,8 @@ from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_paylo
 from gradwire.kernels.reference.sketch import sketch, sketch_estimates
 from gradwire.kernels.reference.sparse import gather, randomk_positions, scatter_sum, subtract, topk_select
 from gradwire.kernels.reference.stochastic import stochastic_decode, stochastic_encode, stochastic_payload_bytes
+from gradwire.kernels.reference.two_means import two_means_decode, two_means_encode, two_means_payload_bytes
+from gradwire.kernels.reference.vote import vote_encode
 
 FORMAT_VERSION = 1
 """Changes whenever the bytes of a payload would mean something else."""
@@ -56,5 +63,9 @@ __all__ = [
     "stochastic_payload_bytes",
     "subtract",
     "topk_select",
+    "two_means_decode",
+    "two_means_encode",
+    "two_means_payload_bytes",
+    "vote_encode",
     "write_product",
 ]
