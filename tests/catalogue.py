@@ -17,6 +17,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 0.1, "values": "qsgd:4"},
         {"ratio": 0.1, "values": "sign", "indices": "raw"},
     ],
+    "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
     "randomk": [{"ratio": 0.1}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],

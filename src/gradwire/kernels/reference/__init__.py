@@ -12,6 +12,11 @@ negative. Bits of alignment gaps are 0. A segment with a value that is not finit
 ``level * (scale / s)``; a larger code than ``2 * s`` reads as ``2 * s``. Codes of alignment gaps are 0. A bucket with a
 value that is not finite has scale NaN and codes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
 
+**Integer.** ``P`` codes of ``bits`` bits, packed as above, added over workers as bytes: a code is ``level + s`` with
+``s`` levels on each side of zero and ``2 * s * n < 2**bits`` for ``n`` workers, so that no sum carries over. The sum of
+codes less ``n * s`` counts steps of ``scale / s``; scales travel apart, reduced to their maximum. Codes of alignment
+gaps, and of buckets whose scale is not finite, are 0.
+
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
 positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits, padded to 4 bytes, of which number
 ``(position >> l) + j`` is set for the ``j``-th position. With ``count`` 0 there are no bytes.
@@ -20,6 +25,7 @@ positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits,
 from __future__ import annotations
 
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
+from gradwire.kernels.reference.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
@@ -36,6 +42,9 @@ __all__ = [
     "elias_fano_decode",
     "elias_fano_encode",
     "gather",
+    "integer_decode",
+    "integer_encode",
+    "integer_scales",
     "project_columns",
     "project_rows",
     "randomk_positions",
