@@ -20,6 +20,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3}],
     "ef21": [{"ratio": 0.1}],
+    "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
     "randomk": [{"ratio": 0.1}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],

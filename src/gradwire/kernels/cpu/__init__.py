@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
+from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
@@ -36,6 +37,9 @@ __all__ = [
     "elias_fano_decode",
     "elias_fano_encode",
     "gather",
+    "integer_decode",
+    "integer_encode",
+    "integer_scales",
     "project_columns",
     "project_rows",
     "randomk_positions",
@@ -81,6 +85,10 @@ def warm_up() -> None:
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
     stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0)
     stochastic_decode(block, levels, out, 1.0, 4, 0)
+    scales, codes = torch.empty(1), torch.empty(8, dtype=torch.uint8)
+    integer_scales(block, gradient, residual, 1.0, 1.0, 0, scales)
+    integer_encode(block, residual, True, scales, 3, 4, 0, codes, 0)
+    integer_decode(block, scales, codes, out, 3, 4, 0, 2)
     counts = np.array([2], dtype=np.int64)
     positions, values = torch.empty(1, 2, dtype=torch.int64), torch.empty(1, 2)
     topk_select(block, gradient, residual, 1.0, 1.0, counts, positions[0], values[0])

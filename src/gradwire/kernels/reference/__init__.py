@@ -18,6 +18,10 @@ there are none; then ``P`` bits as in sign. A segment with a value that is not f
 value that is not finite has scale NaN and codes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
 
 **Bitmap.** Bit ``p % 8`` of byte ``p // 8`` is set where position ``p`` was sent.
+**Integer.** ``P`` codes of ``bits`` bits, packed as above, added over workers as bytes: a code is ``level + s`` with
+``s`` levels on each side of zero and ``2 * s * n < 2**bits`` for ``n`` workers, so that no sum carries over. The sum of
+codes less ``n * s`` counts steps of ``scale / s``; scales travel apart, reduced to their maximum. Codes of alignment
+gaps, and of buckets whose scale is not finite, are 0.
 
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
 positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits, padded to 4 bytes, of which number
@@ -28,6 +32,7 @@ from __future__ import annotations
 
 from gradwire.kernels.reference.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
+from gradwire.kernels.reference.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
@@ -49,6 +54,9 @@ __all__ = [
     "elias_fano_decode",
     "elias_fano_encode",
     "gather",
+    "integer_decode",
+    "integer_encode",
+    "integer_scales",
     "project_columns",
     "project_rows",
     "randomk_positions",
