@@ -73,8 +73,7 @@ def cases(memory: str | None = None) -> list[Case]:
 
 
 def possible_memories(kind: type[methods.Method], scope: str) -> list[str]:
-    """Memories that mask coordinates are for methods that have such a memory or choose coordinates."""
+    """Memories that mask coordinates are for methods that choose some."""
     masking = {name for name, make in memories.NAMES.items() if make().masks}
-    chooses = isinstance(kind(), methods.CodecMethod | methods.LinearMethod) and kind().codec().selects  # type: ignore[attr-defined]
-    carried = [name for name in kind.memories if chooses or name not in masking]
+    carried = [name for name in kind.memories if kind().selects or name not in masking]
     return carried if scope == "layer" else [name for name in carried if name in ("none", "residual")]

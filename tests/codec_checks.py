@@ -23,7 +23,7 @@ from test_kernels import BUFFER, KEY, block_of, covered, floats, normal, residua
 
 @contextmanager
 def by_the_reference():
-    with mock.patch.object(kernels, "for_device", lambda device: reference):
+    with mock.patch.object(kernels, "for_device", return_value=reference):
         yield
 
 

@@ -214,6 +214,7 @@ class Kernels(Protocol):
 
     def bitmap_decode(self, payload: Tensor, universe: int, positions: Tensor) -> None:
         """Reads ``positions.numel()`` positions; PayloadError unless there are so many, all below ``universe``."""
+
     def sketch(self, block: Block, values: Tensor, columns: Int64Array, rows: int, key: int, table: Tensor) -> None:
         """Count sketches, one a segment: ``table`` holds ``rows`` rows of ``columns[s]``, segment after segment."""
         ...

@@ -7,10 +7,12 @@ from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
+from gradwire.methods.onebit import OneBit
 from gradwire.methods.powersgd import PowerSGD
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import get, make, name_of, names, register
+from gradwire.methods.signsgd import SignSGD, Signum
 from gradwire.methods.sketchedsgd import SketchedSGD
 from gradwire.methods.topk import TopK
 
@@ -29,8 +31,11 @@ __all__ = [
     "LayerState",
     "LinearMethod",
     "Method",
+    "OneBit",
     "PowerSGD",
     "RandomK",
+    "SignSGD",
+    "Signum",
     "Site",
     "SketchedSGD",
     "TopK",

@@ -55,6 +55,7 @@ class SketchedSGD(Method):
     memory = "dgc"
     memories = ("dgc", "residual", "momentum", "none")
     bias = "contractive"
+    selects = True
     wire_bits = "32 * (rows * max(16, ceil(columns * k)) + min(d, candidates * k))"
 
     ratio: float = 0.0005
