@@ -212,13 +212,13 @@ _BYTE_LANES = 8
 _ELEMENT_BYTES = 4
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, value: Any, index: Any, vector: ir.VectorType) -> Any:
+def element_pointer(context: Any, builder: Any, array_type: Any, value: Any, index: Any, vector: ir.VectorType) -> Any:
     """Points to consecutive elements of an array as one vector."""
     data = context.make_array(array_type)(context, builder, value).data
     return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
 
 
-def _splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
+def in_all_lanes(builder: Any, value: Any, vector: ir.VectorType) -> Any:
     """A vector with ``value`` in all lanes."""
     undefined = ir.Constant(vector, ir.Undefined)
     lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
@@ -231,7 +231,7 @@ def negative_byte(typing_context: Any, values: Any, index: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], vector)
+        pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], vector)
         loaded = builder.load(pointer, align=_ELEMENT_BYTES)
         return builder.bitcast(builder.fcmp_ordered("<", loaded, vector([0.0] * _BYTE_LANES)), ir.IntType(_BYTE_LANES))
 
@@ -245,9 +245,9 @@ def add_either(typing_context: Any, total: Any, index: Any, byte: Any, if_set: A
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         total, index, byte, if_set, if_clear = args
         vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
-        pointer = _pointer(context, builder, signature.args[0], total, index, vector)
+        pointer = element_pointer(context, builder, signature.args[0], total, index, vector)
         mask = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
-        chosen = builder.select(mask, _splat(builder, if_set, vector), _splat(builder, if_clear, vector))
+        chosen = builder.select(mask, in_all_lanes(builder, if_set, vector), in_all_lanes(builder, if_clear, vector))
         builder.store(builder.fadd(builder.load(pointer, align=_ELEMENT_BYTES), chosen), pointer, align=_ELEMENT_BYTES)
         return context.get_dummy_value()
 
@@ -261,7 +261,7 @@ def sign_words(typing_context: Any, words: Any, index: Any, byte: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words, index, byte = args
         vector = ir.VectorType(ir.IntType(32), _BYTE_LANES)
-        pointer = _pointer(context, builder, signature.args[0], words, index, vector)
+        pointer = element_pointer(context, builder, signature.args[0], words, index, vector)
         mask = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
         signs = builder.and_(builder.sext(mask, vector), vector([1 << 31] * _BYTE_LANES))
         builder.store(signs, pointer, align=_ELEMENT_BYTES)
@@ -277,10 +277,10 @@ def reaching_mask(typing_context: Any, values: Any, index: Any, threshold: Any) 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values, index, threshold = args
         vector = ir.VectorType(ir.IntType(32), LANES)
-        pointer = _pointer(context, builder, signature.args[0], values, index, vector)
+        pointer = element_pointer(context, builder, signature.args[0], values, index, vector)
         loaded = builder.load(pointer, align=_ELEMENT_BYTES)
         magnitudes = builder.and_(loaded, vector([int(MAGNITUDE)] * LANES))
-        reaching = builder.icmp_signed(">=", magnitudes, _splat(builder, threshold, vector))
+        reaching = builder.icmp_signed(">=", magnitudes, in_all_lanes(builder, threshold, vector))
         return builder.bitcast(reaching, ir.IntType(LANES))
 
     return types.uint32(values, types.intp, types.uint32), generate
