@@ -67,7 +67,7 @@ def _encode(
             above_of_run, below_of_run = 0.0, 0.0
             for first in range(0, length, CHUNK):
                 low, high = start + first, start + min(first + CHUNK, length)
-                compensate(gradient[low:high], residual[low:high], beta, gamma, t)
+                compensate(gradient[low:high], residual[low:high], beta, gamma, t[: high - low])
                 negatives += _sides(t[: high - low], above_lanes, below_lanes)
                 above_of_run += sum_of_lanes(above_lanes)
                 below_of_run += sum_of_lanes(below_lanes)
