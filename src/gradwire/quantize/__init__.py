@@ -1,9 +1,12 @@
 """How values are written."""
 
 from gradwire.quantize.cast import Cast
+from gradwire.quantize.power_of_two import PowerOfTwo
 from gradwire.quantize.sign import Sign
 from gradwire.quantize.stochastic import Stochastic
+from gradwire.quantize.ternary import Ternary
+from gradwire.quantize.three_level import ThreeLevel
 from gradwire.quantize.two_means import TwoMeans
 from gradwire.quantize.vote import Vote
 
-__all__ = ["Cast", "Sign", "Stochastic", "TwoMeans", "Vote"]
+__all__ = ["Cast", "PowerOfTwo", "Sign", "Stochastic", "Ternary", "ThreeLevel", "TwoMeans", "Vote"]
