@@ -22,6 +22,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "ef21": [{"ratio": 0.1}],
     "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
     "randomk": [{"ratio": 0.1}],
+    "natural": [{"bits": 8}, {"bits": 9}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],
     "sketchedsgd": [{"ratio": 0.1}, {"ratio": 0.02, "rows": 3, "columns": 8.0, "candidates": 1}],

@@ -237,6 +237,77 @@ class Kernels(Protocol):
         """Reads ``positions.numel()`` positions; PayloadError unless ascending, distinct and below ``universe``."""
         ...
 
+    def trits_payload_bytes(self, block: Block) -> int:
+        """Size of a payload of trits."""
+        ...
+
+    def ternary_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        clip: float,
+        key: int,
+    ) -> None:
+        """TernGrad's trits: sent = scale * sign(t) with probability ``|t| / scale``, else 0."""
+        ...
+
+    def three_level_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        sparsity: float,
+    ) -> None:
+        """3LC's trits: sent = scale * sign(t) where ``|t| > scale / 2``, with scale = sparsity * max ``|t|``."""
+        ...
+
+    def trits_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def power_of_two_payload_bytes(self, block: Block, bits: int) -> int:
+        """Size of a payload of powers of two, of 8 or 9 bits a position."""
+        ...
+
+    def power_of_two_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        bits: int,
+        key: int,
+    ) -> None:
+        """Natural compression: sent = one of the two powers of two around t, right on average."""
+        ...
+
+    def power_of_two_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float, bits: int) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def dynamic_payload_bytes(self, block: Block) -> int:
+        """Size of a payload of table entries."""
+        ...
+
+    def dynamic_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """The 8-bit dynamic tree: sent = the nearest entry of its table times the largest magnitude of a segment."""
+        ...
+
+    def dynamic_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
 
 def for_device(device: torch.device) -> Kernels:
     """The kernels for tensors on ``device``: Numba on the CPU, the plain torch reference elsewhere."""

@@ -7,6 +7,7 @@ from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
+from gradwire.methods.natural import Natural
 from gradwire.methods.onebit import OneBit
 from gradwire.methods.powersgd import PowerSGD
 from gradwire.methods.qsgd import QSGD
@@ -14,6 +15,8 @@ from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import get, make, name_of, names, register
 from gradwire.methods.signsgd import SignSGD, Signum
 from gradwire.methods.sketchedsgd import SketchedSGD
+from gradwire.methods.terngrad import TernGrad
+from gradwire.methods.threelc import ThreeLC
 from gradwire.methods.topk import TopK
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "LayerState",
     "LinearMethod",
     "Method",
+    "Natural",
     "OneBit",
     "PowerSGD",
     "RandomK",
@@ -38,6 +42,8 @@ __all__ = [
     "Signum",
     "Site",
     "SketchedSGD",
+    "TernGrad",
+    "ThreeLC",
     "TopK",
     "get",
     "make",

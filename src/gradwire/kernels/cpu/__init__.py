@@ -14,17 +14,23 @@ from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
+from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
+from gradwire.kernels.cpu.ternary import ternary_encode
+from gradwire.kernels.cpu.three_level import three_level_encode
 from gradwire.kernels.cpu.topk import topk_select
+from gradwire.kernels.cpu.trits import trits_decode
 from gradwire.kernels.cpu.two_means import two_means_decode, two_means_encode
 from gradwire.kernels.cpu.vote import vote_encode
 from gradwire.kernels.reference import (
     elias_fano_bytes,
+    power_of_two_payload_bytes,
     sign_payload_bytes,
     stochastic_payload_bytes,
+    trits_payload_bytes,
     two_means_payload_bytes,
 )
 from gradwire.layout import Block, Granularity, flat_slots
@@ -40,6 +46,9 @@ __all__ = [
     "integer_decode",
     "integer_encode",
     "integer_scales",
+    "power_of_two_decode",
+    "power_of_two_encode",
+    "power_of_two_payload_bytes",
     "project_columns",
     "project_rows",
     "randomk_positions",
@@ -53,7 +62,11 @@ __all__ = [
     "stochastic_encode",
     "stochastic_payload_bytes",
     "subtract",
+    "ternary_encode",
+    "three_level_encode",
     "topk_select",
+    "trits_decode",
+    "trits_payload_bytes",
     "two_means_decode",
     "two_means_encode",
     "two_means_payload_bytes",
@@ -82,6 +95,14 @@ def warm_up() -> None:
     sides = torch.empty(1, two_means_payload_bytes(block), dtype=torch.uint8)
     two_means_encode(block, gradient, residual, 1.0, 1.0, sides[0])
     two_means_decode(block, sides, out, 1.0)
+    trits = torch.empty(1, trits_payload_bytes(block), dtype=torch.uint8)
+    ternary_encode(block, gradient, residual, 1.0, 1.0, trits[0], 2.5, 0)
+    three_level_encode(block, gradient, residual, 1.0, 1.0, trits[0], 1.0)
+    trits_decode(block, trits, out, 1.0)
+    for bits in (8, 9):
+        powers = torch.empty(1, power_of_two_payload_bytes(block, bits), dtype=torch.uint8)
+        power_of_two_encode(block, gradient, residual, 1.0, 1.0, powers[0], bits, 0)
+        power_of_two_decode(block, powers, out, 1.0, bits)
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
     stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0)
     stochastic_decode(block, levels, out, 1.0, 4, 0)
@@ -95,9 +116,9 @@ def warm_up() -> None:
     packed = torch.empty(elias_fano_bytes(2, block.positions), dtype=torch.uint8)
     elias_fano_encode(positions[0], block.positions, packed)
     elias_fano_decode(packed, block.positions, positions[0])
-    bits = torch.empty(4, dtype=torch.uint8)
-    bitmap_encode(positions[0], block.positions, bits)
-    bitmap_decode(bits, block.positions, positions[0])
+    bitmap = torch.empty(4, dtype=torch.uint8)
+    bitmap_encode(positions[0], block.positions, bitmap)
+    bitmap_decode(bitmap, block.positions, positions[0])
     gather(block, gradient, positions[0], values[0])
     subtract(block, residual, positions[0], values[0])
     scatter_sum(block, positions, values, out, 1.0)
