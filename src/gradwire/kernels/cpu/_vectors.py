@@ -25,7 +25,7 @@ class _Vector(types.Type):
         super().__init__(name=f"float32x{WIDTH}")
 
 
-_vector: Any = _Vector()  # type: ignore[no-untyped-call]
+_vector = _Vector()
 
 
 @extending.register_model(_Vector)
@@ -33,7 +33,7 @@ class _VectorModel(models.PrimitiveModel):
     """One machine value."""
 
     def __init__(self, manager: Any, numba_type: Any) -> None:
-        super().__init__(manager, numba_type, _VECTOR)
+        super().__init__(manager, numba_type, _VECTOR)  # type: ignore[no-untyped-call]
 
 
 @intrinsic
