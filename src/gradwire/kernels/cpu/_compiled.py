@@ -210,20 +210,37 @@ def negative_byte(typing_context: Any, values: Any, index: Any) -> Any:
 
 
 @intrinsic
+def put_signs(typing_context: Any, total: Any, index: Any, byte: Any, scale: Any) -> Any:
+    """``total[index + i] = -scale if bit i of the byte is set else scale``, for eight float32 values."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, signed = _place_and_signs(context, builder, signature, args)
+        builder.store(signed, pointer, align=_ELEMENT_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(total, types.intp, types.uint8, types.float32), generate
+
+
+@intrinsic
 def add_signs(typing_context: Any, total: Any, index: Any, byte: Any, scale: Any) -> Any:
     """``total[index + i] += -scale if bit i of the byte is set else scale``, for eight float32 values."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total, index, byte, scale = args
-        vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
-        pointer = element_pointer(context, builder, signature.args[0], total, index, vector)
-        negative = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
-        scales = in_all_lanes(builder, scale, vector)
-        signed = builder.select(negative, builder.fneg(scales), scales)
+        pointer, signed = _place_and_signs(context, builder, signature, args)
         builder.store(builder.fadd(builder.load(pointer, align=_ELEMENT_BYTES), signed), pointer, align=_ELEMENT_BYTES)
         return context.get_dummy_value()
 
     return types.void(total, types.intp, types.uint8, types.float32), generate
+
+
+def _place_and_signs(context: Any, builder: Any, signature: Any, args: Any) -> tuple[Any, Any]:
+    """Where eight values lie, and eight times the scale with the byte's signs."""
+    total, index, byte, scale = args
+    vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
+    negative = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
+    scales = in_all_lanes(builder, scale, vector)
+    signed = builder.select(negative, builder.fneg(scales), scales)
+    return element_pointer(context, builder, signature.args[0], total, index, vector), signed
 
 
 @intrinsic

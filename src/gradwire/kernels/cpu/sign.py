@@ -14,6 +14,7 @@ from gradwire.kernels.cpu._compiled import (
     compiled,
     keep_finite,
     negative_byte,
+    put_signs,
     rows_of_bytes,
     total_magnitude,
     values_and_memory,
@@ -119,13 +120,16 @@ def _decode(
             for first in range(0, length, CHUNK):
                 count = min(CHUNK, length - first)
                 bytes_of_chunk = (count + 7) // 8
-                total[:] = -0.0  # to which adding a row gives that row, whichever its sign of zero
                 for row in range(rows):
                     base = row * stride + head + (position + first) // 8
                     packed = payloads[base : base + bytes_of_chunk]
                     scale = scales[row * stride // 4 + segment]
-                    for byte in range(bytes_of_chunk):
-                        add_signs(total, 8 * byte, packed[byte], scale)
+                    if row == 0:
+                        for byte in range(bytes_of_chunk):
+                            put_signs(total, 8 * byte, packed[byte], scale)
+                    else:
+                        for byte in range(bytes_of_chunk):
+                            add_signs(total, 8 * byte, packed[byte], scale)
                 piece = out[start + first : start + first + count]
                 for i in range(count):
                     piece[i] = total[i] * weight
