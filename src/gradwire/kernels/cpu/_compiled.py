@@ -29,6 +29,9 @@ UInt32Array = np.ndarray[Any, np.dtype[np.uint32]]
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 """The bits of a float32 but its sign: ordered as magnitudes are."""
 
+PIECE = 1024
+"""Elements that are worked on together, in the nearest cache, where the order of sums does not matter."""
+
 INFINITE = np.uint32(0x7F800000)
 """Magnitude bits of infinity; NaNs have larger ones."""
 
@@ -86,12 +89,12 @@ def add_compensated(
     runs: Int64Array, gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32
 ) -> bool:
     """``residual = t`` over the runs, where finite; returns whether all is."""
-    t = np.empty(CHUNK, np.float32)
+    t = np.empty(PIECE, np.float32)
     finite = True
     for run in range(len(runs)):
         start, length = runs[run, 0], runs[run, 1]
-        for first in range(0, length, CHUNK):
-            low, high = start + first, start + min(first + CHUNK, length)
+        for first in range(0, length, PIECE):
+            low, high = start + first, start + min(first + PIECE, length)
             compensate(gradient[low:high], residual[low:high], beta, gamma, t[: high - low])
             finite = store_compensated(t[: high - low], residual[low:high]) and finite
     return finite

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import Float32Array, array, compiled, hash32, mix64
+from gradwire.kernels.cpu._compiled import PIECE, Float32Array, array, compiled, hash32, mix64
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.sparse import FEISTEL_ROUNDS, lies_in_no_run
 from gradwire.layout import Block, Int64Array, UInt64Array
 from gradwire.randomness import run_keys
-
-PIECE = 256
-"""Coordinates that are drawn together."""
 
 
 def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: int) -> None:

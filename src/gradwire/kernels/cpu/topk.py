@@ -15,6 +15,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
     MAGNITUDE,
+    PIECE,
     Float32Array,
     UInt32Array,
     array,
@@ -35,9 +36,6 @@ SMALL = 4096
 
 SAMPLE = 2048
 """Elements that a guess is made from, at most."""
-
-PIECE = 1024
-"""Elements that are compensated, kept and searched together, in the nearest cache."""
 
 _DIGITS = ((20, 11), (9, 11), (0, 9))
 """Lowest bit and width of the parts of a magnitude that the histogram search fixes one after another."""
