@@ -29,6 +29,9 @@ UInt32Array = np.ndarray[Any, np.dtype[np.uint32]]
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 """The bits of a float32 but its sign: ordered as magnitudes are."""
 
+PIECE = 1024
+"""Elements that are worked on together, in the nearest cache, where the order of sums does not matter."""
+
 INFINITE = np.uint32(0x7F800000)
 """Magnitude bits of infinity; NaNs have larger ones."""
 
@@ -115,12 +118,12 @@ def add_compensated(
     runs: Int64Array, gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32
 ) -> bool:
     """``residual = t`` over the runs, where finite; returns whether all is."""
-    t = np.empty(CHUNK, np.float32)
+    t = np.empty(PIECE, np.float32)
     finite = True
     for run in range(len(runs)):
         start, length = runs[run, 0], runs[run, 1]
-        for first in range(0, length, CHUNK):
-            low, high = start + first, start + min(first + CHUNK, length)
+        for first in range(0, length, PIECE):
+            low, high = start + first, start + min(first + PIECE, length)
             compensate(gradient[low:high], residual[low:high], beta, gamma, t[: high - low])
             finite = store_compensated(t[: high - low], residual[low:high]) and finite
     return finite
@@ -239,15 +242,23 @@ def negative_byte(typing_context: Any, values: Any, index: Any) -> Any:
 
 
 @intrinsic
+def put_either(typing_context: Any, total: Any, index: Any, byte: Any, if_set: Any, if_clear: Any) -> Any:
+    """``total[index + i] = if_set if bit i of the byte is set else if_clear``, for eight float32 values."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, chosen = _place_and_choice(context, builder, signature, args)
+        builder.store(chosen, pointer, align=_ELEMENT_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(total, types.intp, types.uint8, types.float32, types.float32), generate
+
+
+@intrinsic
 def add_either(typing_context: Any, total: Any, index: Any, byte: Any, if_set: Any, if_clear: Any) -> Any:
     """``total[index + i] += if_set if bit i of the byte is set else if_clear``, for eight float32 values."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total, index, byte, if_set, if_clear = args
-        vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
-        pointer = element_pointer(context, builder, signature.args[0], total, index, vector)
-        mask = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
-        chosen = builder.select(mask, in_all_lanes(builder, if_set, vector), in_all_lanes(builder, if_clear, vector))
+        pointer, chosen = _place_and_choice(context, builder, signature, args)
         builder.store(builder.fadd(builder.load(pointer, align=_ELEMENT_BYTES), chosen), pointer, align=_ELEMENT_BYTES)
         return context.get_dummy_value()
 
@@ -268,6 +279,15 @@ def sign_words(typing_context: Any, words: Any, index: Any, byte: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(words, types.intp, types.uint8), generate
+
+
+def _place_and_choice(context: Any, builder: Any, signature: Any, args: Any) -> tuple[Any, Any]:
+    """Where eight values lie, and for each bit of the byte one of two values."""
+    total, index, byte, if_set, if_clear = args
+    vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
+    mask = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
+    chosen = builder.select(mask, in_all_lanes(builder, if_set, vector), in_all_lanes(builder, if_clear, vector))
+    return element_pointer(context, builder, signature.args[0], total, index, vector), chosen
 
 
 @intrinsic

@@ -10,7 +10,6 @@ from gradwire.kernels.cpu._compiled import (
     Float64Array,
     UInt8Array,
     add_compensated,
-    add_either,
     array,
     compensate,
     compensation,
@@ -18,6 +17,7 @@ from gradwire.kernels.cpu._compiled import (
     rows_of_bytes,
     sum_of_lanes,
 )
+from gradwire.kernels.cpu.either import sum_either
 from gradwire.kernels.cpu.sign import pack_signs
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Int64Array
@@ -40,8 +40,11 @@ def two_means_encode(
 
 def two_means_decode(block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
     """See :meth:`gradwire.kernels.Kernels.two_means_decode`."""
+    head = 8 * block.segment_count
+    means = array(payloads[:, :head].contiguous()).view(np.float32).reshape(len(payloads), -1, 2)
+    above, below = np.ascontiguousarray(means[..., 0]), np.ascontiguousarray(means[..., 1])
     packed, stride = rows_of_bytes(payloads)
-    _decode(block.runs, block.segments, packed, len(payloads), stride, array(out), np.float32(weight))
+    sum_either(block.runs, block.segments, packed, stride, head, above, below, array(out), np.float32(weight))
 
 
 @compiled
@@ -114,35 +117,3 @@ def _sides(t: Float32Array, above: Float64Array, below: Float64Array) -> int:
     for i in range(t.size):
         negatives += t[i] < 0
     return negatives
-
-
-@compiled
-def _decode(
-    runs: Int64Array,
-    segments: Int64Array,
-    payloads: UInt8Array,
-    rows: int,
-    stride: int,
-    out: Float32Array,
-    weight: np.float32,
-) -> None:
-    means = payloads.view(np.float32)
-    head = 8 * (segments.size - 1)
-    total = np.empty(CHUNK, np.float32)
-    for segment in range(segments.size - 1):
-        for run in range(segments[segment], segments[segment + 1]):
-            start, length, position = runs[run]
-            for first in range(0, length, CHUNK):
-                count = min(CHUNK, length - first)
-                bytes_of_chunk = (count + 7) // 8
-                total[:] = -0.0  # to which adding a row gives that row, whichever its sign of zero
-                for row in range(rows):
-                    base = row * stride + head + (position + first) // 8
-                    packed = payloads[base : base + bytes_of_chunk]
-                    high_mean = means[row * stride // 4 + 2 * segment]
-                    low_mean = means[row * stride // 4 + 2 * segment + 1]
-                    for byte in range(bytes_of_chunk):
-                        add_either(total, 8 * byte, packed[byte], low_mean, high_mean)
-                piece = out[start + first : start + first + count]
-                for i in range(count):
-                    piece[i] = total[i] * weight
