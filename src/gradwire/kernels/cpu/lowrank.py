@@ -124,7 +124,7 @@ def _project_rows(
         if keeps and not finite:
             _keep_finite(values, memory, beta, gamma, start + row * m, start + end * m)
         elif keeps and subtract:
-            _keep_rest(start, values, memory, beta, gamma, p, q, row, 0, m)
+            _keep_rest(start, values, memory, beta, gamma, p, q, row, np.int64(0), m)
         elif keeps:
             _keep(values, memory, beta, gamma, start + row * m, start + end * m)
     if not finite:

@@ -90,7 +90,7 @@ def _select(
 ) -> None:
     t = np.empty(PIECE, np.float32)
     sample = np.empty(SAMPLE, np.float32)
-    room = SMALL
+    room = np.int64(SMALL)
     for segment in range(numels.size):
         room = max(room, _room(counts[segment], numels[segment]))
     places = np.empty(room + PIECE, np.int64)
