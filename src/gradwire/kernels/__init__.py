@@ -154,6 +154,20 @@ class Kernels(Protocol):
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
         ...
 
+    def dynamic_payload_bytes(self, block: Block) -> int:
+        """Size of a payload of table entries."""
+        ...
+
+    def dynamic_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """The 8-bit dynamic tree: sent = the nearest entry of its table times the largest magnitude of a segment."""
+        ...
+
+    def dynamic_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
     def topk_select(
         self,
         block: Block,

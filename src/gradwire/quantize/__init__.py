@@ -1,6 +1,7 @@
 """How values are written."""
 
 from gradwire.quantize.cast import Cast
+from gradwire.quantize.dynamic import Dynamic
 from gradwire.quantize.power_of_two import PowerOfTwo
 from gradwire.quantize.sign import Sign
 from gradwire.quantize.stochastic import Stochastic
@@ -9,4 +10,4 @@ from gradwire.quantize.three_level import ThreeLevel
 from gradwire.quantize.two_means import TwoMeans
 from gradwire.quantize.vote import Vote
 
-__all__ = ["Cast", "PowerOfTwo", "Sign", "Stochastic", "Ternary", "ThreeLevel", "TwoMeans", "Vote"]
+__all__ = ["Cast", "Dynamic", "PowerOfTwo", "Sign", "Stochastic", "Ternary", "ThreeLevel", "TwoMeans", "Vote"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
+from gradwire.kernels.cpu.dynamic import dynamic_decode, dynamic_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
@@ -23,6 +24,7 @@ from gradwire.kernels.cpu.trits import trits_decode
 from gradwire.kernels.cpu.two_means import two_means_decode, two_means_encode
 from gradwire.kernels.cpu.vote import vote_encode
 from gradwire.kernels.reference import (
+    dynamic_payload_bytes,
     elias_fano_bytes,
     power_of_two_payload_bytes,
     sign_payload_bytes,
@@ -34,6 +36,9 @@ from gradwire.layout import Block, Granularity, flat_slots
 
 __all__ = [
     "accumulate",
+    "dynamic_decode",
+    "dynamic_encode",
+    "dynamic_payload_bytes",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
@@ -93,6 +98,9 @@ def warm_up() -> None:
         powers = torch.empty(1, power_of_two_payload_bytes(block, bits), dtype=torch.uint8)
         power_of_two_encode(block, gradient, residual, 1.0, 1.0, powers[0], bits, 0)
         power_of_two_decode(block, powers, out, 1.0, bits)
+    entries = torch.empty(1, dynamic_payload_bytes(block), dtype=torch.uint8)
+    dynamic_encode(block, gradient, residual, 1.0, 1.0, entries[0])
+    dynamic_decode(block, entries, out, 1.0)
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
     stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0)
     stochastic_decode(block, levels, out, 1.0, 4, 0)

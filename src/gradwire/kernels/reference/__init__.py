@@ -30,6 +30,10 @@ value that is not finite are 255, its bits 0.
 bits are the exponent field of a float32 that is multiplied with the unit. Bytes of alignment gaps are 0. A segment with
 a value that is not finite has unit NaN and bytes 0.
 
+**Dynamic.** ``S`` float32 scales, then ``P`` bytes: bit 7 is set where negative, the other bits are the number of an
+entry of ``dynamic.magnitudes``, which is multiplied with the scale. Bytes of alignment gaps are 0. A segment with a
+value that is not finite has scale NaN and bytes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
+
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
 positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits, padded to 4 bytes, of which number
 ``(position >> l) + j`` is set for the ``j``-th position. With ``count`` 0 there are no bytes.
@@ -37,6 +41,7 @@ positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits,
 
 from __future__ import annotations
 
+from gradwire.kernels.reference.dynamic import dynamic_decode, dynamic_encode, dynamic_payload_bytes
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
@@ -60,6 +65,9 @@ FORMAT_VERSION = 1
 __all__ = [
     "FORMAT_VERSION",
     "accumulate",
+    "dynamic_decode",
+    "dynamic_encode",
+    "dynamic_payload_bytes",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
