@@ -87,8 +87,12 @@ class Kernels(Protocol):
         bucket: int,
         euclidean: bool,
         key: int,
+        nearest: bool = False,
     ) -> None:
-        """QSGD levels of ``bits`` bits (sign included) against the norm of each ``bucket`` elements of a segment."""
+        """QSGD levels of ``bits`` bits (sign included) against the norm of each ``bucket`` elements of a segment.
+
+        With ``nearest`` no level is drawn: the nearest one is taken.
+        """
         ...
 
     def stochastic_decode(

@@ -102,7 +102,7 @@ def warm_up() -> None:
     dynamic_encode(block, gradient, residual, 1.0, 1.0, entries[0])
     dynamic_decode(block, entries, out, 1.0)
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
-    stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0)
+    stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0, False)
     stochastic_decode(block, levels, out, 1.0, 4, 0)
     counts = np.array([2], dtype=np.int64)
     positions, values = torch.empty(1, 2, dtype=torch.int64), torch.empty(1, 2)
