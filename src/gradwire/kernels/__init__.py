@@ -172,6 +172,20 @@ class Kernels(Protocol):
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
         ...
 
+    def exponent_payload_bytes(self, block: Block) -> int:
+        """Size of a payload of 4-bit exponents."""
+        ...
+
+    def exponent_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """Sent = the nearest of the seven powers of two below the largest ``|t|`` of a segment, or 0, with the sign."""
+        ...
+
+    def exponent_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
     def topk_select(
         self,
         block: Block,

@@ -2,6 +2,8 @@
 
 from gradwire.quantize.cast import Cast
 from gradwire.quantize.dynamic import Dynamic
+from gradwire.quantize.exponent import Exponent
+from gradwire.quantize.names import parse
 from gradwire.quantize.power_of_two import PowerOfTwo
 from gradwire.quantize.sign import Sign
 from gradwire.quantize.stochastic import Stochastic
@@ -10,4 +12,16 @@ from gradwire.quantize.three_level import ThreeLevel
 from gradwire.quantize.two_means import TwoMeans
 from gradwire.quantize.vote import Vote
 
-__all__ = ["Cast", "Dynamic", "PowerOfTwo", "Sign", "Stochastic", "Ternary", "ThreeLevel", "TwoMeans", "Vote"]
+__all__ = [
+    "Cast",
+    "Dynamic",
+    "Exponent",
+    "PowerOfTwo",
+    "Sign",
+    "Stochastic",
+    "Ternary",
+    "ThreeLevel",
+    "TwoMeans",
+    "Vote",
+    "parse",
+]

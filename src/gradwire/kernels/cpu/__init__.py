@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.dynamic import dynamic_decode, dynamic_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
+from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
@@ -26,6 +27,7 @@ from gradwire.kernels.cpu.vote import vote_encode
 from gradwire.kernels.reference import (
     dynamic_payload_bytes,
     elias_fano_bytes,
+    exponent_payload_bytes,
     power_of_two_payload_bytes,
     sign_payload_bytes,
     stochastic_payload_bytes,
@@ -42,6 +44,9 @@ __all__ = [
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
+    "exponent_decode",
+    "exponent_encode",
+    "exponent_payload_bytes",
     "gather",
     "power_of_two_decode",
     "power_of_two_encode",
@@ -101,6 +106,9 @@ def warm_up() -> None:
     entries = torch.empty(1, dynamic_payload_bytes(block), dtype=torch.uint8)
     dynamic_encode(block, gradient, residual, 1.0, 1.0, entries[0])
     dynamic_decode(block, entries, out, 1.0)
+    exponents = torch.empty(1, exponent_payload_bytes(block), dtype=torch.uint8)
+    exponent_encode(block, gradient, residual, 1.0, 1.0, exponents[0])
+    exponent_decode(block, exponents, out, 1.0)
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
     stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0, False)
     stochastic_decode(block, levels, out, 1.0, 4, 0)

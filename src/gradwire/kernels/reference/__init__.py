@@ -34,6 +34,10 @@ a value that is not finite has unit NaN and bytes 0.
 entry of ``dynamic.magnitudes``, which is multiplied with the scale. Bytes of alignment gaps are 0. A segment with a
 value that is not finite has scale NaN and bytes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
 
+**Exponent.** ``S`` float32 scales, powers of two, then ``P`` codes of 4 bits as for stochastic: ``distance + 8 *
+negative`` stands for ``2**-distance * scale``, or 0 for distance 7. Codes of alignment gaps are 0. A segment with a
+value that is not finite has scale NaN and codes 0; one whose values are all denormal has scale 0.
+
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
 positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits, padded to 4 bytes, of which number
 ``(position >> l) + j`` is set for the ``j``-th position. With ``count`` 0 there are no bytes.
@@ -43,6 +47,7 @@ from __future__ import annotations
 
 from gradwire.kernels.reference.dynamic import dynamic_decode, dynamic_encode, dynamic_payload_bytes
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
+from gradwire.kernels.reference.exponent import exponent_decode, exponent_encode, exponent_payload_bytes
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.power_of_two import (
@@ -71,6 +76,9 @@ __all__ = [
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
+    "exponent_decode",
+    "exponent_encode",
+    "exponent_payload_bytes",
     "gather",
     "power_of_two_decode",
     "power_of_two_encode",
