@@ -186,6 +186,17 @@ class Kernels(Protocol):
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
         ...
 
+    def zero_runs_encode(self, trits: Tensor, coded: Tensor) -> int:
+        """Writes packed trits with their runs of zeros shortened to ``coded``, of at least their size.
+
+        Returns how many bytes that took; PayloadError if a byte is not five trits.
+        """
+        ...
+
+    def zero_runs_decode(self, coded: Tensor, trits: Tensor) -> None:
+        """Reads all of ``coded``; PayloadError, and nothing written, unless an encoder wrote it for all ``trits``."""
+        ...
+
     def topk_select(
         self,
         block: Block,

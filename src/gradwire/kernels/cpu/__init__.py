@@ -24,6 +24,7 @@ from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.cpu.trits import trits_decode
 from gradwire.kernels.cpu.two_means import two_means_decode, two_means_encode
 from gradwire.kernels.cpu.vote import vote_encode
+from gradwire.kernels.cpu.zero_runs import zero_runs_decode, zero_runs_encode
 from gradwire.kernels.reference import (
     dynamic_payload_bytes,
     elias_fano_bytes,
@@ -73,6 +74,8 @@ __all__ = [
     "vote_encode",
     "warm_up",
     "write_product",
+    "zero_runs_decode",
+    "zero_runs_encode",
 ]
 
 
@@ -109,6 +112,8 @@ def warm_up() -> None:
     exponents = torch.empty(1, exponent_payload_bytes(block), dtype=torch.uint8)
     exponent_encode(block, gradient, residual, 1.0, 1.0, exponents[0])
     exponent_decode(block, exponents, out, 1.0)
+    coded = torch.empty(8, dtype=torch.uint8)
+    zero_runs_decode(coded[: zero_runs_encode(trits[0, 4:12], coded)], trits[0, 4:12])
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
     stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0, False)
     stochastic_decode(block, levels, out, 1.0, 4, 0)

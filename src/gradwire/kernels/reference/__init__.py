@@ -22,6 +22,9 @@ position ``p`` is digit ``p // M`` (0 is the lowest) of byte ``p % M``. A digit 
 Bytes are read modulo 243. Digits of alignment gaps and beyond ``P`` are 0. A segment with a value that is not finite
 has scale NaN and digits 0.
 
+**Zero runs.** Packed trits in which a run of 2 to 14 bytes 121 (five zeros) is one byte, 241 plus its length; longer
+runs are cut into runs of 14 first. Other bytes stay.
+
 **Powers of two, 9 bits.** ``P`` bytes, the exponent field of a float32 each, then ``P`` bits as in sign. The fraction
 is 0, so field 0 stands for 0; field 255 reads as NaN. Fields of alignment gaps are 0. All fields of a segment with a
 value that is not finite are 255, its bits 0.
@@ -63,6 +66,7 @@ from gradwire.kernels.reference.three_level import three_level_encode
 from gradwire.kernels.reference.trits import trits_decode, trits_payload_bytes
 from gradwire.kernels.reference.two_means import two_means_decode, two_means_encode, two_means_payload_bytes
 from gradwire.kernels.reference.vote import vote_encode
+from gradwire.kernels.reference.zero_runs import zero_runs_decode, zero_runs_encode
 
 FORMAT_VERSION = 1
 """Changes whenever the bytes of a payload would mean something else."""
@@ -104,4 +108,6 @@ __all__ = [
     "two_means_payload_bytes",
     "vote_encode",
     "write_product",
+    "zero_runs_decode",
+    "zero_runs_encode",
 ]
