@@ -87,8 +87,12 @@ class Kernels(Protocol):
         bucket: int,
         euclidean: bool,
         key: int,
+        nearest: bool = False,
     ) -> None:
-        """QSGD levels of ``bits`` bits (sign included) against the norm of each ``bucket`` elements of a segment."""
+        """QSGD levels of ``bits`` bits (sign included) against the norm of each ``bucket`` elements of a segment.
+
+        With ``nearest`` no level is drawn: the nearest one is taken.
+        """
         ...
 
     def stochastic_decode(
@@ -306,6 +310,31 @@ class Kernels(Protocol):
 
     def dynamic_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def exponent_payload_bytes(self, block: Block) -> int:
+        """Size of a payload of 4-bit exponents."""
+        ...
+
+    def exponent_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """Sent = the nearest of the seven powers of two below the largest ``|t|`` of a segment, or 0, with the sign."""
+        ...
+
+    def exponent_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def zero_runs_encode(self, trits: Tensor, coded: Tensor) -> int:
+        """Writes packed trits with their runs of zeros shortened to ``coded``, of at least their size.
+
+        Returns how many bytes that took; PayloadError if a byte is not five trits.
+        """
+        ...
+
+    def zero_runs_decode(self, coded: Tensor, trits: Tensor) -> None:
+        """Reads all of ``coded``; PayloadError, and nothing written, unless an encoder wrote it for all ``trits``."""
         ...
 
 

@@ -4,6 +4,7 @@ from gradwire.methods.acpsgd import ACPSGD
 from gradwire.methods.dgc import DGC
 from gradwire.methods.ef21 import EF21
 from gradwire.methods.efsignsgd import EFSignSGD
+from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
@@ -29,6 +30,7 @@ __all__ = [
     "CodecMethod",
     "Dense",
     "EFSignSGD",
+    "EightBit",
     "GlobalQSGD",
     "LayerMethod",
     "LayerState",

@@ -23,11 +23,11 @@ class Ternary(Codec):
     scale is the largest magnitude. The squared error is ``scale |t|_1 - |t|^2`` on average.
 
     Attributes:
-        clip: Standard deviations to which a segment is clipped first, 2.5 in the paper; 0 for none. A segment whose
-            values are all equal is not clipped.
+        clip: Standard deviations to which a segment is clipped first, 2.5 in the paper's experiments; 0 for none. A
+            segment whose values are all equal is not clipped.
     """
 
-    clip: float = 2.5
+    clip: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.clip < math.inf:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
+from gradwire.kernels.cpu.dynamic import dynamic_decode, dynamic_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
+from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
 from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
@@ -25,8 +27,11 @@ from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.cpu.trits import trits_decode
 from gradwire.kernels.cpu.two_means import two_means_decode, two_means_encode
 from gradwire.kernels.cpu.vote import vote_encode
+from gradwire.kernels.cpu.zero_runs import zero_runs_decode, zero_runs_encode
 from gradwire.kernels.reference import (
+    dynamic_payload_bytes,
     elias_fano_bytes,
+    exponent_payload_bytes,
     power_of_two_payload_bytes,
     sign_payload_bytes,
     stochastic_payload_bytes,
@@ -39,9 +44,15 @@ __all__ = [
     "accumulate",
     "bitmap_decode",
     "bitmap_encode",
+    "dynamic_decode",
+    "dynamic_encode",
+    "dynamic_payload_bytes",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
+    "exponent_decode",
+    "exponent_encode",
+    "exponent_payload_bytes",
     "gather",
     "integer_decode",
     "integer_encode",
@@ -73,6 +84,8 @@ __all__ = [
     "vote_encode",
     "warm_up",
     "write_product",
+    "zero_runs_decode",
+    "zero_runs_encode",
 ]
 
 
@@ -103,8 +116,16 @@ def warm_up() -> None:
         powers = torch.empty(1, power_of_two_payload_bytes(block, bits), dtype=torch.uint8)
         power_of_two_encode(block, gradient, residual, 1.0, 1.0, powers[0], bits, 0)
         power_of_two_decode(block, powers, out, 1.0, bits)
+    entries = torch.empty(1, dynamic_payload_bytes(block), dtype=torch.uint8)
+    dynamic_encode(block, gradient, residual, 1.0, 1.0, entries[0])
+    dynamic_decode(block, entries, out, 1.0)
+    exponents = torch.empty(1, exponent_payload_bytes(block), dtype=torch.uint8)
+    exponent_encode(block, gradient, residual, 1.0, 1.0, exponents[0])
+    exponent_decode(block, exponents, out, 1.0)
+    coded = torch.empty(8, dtype=torch.uint8)
+    zero_runs_decode(coded[: zero_runs_encode(trits[0, 4:12], coded)], trits[0, 4:12])
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
-    stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0)
+    stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0, False)
     stochastic_decode(block, levels, out, 1.0, 4, 0)
     scales, codes = torch.empty(1), torch.empty(8, dtype=torch.uint8)
     integer_scales(block, gradient, residual, 1.0, 1.0, 0, scales)

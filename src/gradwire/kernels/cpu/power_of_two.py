@@ -175,7 +175,7 @@ def _decode_bytes(
                 for row in range(rows):
                     base = row * stride + head + position + first
                     _read_bytes(payloads[base : base + count], words)
-                    _add(words, units[row * stride // 4 + segment], total[:count])
+                    add_words(words, units[row * stride // 4 + segment], total[:count])
                 piece = out[start + first : start + first + count]
                 for i in range(count):
                     piece[i] = total[i] * weight
@@ -214,7 +214,7 @@ def _decode_fields(
                 for byte in range((count + 7) // 8):
                     sign_words(words, 8 * byte, payloads[signs + byte])
                 _read_fields(payloads[base : base + count], words)
-                _add(words, np.float32(1), total[:count])
+                add_words(words, np.float32(1), total[:count])
             piece = out[start + first : start + first + count]
             for i in range(count):
                 piece[i] = total[i] * weight
@@ -230,7 +230,7 @@ def _read_fields(fields: UInt8Array, words: UInt32Array) -> None:
 
 
 @compiled
-def _add(words: UInt32Array, unit: np.float32, total: Float32Array) -> None:
+def add_words(words: UInt32Array, unit: np.float32, total: Float32Array) -> None:
     """Adds float32 values, given as their bits, times a unit."""
     values = words.view(np.float32)
     for i in range(total.size):

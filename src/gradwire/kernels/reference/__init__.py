@@ -27,6 +27,9 @@ position ``p`` is digit ``p // M`` (0 is the lowest) of byte ``p % M``. A digit 
 Bytes are read modulo 243. Digits of alignment gaps and beyond ``P`` are 0. A segment with a value that is not finite
 has scale NaN and digits 0.
 
+**Zero runs.** Packed trits in which a run of 2 to 14 bytes 121 (five zeros) is one byte, 241 plus its length; longer
+runs are cut into runs of 14 first. Other bytes stay.
+
 **Powers of two, 9 bits.** ``P`` bytes, the exponent field of a float32 each, then ``P`` bits as in sign. The fraction
 is 0, so field 0 stands for 0; field 255 reads as NaN. Fields of alignment gaps are 0. All fields of a segment with a
 value that is not finite are 255, its bits 0.
@@ -34,6 +37,14 @@ value that is not finite are 255, its bits 0.
 **Powers of two, 8 bits.** ``S`` float32 units, powers of two, then ``P`` bytes: bit 7 is set where negative, the other
 bits are the exponent field of a float32 that is multiplied with the unit. Bytes of alignment gaps are 0. A segment with
 a value that is not finite has unit NaN and bytes 0.
+
+**Dynamic.** ``S`` float32 scales, then ``P`` bytes: bit 7 is set where negative, the other bits are the number of an
+entry of ``dynamic.magnitudes``, which is multiplied with the scale. Bytes of alignment gaps are 0. A segment with a
+value that is not finite has scale NaN and bytes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
+
+**Exponent.** ``S`` float32 scales, powers of two, then ``P`` codes of 4 bits as for stochastic: ``distance + 8 *
+negative`` stands for ``2**-distance * scale``, or 0 for distance 7. Codes of alignment gaps are 0. A segment with a
+value that is not finite has scale NaN and codes 0; one whose values are all denormal has scale 0.
 
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
 positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits, padded to 4 bytes, of which number
@@ -43,7 +54,9 @@ positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits,
 from __future__ import annotations
 
 from gradwire.kernels.reference.bitmap import bitmap_decode, bitmap_encode
+from gradwire.kernels.reference.dynamic import dynamic_decode, dynamic_encode, dynamic_payload_bytes
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
+from gradwire.kernels.reference.exponent import exponent_decode, exponent_encode, exponent_payload_bytes
 from gradwire.kernels.reference.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
@@ -61,6 +74,7 @@ from gradwire.kernels.reference.three_level import three_level_encode
 from gradwire.kernels.reference.trits import trits_decode, trits_payload_bytes
 from gradwire.kernels.reference.two_means import two_means_decode, two_means_encode, two_means_payload_bytes
 from gradwire.kernels.reference.vote import vote_encode
+from gradwire.kernels.reference.zero_runs import zero_runs_decode, zero_runs_encode
 
 FORMAT_VERSION = 1
 """Changes whenever the bytes of a payload would mean something else."""
@@ -70,9 +84,15 @@ __all__ = [
     "accumulate",
     "bitmap_decode",
     "bitmap_encode",
+    "dynamic_decode",
+    "dynamic_encode",
+    "dynamic_payload_bytes",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
+    "exponent_decode",
+    "exponent_encode",
+    "exponent_payload_bytes",
     "gather",
     "integer_decode",
     "integer_encode",
@@ -103,4 +123,6 @@ __all__ = [
     "two_means_payload_bytes",
     "vote_encode",
     "write_product",
+    "zero_runs_decode",
+    "zero_runs_encode",
 ]
