@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import gradwire
+from gradwire.errors import PayloadError
 from pool import Pool
 
 
@@ -48,3 +50,24 @@ def test_sketched_sgd_without_memory_sends_exact_values() -> None:
     assert int(chosen.sum()) == 82
     assert torch.equal(decoded[chosen], tensor[chosen])
     assert tensor[chosen].abs().min() >= tensor.abs().flatten().topk(82).values[-1]
+
+
+def test_thc_averages_what_every_worker_left_out(pool: Pool) -> None:
+    """The average is the mean of the workers' own decoded codes, on both routes, with sums of 8 and of 16 bits."""
+    gradients = [[draw(60, 50, seed=rank) for rank in range(3)]]
+    mean = torch.stack(gradients[0]).mean(0)
+    for route in ("gather", "sharded"):
+        for grain in (30, 200):
+            found = pool.run(3, averages, "thc", gradients, {"route": route, "grain": grain})
+            assert all(torch.equal(each[0], found[0][0]) for each in found)
+            error = (found[0][0] - mean).square().sum() / mean.square().sum()
+            assert error < 0.06, (route, grain, error)
+
+
+def test_thc_rejects_sums_that_no_workers_send() -> None:
+    thc = gradwire.methods.make("thc", {})
+    with pytest.raises(PayloadError, match="61"):
+        thc._check(torch.tensor([[0, 61]], dtype=torch.uint8), 2)
+    with pytest.raises(PayloadError):
+        thc._check(torch.tensor([[0, 0, 45, 1]], dtype=torch.uint8), 10)
+    thc._check(torch.tensor([[0, 0, 44, 1]], dtype=torch.uint8), 10)

@@ -9,6 +9,7 @@ from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import get, make, name_of, names, register
 from gradwire.methods.sketchedsgd import SketchedSGD
+from gradwire.methods.thc import THC
 from gradwire.methods.topk import TopK
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "BF16",
     "FP16",
     "QSGD",
+    "THC",
     "CodecMethod",
     "Dense",
     "EFSignSGD",

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
+from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
@@ -29,6 +30,10 @@ __all__ = [
     "project_columns",
     "project_rows",
     "randomk_positions",
+    "rotated_decode",
+    "rotated_encode",
+    "rotated_scales",
+    "rotated_sums",
     "scatter_sum",
     "sign_decode",
     "sign_encode",
@@ -82,3 +87,11 @@ def warm_up() -> None:
     table = torch.zeros(16)
     sketch(block, gradient, columns, 1, 0, table)
     sketch_estimates(block, table, columns, 1, 0, out)
+    pieces, keys = np.array([[0, 16, 16, 0, 0, 0]], dtype=np.int64), np.zeros(1, dtype=np.uint64)
+    integers, scales = torch.arange(16, dtype=torch.uint8), torch.ones(1)
+    codes, sums = torch.empty(1, 8, dtype=torch.uint8), torch.empty(32, dtype=torch.uint8)
+    rotated_scales(pieces, gradient, scales)
+    rotated_encode(pieces, gradient, residual, scales, integers, 1.0, keys, keys, codes[0])
+    for room in (sums[:16], sums):
+        rotated_sums(codes, integers, room)
+        rotated_decode(pieces, room, 1, scales, integers, 1.0, keys, out)

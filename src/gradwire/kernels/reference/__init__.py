@@ -22,6 +22,7 @@ from __future__ import annotations
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
+from gradwire.kernels.reference.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
 from gradwire.kernels.reference.sketch import sketch, sketch_estimates
 from gradwire.kernels.reference.sparse import gather, randomk_positions, scatter_sum, subtract, topk_select
@@ -40,6 +41,10 @@ __all__ = [
     "project_columns",
     "project_rows",
     "randomk_positions",
+    "rotated_decode",
+    "rotated_encode",
+    "rotated_scales",
+    "rotated_sums",
     "scatter_sum",
     "sign_decode",
     "sign_encode",
