@@ -103,6 +103,10 @@ class Kernels(Protocol):
         """``out = weight * sum over rows`` of sparse rows ``positions[n, K]``, ``values[n, K]``; zero elsewhere."""
         ...
 
+    def scatter_mean(self, block: Block, positions: Tensor, values: Tensor, out: Tensor) -> None:
+        """``out`` = the mean over those sparse rows, ascending each, that have the position; zero elsewhere."""
+        ...
+
     def project_rows(
         self,
         block: Block,

@@ -1,6 +1,7 @@
 """Published methods, one file each, and the catalogue that holds them."""
 
 from gradwire.methods.acpsgd import ACPSGD
+from gradwire.methods.demo import DeMo
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
@@ -19,6 +20,7 @@ __all__ = [
     "QSGD",
     "THC",
     "CodecMethod",
+    "DeMo",
     "Dense",
     "EFSignSGD",
     "LayerMethod",

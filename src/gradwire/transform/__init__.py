@@ -1,5 +1,6 @@
 """Other bases, in which gradients are easier to send."""
 
+from gradwire.transform.cosine import Chunks, chunk_block, chunk_sides
 from gradwire.transform.hadamard import Levels, Rotation
 
-__all__ = ["Levels", "Rotation"]
+__all__ = ["Chunks", "Levels", "Rotation", "chunk_block", "chunk_sides"]

@@ -13,6 +13,7 @@ from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
+from gradwire.kernels.cpu.senders import scatter_mean
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
@@ -34,6 +35,7 @@ __all__ = [
     "rotated_encode",
     "rotated_scales",
     "rotated_sums",
+    "scatter_mean",
     "scatter_sum",
     "sign_decode",
     "sign_encode",
@@ -78,6 +80,7 @@ def warm_up() -> None:
     subtract(block, residual, positions[0], values[0])
     scatter_sum(block, positions, values, out, 1.0)
     scatter_sum(block, positions.flip(1), values, out, 1.0)
+    scatter_mean(block, positions.sort().values, values, out)
     randomk_positions(block, counts, positions[0], 0)
     p, q = torch.ones(1, 4), torch.ones(1, 4)
     project_rows(block, gradient, residual, 1.0, 1.0, q, p, True)

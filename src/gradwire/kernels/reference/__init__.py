@@ -23,6 +23,7 @@ from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_d
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
+from gradwire.kernels.reference.senders import scatter_mean
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
 from gradwire.kernels.reference.sketch import sketch, sketch_estimates
 from gradwire.kernels.reference.sparse import gather, randomk_positions, scatter_sum, subtract, topk_select
@@ -45,6 +46,7 @@ __all__ = [
     "rotated_encode",
     "rotated_scales",
     "rotated_sums",
+    "scatter_mean",
     "scatter_sum",
     "sign_decode",
     "sign_encode",
