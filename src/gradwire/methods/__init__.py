@@ -1,6 +1,7 @@
 """Published methods, one file each, and the catalogue that holds them."""
 
 from gradwire.methods.acpsgd import ACPSGD
+from gradwire.methods.atomo import Atomo
 from gradwire.methods.demo import DeMo
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.floats import BF16, FP16, Dense
@@ -19,6 +20,7 @@ __all__ = [
     "FP16",
     "QSGD",
     "THC",
+    "Atomo",
     "CodecMethod",
     "DeMo",
     "Dense",
