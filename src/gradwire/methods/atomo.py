@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gradwire.lowrank import gains
 from gradwire.methods.method import CodecMethod
@@ -29,7 +28,7 @@ class Atomo(CodecMethod):
     """
 
     citation = "Wang et al. 2018, arXiv:1806.04090"
-    routes: ClassVar[tuple[str, ...]] = ("gather",)
+    routes = ("gather",)
     granularities = ("layer",)
     why_granularity = "it decomposes one matrix at a time"
     memories = ("none", "residual", "momentum", "ef21")

@@ -14,7 +14,7 @@ from gradwire.lowrank import check_rank
 from gradwire.memory import Feedback
 from gradwire.randomness import hash32, run_keys
 
-LARGEST = 2.0**100
+LARGEST = 2.0**110
 """Larger values might overflow when atoms are divided by small chances and added up."""
 
 
