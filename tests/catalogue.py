@@ -25,6 +25,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "natural": [{"bits": 8}, {"bits": 9}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],
+    "atomo": [{"rank": 2}],
+    "demo": [{"topk": 3}, {"topk": 2, "chunk": 16, "sign": False, "values": "fp16"}],
+    "thc": [{"rotation": 64}, {"grain": 100}],
     "sketchedsgd": [{"ratio": 0.1}, {"ratio": 0.02, "rows": 3, "columns": 8.0, "candidates": 1}],
 }
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import gradwire
+from gradwire.errors import PayloadError
+from gradwire.transform.cosine import cosines
 from pool import Pool
 
 
@@ -48,3 +51,46 @@ def test_sketched_sgd_without_memory_sends_exact_values() -> None:
     assert int(chosen.sum()) == 82
     assert torch.equal(decoded[chosen], tensor[chosen])
     assert tensor[chosen].abs().min() >= tensor.abs().flatten().topk(82).values[-1]
+
+
+def test_thc_averages_what_every_worker_left_out(pool: Pool) -> None:
+    """The average is the mean of the workers' own decoded codes, on both routes, with sums of 8 and of 16 bits."""
+    gradients = [[draw(60, 50, seed=rank) for rank in range(3)]]
+    mean = torch.stack(gradients[0]).mean(0)
+    for route in ("gather", "sharded"):
+        for grain in (30, 200):
+            found = pool.run(3, averages, "thc", gradients, {"route": route, "grain": grain})
+            assert all(torch.equal(each[0], found[0][0]) for each in found)
+            error = (found[0][0] - mean).square().sum() / mean.square().sum()
+            assert error < 0.06, (route, grain, error)
+
+
+def test_thc_rejects_sums_that_no_workers_send() -> None:
+    thc = gradwire.methods.make("thc", {})
+    with pytest.raises(PayloadError, match="61"):
+        thc._check(torch.tensor([[0, 61]], dtype=torch.uint8), 2)
+    with pytest.raises(PayloadError):
+        thc._check(torch.tensor([[0, 0, 45, 1]], dtype=torch.uint8), 10)
+    thc._check(torch.tensor([[0, 0, 44, 1]], dtype=torch.uint8), 10)
+
+
+def test_demo_follows_the_authors_optimizer(pool: Pool) -> None:
+    """Delta in the original basis, mean over senders, inverse transform."""
+    gradients = [[draw(32, 48, seed=10 * step + rank) for rank in range(2)] for step in range(3)]
+    for sign in (False, True):
+        options = {"topk": 5, "chunk": 16, "sign": sign, "decay": 0.9}
+        found = pool.run(2, averages, "demo", gradients, options)[0]
+        basis = cosines(16, torch.device("cpu"))
+        deltas = torch.zeros(2, 2, 3, 16, 16)
+        for average, step in zip(found, gradients, strict=True):
+            deltas = 0.9 * deltas + torch.stack(step).view(2, 2, 16, 3, 16).transpose(2, 3)
+            coefficients = basis @ deltas @ basis.T
+            kept = coefficients.abs() >= coefficients.abs().flatten(-2).topk(5).values[..., -1, None, None]
+            sent = torch.where(kept, coefficients, 0)
+            deltas = deltas - basis.T @ sent @ basis
+            mean = sent.sum(0) / kept.sum(0).clamp(min=1)
+            expected = (basis.T @ mean @ basis).transpose(1, 2).reshape(32, 48)
+            if sign:
+                assert (average == expected.sign()).float().mean() > 0.999
+            else:
+                torch.testing.assert_close(average, expected, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from gradwire.layout import Block, Int64Array
+from gradwire.layout import Block, Int64Array, UInt64Array
 
 
 class Kernels(Protocol):
@@ -176,6 +176,10 @@ class Kernels(Protocol):
         """``out = weight * sum over rows`` of sparse rows ``positions[n, K]``, ``values[n, K]``; zero elsewhere."""
         ...
 
+    def scatter_mean(self, block: Block, positions: Tensor, values: Tensor, out: Tensor) -> None:
+        """``out`` = the mean over those sparse rows, ascending each, that have the position; zero elsewhere."""
+        ...
+
     def project_rows(
         self,
         block: Block,
@@ -227,6 +231,55 @@ class Kernels(Protocol):
         self, block: Block, table: Tensor, columns: Int64Array, rows: int, key: int, out: Tensor
     ) -> None:
         """Each element's median over the rows of its segment's sketch; ``rows`` is odd."""
+        ...
+
+    def rotated_scales(self, pieces: Int64Array, values: Tensor, scales: Tensor) -> None:
+        """Root mean square of each piece of a :class:`gradwire.transform.Rotation`, zeros past its values included."""
+        ...
+
+    def rotated_encode(
+        self,
+        pieces: Int64Array,
+        values: Tensor,
+        residual: Tensor | None,
+        scales: Tensor,
+        levels: Tensor,
+        reach: float,
+        shared: UInt64Array,
+        own: UInt64Array,
+        payload: Tensor,
+    ) -> None:
+        """4-bit codes of the levels to which each rotated piece's coordinates are rounded.
+
+        Args:
+            pieces: As of a rotation.
+            values: ``float32`` flat buffer.
+            residual: Holds the values; what is sent is subtracted.
+            scales: Of each piece; where not finite or 0, codes are 0 and nothing is subtracted.
+            levels: ``uint8[16]``, ascending from 0.
+            reach: What the last level stands for; the first stands for its negative.
+            shared: Each run's key for the signs of the rotation.
+            own: Each run's key for rounding.
+            payload: ``uint8``, two codes a byte, lower half first.
+        """
+        ...
+
+    def rotated_sums(self, payloads: Tensor, levels: Tensor, sums: Tensor) -> None:
+        """Adds up the integers of all rows' codes, to one byte each or two, little-endian, as ``sums`` has room for."""
+        ...
+
+    def rotated_decode(
+        self,
+        pieces: Int64Array,
+        sums: Tensor,
+        count: int,
+        scales: Tensor,
+        levels: Tensor,
+        reach: float,
+        shared: UInt64Array,
+        out: Tensor,
+    ) -> None:
+        """Rotates back the mean of ``count`` workers; a piece whose scale is not finite becomes NaN."""
         ...
 
     def elias_fano_bytes(self, count: int, universe: int) -> int:

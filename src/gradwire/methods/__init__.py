@@ -3,6 +3,8 @@
 from gradwire.methods.acpsgd import ACPSGD
 from gradwire.methods.dgc import DGC
 from gradwire.methods.ef21 import EF21
+from gradwire.methods.atomo import Atomo
+from gradwire.methods.demo import DeMo
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
@@ -18,6 +20,7 @@ from gradwire.methods.signsgd import SignSGD, Signum
 from gradwire.methods.sketchedsgd import SketchedSGD
 from gradwire.methods.terngrad import TernGrad
 from gradwire.methods.threelc import ThreeLC
+from gradwire.methods.thc import THC
 from gradwire.methods.topk import TopK
 
 __all__ = [
@@ -27,7 +30,10 @@ __all__ = [
     "EF21",
     "FP16",
     "QSGD",
+    "THC",
+    "Atomo",
     "CodecMethod",
+    "DeMo",
     "Dense",
     "EFSignSGD",
     "EightBit",

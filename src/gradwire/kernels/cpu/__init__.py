@@ -17,6 +17,8 @@ from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
 from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
+from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
+from gradwire.kernels.cpu.senders import scatter_mean
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
@@ -63,6 +65,11 @@ __all__ = [
     "project_columns",
     "project_rows",
     "randomk_positions",
+    "rotated_decode",
+    "rotated_encode",
+    "rotated_scales",
+    "rotated_sums",
+    "scatter_mean",
     "scatter_sum",
     "sign_decode",
     "sign_encode",
@@ -144,6 +151,7 @@ def warm_up() -> None:
     subtract(block, residual, positions[0], values[0])
     scatter_sum(block, positions, values, out, 1.0)
     scatter_sum(block, positions.flip(1), values, out, 1.0)
+    scatter_mean(block, positions.sort().values, values, out)
     randomk_positions(block, counts, positions[0], 0)
     p, q = torch.ones(1, 4), torch.ones(1, 4)
     project_rows(block, gradient, residual, 1.0, 1.0, q, p, True)
@@ -153,3 +161,11 @@ def warm_up() -> None:
     table = torch.zeros(16)
     sketch(block, gradient, columns, 1, 0, table)
     sketch_estimates(block, table, columns, 1, 0, out)
+    pieces, keys = np.array([[0, 16, 16, 0, 0, 0]], dtype=np.int64), np.zeros(1, dtype=np.uint64)
+    integers, scales = torch.arange(16, dtype=torch.uint8), torch.ones(1)
+    codes, sums = torch.empty(1, 8, dtype=torch.uint8), torch.empty(32, dtype=torch.uint8)
+    rotated_scales(pieces, gradient, scales)
+    rotated_encode(pieces, gradient, residual, scales, integers, 1.0, keys, keys, codes[0])
+    for room in (sums[:16], sums):
+        rotated_sums(codes, integers, room)
+        rotated_decode(pieces, room, 1, scales, integers, 1.0, keys, out)

@@ -65,6 +65,8 @@ from gradwire.kernels.reference.power_of_two import (
     power_of_two_encode,
     power_of_two_payload_bytes,
 )
+from gradwire.kernels.reference.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
+from gradwire.kernels.reference.senders import scatter_mean
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
 from gradwire.kernels.reference.sketch import sketch, sketch_estimates
 from gradwire.kernels.reference.sparse import gather, randomk_positions, scatter_sum, subtract, topk_select
@@ -103,6 +105,11 @@ __all__ = [
     "project_columns",
     "project_rows",
     "randomk_positions",
+    "rotated_decode",
+    "rotated_encode",
+    "rotated_scales",
+    "rotated_sums",
+    "scatter_mean",
     "scatter_sum",
     "sign_decode",
     "sign_encode",

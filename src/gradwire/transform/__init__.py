@@ -1,0 +1,7 @@
+"""Other bases, in which gradients are easier to send."""
+
+from gradwire.transform.atoms import Atoms
+from gradwire.transform.cosine import Chunks, chunk_block, chunk_sides
+from gradwire.transform.hadamard import Levels, Rotation
+
+__all__ = ["Atoms", "Chunks", "Levels", "Rotation", "chunk_block", "chunk_sides"]
