@@ -1,10 +1,10 @@
 """Published methods, one file each, and the catalogue that holds them."""
 
 from gradwire.methods.acpsgd import ACPSGD
-from gradwire.methods.dgc import DGC
-from gradwire.methods.ef21 import EF21
 from gradwire.methods.atomo import Atomo
 from gradwire.methods.demo import DeMo
+from gradwire.methods.dgc import DGC
+from gradwire.methods.ef21 import EF21
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
@@ -19,8 +19,8 @@ from gradwire.methods.registry import get, make, name_of, names, register
 from gradwire.methods.signsgd import SignSGD, Signum
 from gradwire.methods.sketchedsgd import SketchedSGD
 from gradwire.methods.terngrad import TernGrad
-from gradwire.methods.threelc import ThreeLC
 from gradwire.methods.thc import THC
+from gradwire.methods.threelc import ThreeLC
 from gradwire.methods.topk import TopK
 
 __all__ = [
