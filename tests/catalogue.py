@@ -18,6 +18,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 0.1, "values": "sign", "indices": "raw"},
     ],
     "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
+    "gtopk": [{"ratio": 0.05}, {"ratio": 0.3, "indices": "raw"}],
     "randomk": [{"ratio": 0.1}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],

@@ -145,6 +145,22 @@ class Kernels(Protocol):
         """``out = weight * sum over rows`` of sparse rows ``positions[n, K]``, ``values[n, K]``; zero elsewhere."""
         ...
 
+    def merge_top(
+        self,
+        counts: Int64Array,
+        first_positions: Tensor,
+        first_values: Tensor,
+        second_positions: Tensor,
+        second_values: Tensor,
+        positions: Tensor,
+        values: Tensor,
+    ) -> None:
+        """The ``counts[s]`` largest magnitudes of the sum of two sparse sets with as many values in each segment ``s``.
+
+        A segment whose sum is not finite has its first positions, with values NaN.
+        """
+        ...
+
     def project_rows(
         self,
         block: Block,

@@ -4,6 +4,7 @@ from gradwire.methods.acpsgd import ACPSGD
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
+from gradwire.methods.gtopk import GTopK
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.powersgd import PowerSGD
 from gradwire.methods.qsgd import QSGD
@@ -19,6 +20,7 @@ __all__ = [
     "CodecMethod",
     "Dense",
     "EFSignSGD",
+    "GTopK",
     "GlobalQSGD",
     "LayerMethod",
     "LayerState",
