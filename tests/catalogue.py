@@ -20,6 +20,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
     "gtopk": [{"ratio": 0.05}, {"ratio": 0.3, "indices": "raw"}],
     "randomk": [{"ratio": 0.1}],
+    "scalecom": [{"ratio": 0.05}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],
 }

@@ -10,6 +10,7 @@ from gradwire.methods.powersgd import PowerSGD
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import get, make, name_of, names, register
+from gradwire.methods.scalecom import ScaleCom
 from gradwire.methods.topk import TopK
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Method",
     "PowerSGD",
     "RandomK",
+    "ScaleCom",
     "Site",
     "TopK",
     "get",
