@@ -21,6 +21,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "gtopk": [{"ratio": 0.05}, {"ratio": 0.3, "indices": "raw"}],
     "randomk": [{"ratio": 0.1}],
     "scalecom": [{"ratio": 0.05}],
+    "oktopk": [{"ratio": 0.05}, {"ratio": 0.3, "margin": 1.0, "recut": 2, "indices": "raw"}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],
 }

@@ -6,6 +6,7 @@ from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.gtopk import GTopK
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
+from gradwire.methods.oktopk import OkTopk
 from gradwire.methods.powersgd import PowerSGD
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
@@ -27,6 +28,7 @@ __all__ = [
     "LayerState",
     "LinearMethod",
     "Method",
+    "OkTopk",
     "PowerSGD",
     "RandomK",
     "ScaleCom",
