@@ -52,6 +52,12 @@ def test_merging_is_the_reference(values: str, seed: int) -> None:
             COUNTS, first.positions, first.values, second.positions, second.values, result.positions, result.values
         )
         results.append(result)
+    flags = [torch.ones(len(first.positions), dtype=torch.bool) for _ in (cpu, reference)]
+    for kernels, flag in zip((cpu, reference), flags, strict=True):
+        kernels.survivors(first.positions, results[0].positions, results[0].values, flag)
+    assert torch.equal(*flags)
+    kept = torch.isin(first.positions, results[0].positions[results[0].values.isfinite()])
+    assert torch.equal(flags[0], kept)
     assert torch.equal(results[0].positions, results[1].positions)
     assert same(results[0].values, results[1].values)
     assert (results[0].positions.diff() > 0).all()

@@ -161,6 +161,10 @@ class Kernels(Protocol):
         """
         ...
 
+    def survivors(self, positions: Tensor, kept_positions: Tensor, kept_values: Tensor, flags: Tensor) -> None:
+        """Clears the flags, ``bool``, of ascending positions where an ascending set has no finite value."""
+        ...
+
     def project_rows(
         self,
         block: Block,

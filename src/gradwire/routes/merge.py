@@ -41,12 +41,9 @@ class SparseSet:
         )
         return result
 
-    def finite_among(self, positions: Tensor) -> Tensor:
-        """Which of ascending positions the set has, with a finite value."""
-        if not len(self.positions):
-            return torch.zeros_like(positions, dtype=torch.bool)
-        where = torch.searchsorted(self.positions, positions).clamp(max=len(self.positions) - 1)
-        return (self.positions[where] == positions) & self.values[where].isfinite()
+    def keep(self, positions: Tensor, flags: Tensor) -> None:
+        """Clears the flags of ascending positions that the set has no finite value for."""
+        kernels.for_device(flags.device).survivors(positions, self.positions, self.values, flags)
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ def merge(
     admitted = feedback.admit(block, gradient)
     select.select(block, admitted, feedback, counts, own.positions, own.values)
     current, sent = own, own.values.isfinite()
-    folded, kept = own, sent
+    folded, kept = own, sent.clone()
 
     if extra:
         partner = rank + core if rank < extra else rank - core if rank >= core else rank
@@ -162,20 +159,22 @@ def merge(
         if partner != rank:
             low, high = (own, theirs) if rank < partner else (theirs, own)
             folded = current = low.merged(high, counts)
-            sent, kept = sent & current.finite_among(own.positions), current.values.isfinite()
+            current.keep(own.positions, sent)
+            kept = current.values.isfinite()
     for partner in partners(rank, world_size) if world_size > 1 else [rank]:
         theirs, _ = form.read((yield Exchange(form.write(current), partner)))
         if partner != rank:
             low, high = (current, theirs) if rank < partner else (theirs, current)
             current = low.merged(high, counts)
-            sent = sent & current.finite_among(own.positions)
-            kept = kept & current.finite_among(folded.positions)
+            current.keep(own.positions, sent)
+            if extra:
+                current.keep(folded.positions, kept)
     if extra:
         partner = rank + core if rank < extra else rank - core if rank >= core else rank
         theirs, flags = form.read((yield Exchange(form.write(current, kept), partner)))
         if rank >= core:
             current = theirs
-            sent = sent & SparseSet(folded.positions, torch.where(flags, 0.0, torch.nan)).finite_among(own.positions)
+            SparseSet(folded.positions, torch.where(flags, 0.0, torch.nan)).keep(own.positions, sent)
 
     feedback.masked(block, own.positions[sent])
     if feedback.residual is not None:

@@ -165,12 +165,10 @@ def regions(
     if not whole:
         union, added = _first(block, k, device), torch.full((k,), torch.nan, device=device)
 
-    if whole and len(union):
-        where = torch.searchsorted(union, positions).clamp(max=len(union) - 1)
-        sent = travelling & (union[where] == positions)
-        feedback.masked(block, positions[sent])
-        if feedback.residual is not None:
-            kernel.subtract(block, feedback.residual, positions[sent], values[sent])
+    kernel.survivors(positions, union, added, travelling)
+    feedback.masked(block, positions[travelling])
+    if feedback.residual is not None:
+        kernel.subtract(block, feedback.residual, positions[travelling], values[travelling])
     feedback.settle(block, gradient)
     kernel.scatter_sum(block, union[None], added[None], gradient, 1 / world_size)
     feedback.received(block, gradient)

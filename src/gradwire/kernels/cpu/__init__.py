@@ -13,7 +13,7 @@ from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
-from gradwire.kernels.cpu.merge import merge_top
+from gradwire.kernels.cpu.merge import merge_top, survivors
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
@@ -42,6 +42,7 @@ __all__ = [
     "stochastic_encode",
     "stochastic_payload_bytes",
     "subtract",
+    "survivors",
     "topk_select",
     "warm_up",
     "write_product",
@@ -81,6 +82,7 @@ def warm_up() -> None:
     scatter_sum(block, positions, values, out, 1.0)
     scatter_sum(block, positions.flip(1), values, out, 1.0)
     merge_top(counts, positions[0], values[0], positions[0], values[0], positions[0].clone(), values[0].clone())
+    survivors(positions[0], positions[0], values[0], torch.ones(2, dtype=torch.bool))
     randomk_positions(block, counts, positions[0], 0)
     p, q = torch.ones(1, 4), torch.ones(1, 4)
     project_rows(block, gradient, residual, 1.0, 1.0, q, p, True)

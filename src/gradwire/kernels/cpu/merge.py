@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, array, compiled, largest_magnitude
 from gradwire.kernels.cpu.topk import _choose, _threshold
 from gradwire.layout import Int64Array
+
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def merge_top(
@@ -22,6 +26,11 @@ def merge_top(
     """See :meth:`gradwire.kernels.Kernels.merge_top`."""
     first, second = (first_positions, first_values), (second_positions, second_values)
     _merge(counts, *map(array, (*first, *second, positions, values)))
+
+
+def survivors(positions: Tensor, kept_positions: Tensor, kept_values: Tensor, flags: Tensor) -> None:
+    """See :meth:`gradwire.kernels.Kernels.survivors`."""
+    _survivors(array(positions), array(kept_positions), array(kept_values), array(flags))
 
 
 @compiled
@@ -83,3 +92,13 @@ def _union(
             j += 1
         found += 1
     return found
+
+
+@compiled
+def _survivors(positions: Int64Array, kept_positions: Int64Array, kept_values: Float32Array, flags: BoolArray) -> None:
+    j = 0
+    for i in range(positions.size):
+        while j < kept_positions.size and kept_positions[j] < positions[i]:
+            j += 1
+        if j == kept_positions.size or kept_positions[j] != positions[i] or not np.isfinite(kept_values[j]):
+            flags[i] = False

@@ -28,7 +28,7 @@ from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_d
 from gradwire.kernels.reference.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
-from gradwire.kernels.reference.merge import merge_top
+from gradwire.kernels.reference.merge import merge_top, survivors
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
 from gradwire.kernels.reference.sparse import gather, randomk_positions, scatter_sum, subtract, topk_select
 from gradwire.kernels.reference.stochastic import stochastic_decode, stochastic_encode, stochastic_payload_bytes
@@ -58,6 +58,7 @@ __all__ = [
     "stochastic_encode",
     "stochastic_payload_bytes",
     "subtract",
+    "survivors",
     "topk_select",
     "write_product",
 ]

@@ -35,3 +35,12 @@ def merge_top(
         positions[own] = places[chosen]
         values[own] = total[chosen]
         written += count
+
+
+def survivors(positions: Tensor, kept_positions: Tensor, kept_values: Tensor, flags: Tensor) -> None:
+    """See :meth:`gradwire.kernels.Kernels.survivors`."""
+    if not len(kept_positions):
+        flags.fill_(False)
+        return
+    where = torch.searchsorted(kept_positions, positions).clamp(max=len(kept_positions) - 1)
+    flags &= (kept_positions[where] == positions) & kept_values[where].isfinite()
