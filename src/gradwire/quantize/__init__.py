@@ -5,10 +5,16 @@ from __future__ import annotations
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.quantize.cast import Cast
+from gradwire.quantize.dynamic import Dynamic
+from gradwire.quantize.power_of_two import PowerOfTwo
 from gradwire.quantize.sign import Sign
 from gradwire.quantize.stochastic import Stochastic
+from gradwire.quantize.ternary import Ternary
+from gradwire.quantize.three_level import ThreeLevel
+from gradwire.quantize.two_means import TwoMeans
+from gradwire.quantize.vote import Vote
 
-__all__ = ["Cast", "Sign", "Stochastic", "parse"]
+__all__ = ["Cast", "Dynamic", "PowerOfTwo", "Sign", "Stochastic", "Ternary", "ThreeLevel", "TwoMeans", "Vote", "parse"]
 
 
 def parse(codec: str | Codec) -> Codec:

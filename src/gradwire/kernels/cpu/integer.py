@@ -17,7 +17,7 @@ from gradwire.kernels.cpu._compiled import (
     store_compensated,
     values_and_memory,
 )
-from gradwire.kernels.cpu.stochastic import _pack, _unpack
+from gradwire.kernels.cpu._packed import pack, unpack
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.stochastic import LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.layout import Block, Int64Array, UInt64Array
@@ -133,7 +133,7 @@ def _encode(
                     piece = values[start + low : start + high]
                     _draw(piece, subtract, codes[low - first :], scale, levels, low_key, high_key, origins[run] + low)
                     low = high
-                _pack(codes, last - first, bits, packed[(position + first) * bits // 8 :])
+                pack(codes, last - first, bits, packed[(position + first) * bits // 8 :])
             before += -(-length // width)
 
 
@@ -191,7 +191,7 @@ def _decode(
             for first in range(0, length, CHUNK):
                 last = min(first + CHUNK, length)
                 base = (position + first) * bits // 8
-                _unpack(packed[base : base + (last - first + 7) // 8 * bits], bits, codes)
+                unpack(packed[base : base + (last - first + 7) // 8 * bits], bits, codes)
                 low = first
                 while low < last:
                     high = min(low // width * width + width, last)
