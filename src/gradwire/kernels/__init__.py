@@ -390,6 +390,26 @@ class Kernels(Protocol):
         """Reads all of ``coded``; PayloadError, and nothing written, unless an encoder wrote it for all ``trits``."""
         ...
 
+    def merge_top(
+        self,
+        counts: Int64Array,
+        first_positions: Tensor,
+        first_values: Tensor,
+        second_positions: Tensor,
+        second_values: Tensor,
+        positions: Tensor,
+        values: Tensor,
+    ) -> None:
+        """The ``counts[s]`` largest magnitudes of the sum of two sparse sets with as many values in each segment ``s``.
+
+        A segment whose sum is not finite has its first positions, with values NaN.
+        """
+        ...
+
+    def survivors(self, positions: Tensor, kept_positions: Tensor, kept_values: Tensor, flags: Tensor) -> None:
+        """Clears the flags, ``bool``, of ascending positions where an ascending set has no finite value."""
+        ...
+
 
 def for_device(device: torch.device) -> Kernels:
     """The kernels for tensors on ``device``: Numba on the CPU, the plain torch reference elsewhere."""

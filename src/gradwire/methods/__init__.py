@@ -9,13 +9,16 @@ from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
+from gradwire.methods.gtopk import GTopK
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.natural import Natural
+from gradwire.methods.oktopk import OkTopk
 from gradwire.methods.onebit import OneBit
 from gradwire.methods.powersgd import PowerSGD
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import get, make, name_of, names, register
+from gradwire.methods.scalecom import ScaleCom
 from gradwire.methods.signsgd import SignSGD, Signum
 from gradwire.methods.sketchedsgd import SketchedSGD
 from gradwire.methods.terngrad import TernGrad
@@ -37,15 +40,18 @@ __all__ = [
     "Dense",
     "EFSignSGD",
     "EightBit",
+    "GTopK",
     "GlobalQSGD",
     "LayerMethod",
     "LayerState",
     "LinearMethod",
     "Method",
     "Natural",
+    "OkTopk",
     "OneBit",
     "PowerSGD",
     "RandomK",
+    "ScaleCom",
     "SignSGD",
     "Signum",
     "Site",

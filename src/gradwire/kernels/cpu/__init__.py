@@ -16,6 +16,7 @@ from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
 from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
+from gradwire.kernels.cpu.merge import merge_top, survivors
 from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
 from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.cpu.senders import scatter_mean
@@ -59,6 +60,7 @@ __all__ = [
     "integer_decode",
     "integer_encode",
     "integer_scales",
+    "merge_top",
     "power_of_two_decode",
     "power_of_two_encode",
     "power_of_two_payload_bytes",
@@ -80,6 +82,7 @@ __all__ = [
     "stochastic_encode",
     "stochastic_payload_bytes",
     "subtract",
+    "survivors",
     "ternary_encode",
     "three_level_encode",
     "topk_select",
@@ -152,6 +155,8 @@ def warm_up() -> None:
     scatter_sum(block, positions, values, out, 1.0)
     scatter_sum(block, positions.flip(1), values, out, 1.0)
     scatter_mean(block, positions.sort().values, values, out)
+    merge_top(counts, positions[0], values[0], positions[0], values[0], positions[0].clone(), values[0].clone())
+    survivors(positions[0], positions[0], values[0], torch.ones(2, dtype=torch.bool))
     randomk_positions(block, counts, positions[0], 0)
     p, q = torch.ones(1, 4), torch.ones(1, 4)
     project_rows(block, gradient, residual, 1.0, 1.0, q, p, True)

@@ -60,6 +60,7 @@ from gradwire.kernels.reference.exponent import exponent_decode, exponent_encode
 from gradwire.kernels.reference.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
+from gradwire.kernels.reference.merge import merge_top, survivors
 from gradwire.kernels.reference.power_of_two import (
     power_of_two_decode,
     power_of_two_encode,
@@ -99,6 +100,7 @@ __all__ = [
     "integer_decode",
     "integer_encode",
     "integer_scales",
+    "merge_top",
     "power_of_two_decode",
     "power_of_two_encode",
     "power_of_two_payload_bytes",
@@ -120,6 +122,7 @@ __all__ = [
     "stochastic_encode",
     "stochastic_payload_bytes",
     "subtract",
+    "survivors",
     "ternary_encode",
     "three_level_encode",
     "topk_select",
