@@ -5,6 +5,7 @@ from gradwire.methods.atomo import Atomo
 from gradwire.methods.demo import DeMo
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.floats import BF16, FP16, Dense
+from gradwire.methods.gradiveq import GradiVeQ
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.powersgd import PowerSGD
 from gradwire.methods.qsgd import QSGD
@@ -25,6 +26,7 @@ __all__ = [
     "DeMo",
     "Dense",
     "EFSignSGD",
+    "GradiVeQ",
     "LayerMethod",
     "LayerState",
     "LinearMethod",
