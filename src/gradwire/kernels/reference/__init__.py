@@ -12,6 +12,10 @@ negative. Bits of alignment gaps are 0. A segment with a value that is not finit
 ``level * (scale / s)``; a larger code than ``2 * s`` reads as ``2 * s``. Codes of alignment gaps are 0. A bucket with a
 value that is not finite has scale NaN and codes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
 
+**Rotated.** ``P`` codes of 4 bits, two a byte, lowest bits first; each names an integer of a table of 16. Pieces of a
+block are numbered as in :class:`gradwire.transform.Rotation`; a piece whose scale is 0 or not finite has codes 0. Sums
+of integers have one byte each, or two.
+
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
 positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits, padded to 4 bytes, of which number
 ``(position >> l) + j`` is set for the ``j``-th position. With ``count`` 0 there are no bytes.
