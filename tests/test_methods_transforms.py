@@ -8,6 +8,9 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire.errors import PayloadError
+from gradwire.layout import Block, Granularity, flat_slots
+from gradwire.memory import NoMemory, Store
+from gradwire.methods import Site
 from gradwire.transform.cosine import cosines
 from pool import Pool
 
@@ -94,3 +97,79 @@ def test_demo_follows_the_authors_optimizer(pool: Pool) -> None:
                 assert (average == expected.sign()).float().mean() > 0.999
             else:
                 torch.testing.assert_close(average, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradiveq_is_exact_where_gradients_keep_to_what_was_learnt(pool: Pool) -> None:
+    """Slices of 20 in a space of 3 dimensions; dense averages while learning, projections after."""
+    directions = draw(3, 20, seed=0)
+    gradients = [
+        [(draw(60, 3, seed=10 * step + rank) @ directions).view(12, 100) for rank in range(2)] for step in range(6)
+    ]
+    gradients[5] = [draw(12, 100, seed=99 + rank) for rank in range(2)]
+    options = {"slice": 20, "rank": 3, "learn_steps": 2, "use_steps": 5}
+    found = pool.run(2, averages, "gradiveq", gradients, options)[0]
+    for average, step in zip(found[:5], gradients[:5], strict=True):
+        torch.testing.assert_close(average, torch.stack(step).mean(0), rtol=1e-4, atol=1e-4)
+    projector = torch.linalg.pinv(directions) @ directions
+    expected = (torch.stack(gradients[5]).mean(0).view(60, 20) @ projector).view(12, 100)
+    torch.testing.assert_close(found[5], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_gradiveq_sends_coordinates_once_it_has_learnt() -> None:
+    method = gradwire.methods.make("gradiveq", {"slice": 20, "rank": 3, "learn_steps": 1, "use_steps": 5})
+    slots = flat_slots([("weight", (8, 105))])
+    block = Block.cut(slots, Granularity("layer"))
+    site = Site(block, 840, Store(torch.device("cpu")), NoMemory(), "allreduce", None, 0, 1, 0)
+    state, sizes = method.begin(site), []
+    for step in range(2):
+        rounds = method.synchronize(draw(840, seed=step), state, step)
+        sizes.append(next(rounds)[0].payload.numel())
+        with pytest.raises(StopIteration):
+            rounds.send([draw(sizes[-1], seed=2)])
+    assert sizes == [840, 42 * 3]
+
+
+RESUMED = {
+    "sketchedsgd": {"ratio": 0.05},
+    "thc": {"rotation": 64},
+    "demo": {"topk": 3},
+    "atomo": {"rank": 2, "memory": "residual"},
+    "gradiveq": {"slice": 32, "rank": 5, "learn_steps": 2, "use_steps": 3, "memory": "residual"},
+}
+
+
+def resumed(method: str, options: dict[str, object], stop: int, reverse: bool) -> list[torch.Tensor]:
+    """Eight steps; after ``stop`` of them another synchronizer goes on from the state, perhaps in another order."""
+    shapes = {"first": (32, 48), "second": (40, 60)}
+    named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in shapes.items()]
+    sync = gradwire.Synchronizer(named, method, **options)
+    for step in range(8):
+        if step == stop:
+            state = sync.state_dict()
+            sync.close()
+            sync = gradwire.Synchronizer(named[::-1] if reverse else named, method, **options)
+            sync.load_state_dict(state)
+        for index, (_, parameter) in enumerate(named):
+            parameter.grad = draw(*parameter.shape, seed=100 * step + 10 * index + dist.get_rank())
+        sync.synchronize()
+    sync.close()
+    return [parameter.grad for _, parameter in named if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("method", RESUMED)
+def test_a_resumed_run_is_the_same(pool: Pool, method: str) -> None:
+    """Bit for bit, also where parameters lie in another order, for every granularity that looks at them one by one."""
+    options = {**RESUMED[method], "granularity": "layer"}
+    whole = pool.run(2, resumed, method, options, -1, False)[0]
+    for reverse in (False, True):
+        again = pool.run(2, resumed, method, options, 3, reverse)[0]
+        for ours, theirs in zip(again, whole, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_the_global_generator_is_not_touched() -> None:
+    state = torch.get_rng_state()
+    for method, options in RESUMED.items():
+        for step in range(4):
+            gradwire.roundtrip(draw(32, 48, seed=1), method, step=step, **options)
+    assert torch.equal(state, torch.get_rng_state())

@@ -10,6 +10,7 @@ from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.gtopk import GTopK
+from gradwire.methods.gradiveq import GradiVeQ
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.natural import Natural
 from gradwire.methods.oktopk import OkTopk
@@ -42,6 +43,7 @@ __all__ = [
     "EightBit",
     "GTopK",
     "GlobalQSGD",
+    "GradiVeQ",
     "LayerMethod",
     "LayerState",
     "LinearMethod",

@@ -45,6 +45,9 @@ value that is not finite has scale NaN and bytes 0; one whose scale is below ``S
 **Exponent.** ``S`` float32 scales, powers of two, then ``P`` codes of 4 bits as for stochastic: ``distance + 8 *
 negative`` stands for ``2**-distance * scale``, or 0 for distance 7. Codes of alignment gaps are 0. A segment with a
 value that is not finite has scale NaN and codes 0; one whose values are all denormal has scale 0.
+**Rotated.** ``P`` codes of 4 bits, two a byte, lowest bits first; each names an integer of a table of 16. Pieces of a
+block are numbered as in :class:`gradwire.transform.Rotation`; a piece whose scale is 0 or not finite has codes 0. Sums
+of integers have one byte each, or two.
 
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
 positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits, padded to 4 bytes, of which number
