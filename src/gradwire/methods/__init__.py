@@ -5,9 +5,11 @@ from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.gtopk import GTopK
+from gradwire.methods.loco import LoCo
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.oktopk import OkTopk
 from gradwire.methods.powersgd import PowerSGD
+from gradwire.methods.qgz import QgZ
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import get, make, name_of, names, register
@@ -27,9 +29,11 @@ __all__ = [
     "LayerMethod",
     "LayerState",
     "LinearMethod",
+    "LoCo",
     "Method",
     "OkTopk",
     "PowerSGD",
+    "QgZ",
     "RandomK",
     "ScaleCom",
     "Site",
