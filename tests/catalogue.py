@@ -26,6 +26,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "natural": [{"bits": 8}, {"bits": 9}],
     "scalecom": [{"ratio": 0.05}],
     "oktopk": [{"ratio": 0.05}, {"ratio": 0.3, "margin": 1.0, "recut": 2, "indices": "raw"}],
+    "qgz": [{"bucket": 64}, {"bits": 8, "bucket": 0}],
+    "loco": [{"bucket": 64}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],
     "atomo": [{"rank": 2}],

@@ -141,3 +141,21 @@ def leaders(workers: int) -> None:
 
 def test_scalecom_leaders_take_turns(pool: Pool) -> None:
     pool.run(3, leaders, 3)
+
+
+def test_loco_filters_the_errors_of_workers_and_owners(pool: Pool) -> None:
+    """One worker on the sharded route, written out: it quantises its gradient, then as an owner the average."""
+    found = pool.run(1, averages_with, "loco", 6, True, {"bucket": 64})[0]
+    worker, owner = torch.zeros(SHAPE), torch.zeros(SHAPE)
+    for step, average in enumerate(found):
+        t = worker + gradient(0, step)
+        sent = quantised(t)
+        worker = 0.8 * worker + 0.2 * (t - sent)
+        t = owner + sent
+        expected = quantised(t)
+        owner = 0.8 * owner + 0.2 * (t - expected)
+        torch.testing.assert_close(average, expected)
+
+
+def quantised(values: torch.Tensor) -> torch.Tensor:
+    return gradwire.roundtrip(values, "qgz", bucket=64).decoded

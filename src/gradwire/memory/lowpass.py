@@ -49,18 +49,20 @@ class LowPass(Memory):
     a smaller share some of what was not sent is given up: average and memory add up to the input no more. LoCo keeps 8
     bits a value; here it is float32, beside float32 scratch space that holds nothing between steps.
 
+    The defaults are LoCo's as DeepSpeed had them, ``err_beta=0.8`` and ``reset_T=1024``.
+
     Attributes:
-        share: Weight of the newest error, in (0, 1]: ScaleCom's ``beta``, and one less LoCo's ``err_beta``.
-        reset: Steps after which the memory starts anew; 0 for never.
+        share: Weight of the newest error, in (0, 1]: ScaleCom's ``beta``, and ``1 - err_beta`` for LoCo.
+        reset: Steps after which the memory starts anew; 0 for never, as in ScaleCom.
     """
 
-    share: float = 0.1
-    reset: int = 0
+    share: float = 0.2
+    reset: int = 1024
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ConfigurationError(
-                f"share={self.share!r} is out of range; choose 0 < share <= 1, usually 0.1, or 1 for a plain residual"
+                f"share={self.share!r} is out of range; choose 0 < share <= 1, usually 0.2, or 1 for a plain residual"
             )
         if self.reset < 0:
             raise ConfigurationError(f"reset={self.reset!r} is out of range; choose a number of steps, or 0 for never")

@@ -11,11 +11,13 @@ from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.gtopk import GTopK
 from gradwire.methods.gradiveq import GradiVeQ
+from gradwire.methods.loco import LoCo
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.natural import Natural
 from gradwire.methods.oktopk import OkTopk
 from gradwire.methods.onebit import OneBit
 from gradwire.methods.powersgd import PowerSGD
+from gradwire.methods.qgz import QgZ
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import get, make, name_of, names, register
@@ -47,11 +49,13 @@ __all__ = [
     "LayerMethod",
     "LayerState",
     "LinearMethod",
+    "LoCo",
     "Method",
     "Natural",
     "OkTopk",
     "OneBit",
     "PowerSGD",
+    "QgZ",
     "RandomK",
     "ScaleCom",
     "SignSGD",

@@ -28,8 +28,8 @@ class ScaleCom(Method):
     """Cyclic local top-k: one worker a step, in turns, chooses the coordinates of all, so that values all-reduce.
 
     The leader of step t is worker ``t mod n``; the top-k of its compensated gradient is broadcast, and everybody's
-    compensated values there are averaged: whatever n, k values and k indices travel. ``memory="lowpass"`` is the
-    paper's filter; ``"residual"``, the filter with ``beta = 1``, loses nothing.
+    compensated values there are averaged: whatever n, k values and k indices travel. The paper's filter is
+    ``memory=gradwire.memory.LowPass(share=beta, reset=0)``; ``"residual"``, which is ``beta = 1``, loses nothing.
 
     The filter's form was compared with public third-party code, the rest is the paper's abstract and reviews; its text
     was not at hand. The paper also describes a chunk-wise choice, ``granularity="block:N"`` with ``ratio=1/N`` here.
