@@ -9,8 +9,8 @@ from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
-from gradwire.methods.gtopk import GTopK
 from gradwire.methods.gradiveq import GradiVeQ
+from gradwire.methods.gtopk import GTopK
 from gradwire.methods.loco import LoCo
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.natural import Natural
