@@ -10,6 +10,7 @@ from gradwire.methods.powersgd import PowerSGD
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import get, make, name_of, names, register
+from gradwire.methods.sketchml import SketchML
 from gradwire.methods.topk import TopK
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "PowerSGD",
     "RandomK",
     "Site",
+    "SketchML",
     "TopK",
     "get",
     "make",

@@ -12,6 +12,7 @@ from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block
 from gradwire.memory import NONE
+from gradwire.quantize.quantile import Quantile
 from gradwire.quantize.sign import Sign
 from gradwire.quantize.stochastic import Stochastic
 
@@ -82,7 +83,7 @@ class CodedValues(ValueCoding):
 
 
 def parse(coding: str | ValueCoding) -> ValueCoding:
-    """Reads ``fp32``, ``fp16``, ``bf16``, ``sign`` or ``qsgd:BITS``.
+    """Reads ``fp32``, ``fp16``, ``bf16``, ``sign``, ``qsgd:BITS`` or ``quantile:BUCKETS``.
 
     Raises:
         ConfigurationError: If ``coding`` is neither these nor a value coding.
@@ -100,6 +101,8 @@ def parse(coding: str | ValueCoding) -> ValueCoding:
             return CodedValues(Sign())
         case str() if coding.startswith("qsgd:") and coding[5:].isdigit():
             return CodedValues(Stochastic(bits=int(coding[5:])))
+        case str() if coding.startswith("quantile:") and coding[9:].isdigit():
+            return CodedValues(Quantile(buckets=int(coding[9:])))
     raise ConfigurationError(
-        f"value coding {coding!r} is not known; choose 'fp32', 'fp16', 'bf16', 'sign', or 'qsgd:4'"
+        f"value coding {coding!r} is not known; choose 'fp32', 'fp16', 'bf16', 'sign', 'qsgd:4', or 'quantile:256'"
     )

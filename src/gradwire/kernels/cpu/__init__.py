@@ -13,11 +13,17 @@ from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
+from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
 from gradwire.kernels.cpu.topk import topk_select
-from gradwire.kernels.reference import elias_fano_bytes, sign_payload_bytes, stochastic_payload_bytes
+from gradwire.kernels.reference import (
+    elias_fano_bytes,
+    quantile_payload_bytes,
+    sign_payload_bytes,
+    stochastic_payload_bytes,
+)
 from gradwire.layout import Block, Granularity, flat_slots
 
 __all__ = [
@@ -30,6 +36,9 @@ __all__ = [
     "gather",
     "project_columns",
     "project_rows",
+    "quantile_decode",
+    "quantile_encode",
+    "quantile_payload_bytes",
     "randomk_positions",
     "scatter_sum",
     "sign_decode",
@@ -63,6 +72,9 @@ def warm_up() -> None:
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
     stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0)
     stochastic_decode(block, levels, out, 1.0, 4, 0)
+    means = torch.empty(1, quantile_payload_bytes(block, 4, 1, 0.5), dtype=torch.uint8)
+    quantile_encode(block, gradient, residual, 1.0, 1.0, means[0], 4, 1, 0.5, 0)
+    quantile_decode(block, means, out, 1.0, 4, 1, 0.5)
     counts = np.array([2], dtype=np.int64)
     positions, values = torch.empty(1, 2, dtype=torch.int64), torch.empty(1, 2)
     topk_select(block, gradient, residual, 1.0, 1.0, counts, positions[0], values[0])

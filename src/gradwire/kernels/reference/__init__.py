@@ -12,6 +12,15 @@ negative. Bits of alignment gaps are 0. A segment with a value that is not finit
 ``level * (scale / s)``; a larger code than ``2 * s`` reads as ``2 * s``. Codes of alignment gaps are 0. A bucket with a
 value that is not finite has scale NaN and codes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
 
+**Quantile.** With a sketch, 4 bytes: the low half of the key, ``h``. Then ``min(numel, buckets)`` float32 means for
+each segment: those of its negative values first, each side by magnitude. Without a sketch follow ``P`` codes of
+``log2(buckets)`` bits, packed as above, codes of gaps 0: the number of each position's mean within its segment. With
+one, ``P`` bits, set where negative; then for each segment ``rows`` rows of ``ceil(numel * columns)`` cells of
+``log2(buckets)`` bits, zeros up to a multiple of 8 cells. A cell is the smallest number, counted on its side of zero,
+of the values hashed there, or all ones for none. Value ``j`` of a segment is hashed in row ``r`` to column
+``hash32(mix64(h + r), j) * columns >> 32`` and reads as the largest number in its cells. Numbers too large read as the
+largest there is. All means of a segment with a value that is not finite are NaN.
+
 **Bitmap.** Bit ``p % 8`` of byte ``p // 8`` is set where position ``p`` was sent.
 
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
@@ -25,6 +34,7 @@ from gradwire.kernels.reference.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
+from gradwire.kernels.reference.quantile import quantile_decode, quantile_encode, quantile_payload_bytes
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
 from gradwire.kernels.reference.sparse import gather, randomk_positions, scatter_sum, subtract, topk_select
 from gradwire.kernels.reference.stochastic import stochastic_decode, stochastic_encode, stochastic_payload_bytes
@@ -43,6 +53,9 @@ __all__ = [
     "gather",
     "project_columns",
     "project_rows",
+    "quantile_decode",
+    "quantile_encode",
+    "quantile_payload_bytes",
     "randomk_positions",
     "scatter_sum",
     "sign_decode",
