@@ -410,6 +410,32 @@ class Kernels(Protocol):
         """Clears the flags, ``bool``, of ascending positions where an ascending set has no finite value."""
         ...
 
+    def quantile_payload_bytes(self, block: Block, buckets: int, rows: int, columns: float) -> int:
+        """Size of a quantile payload; ``rows`` 0 means no sketch."""
+        ...
+
+    def quantile_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        buckets: int,
+        rows: int,
+        columns: float,
+        key: int,
+    ) -> None:
+        """Means of equally filled buckets, and each value's bucket or a MinMaxSketch of them."""
+        ...
+
+    def quantile_decode(
+        self, block: Block, payloads: Tensor, out: Tensor, weight: float, buckets: int, rows: int, columns: float
+    ) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
 
 def for_device(device: torch.device) -> Kernels:
     """The kernels for tensors on ``device``: Numba on the CPU, the plain torch reference elsewhere."""

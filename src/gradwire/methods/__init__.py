@@ -24,6 +24,7 @@ from gradwire.methods.registry import get, make, name_of, names, register
 from gradwire.methods.scalecom import ScaleCom
 from gradwire.methods.signsgd import SignSGD, Signum
 from gradwire.methods.sketchedsgd import SketchedSGD
+from gradwire.methods.sketchml import SketchML
 from gradwire.methods.terngrad import TernGrad
 from gradwire.methods.thc import THC
 from gradwire.methods.threelc import ThreeLC
@@ -61,6 +62,7 @@ __all__ = [
     "SignSGD",
     "Signum",
     "Site",
+    "SketchML",
     "SketchedSGD",
     "TernGrad",
     "ThreeLC",

@@ -18,6 +18,7 @@ from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.merge import merge_top, survivors
 from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
+from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
 from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.cpu.senders import scatter_mean
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
@@ -36,6 +37,7 @@ from gradwire.kernels.reference import (
     elias_fano_bytes,
     exponent_payload_bytes,
     power_of_two_payload_bytes,
+    quantile_payload_bytes,
     sign_payload_bytes,
     stochastic_payload_bytes,
     trits_payload_bytes,
@@ -66,6 +68,9 @@ __all__ = [
     "power_of_two_payload_bytes",
     "project_columns",
     "project_rows",
+    "quantile_decode",
+    "quantile_encode",
+    "quantile_payload_bytes",
     "randomk_positions",
     "rotated_decode",
     "rotated_encode",
@@ -141,6 +146,9 @@ def warm_up() -> None:
     integer_scales(block, gradient, residual, 1.0, 1.0, 0, scales)
     integer_encode(block, residual, True, scales, 3, 4, 0, codes, 0)
     integer_decode(block, scales, codes, out, 3, 4, 0, 2)
+    means = torch.empty(1, quantile_payload_bytes(block, 4, 1, 0.5), dtype=torch.uint8)
+    quantile_encode(block, gradient, residual, 1.0, 1.0, means[0], 4, 1, 0.5, 0)
+    quantile_decode(block, means, out, 1.0, 4, 1, 0.5)
     counts = np.array([2], dtype=np.int64)
     positions, values = torch.empty(1, 2, dtype=torch.int64), torch.empty(1, 2)
     topk_select(block, gradient, residual, 1.0, 1.0, counts, positions[0], values[0])

@@ -17,6 +17,15 @@ there are none; then ``P`` bits as in sign. A segment with a value that is not f
 ``level * (scale / s)``; a larger code than ``2 * s`` reads as ``2 * s``. Codes of alignment gaps are 0. A bucket with a
 value that is not finite has scale NaN and codes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
 
+**Quantile.** With a sketch, 4 bytes: the low half of the key, ``h``. Then ``min(numel, buckets)`` float32 means for
+each segment: those of its negative values first, each side by magnitude. Without a sketch follow ``P`` codes of
+``log2(buckets)`` bits, packed as above, codes of gaps 0: the number of each position's mean within its segment. With
+one, ``P`` bits, set where negative; then for each segment ``rows`` rows of ``ceil(numel * columns)`` cells of
+``log2(buckets)`` bits, zeros up to a multiple of 8 cells. A cell is the smallest number, counted on its side of zero,
+of the values hashed there, or all ones for none. Value ``j`` of a segment is hashed in row ``r`` to column
+``hash32(mix64(h + r), j) * columns >> 32`` and reads as the largest number in its cells. Numbers too large read as the
+largest there is. All means of a segment with a value that is not finite are NaN.
+
 **Bitmap.** Bit ``p % 8`` of byte ``p // 8`` is set where position ``p`` was sent.
 **Integer.** ``P`` codes of ``bits`` bits, packed as above, added over workers as bytes: a code is ``level + s`` with
 ``s`` levels on each side of zero and ``2 * s * n < 2**bits`` for ``n`` workers, so that no sum carries over. The sum of
@@ -69,6 +78,7 @@ from gradwire.kernels.reference.power_of_two import (
     power_of_two_encode,
     power_of_two_payload_bytes,
 )
+from gradwire.kernels.reference.quantile import quantile_decode, quantile_encode, quantile_payload_bytes
 from gradwire.kernels.reference.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.reference.senders import scatter_mean
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
@@ -109,6 +119,9 @@ __all__ = [
     "power_of_two_payload_bytes",
     "project_columns",
     "project_rows",
+    "quantile_decode",
+    "quantile_encode",
+    "quantile_payload_bytes",
     "randomk_positions",
     "rotated_decode",
     "rotated_encode",

@@ -1,0 +1,371 @@
+"""Means of equally filled buckets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gradwire.kernels.cpu._compiled import (
+    INFINITE,
+    Float32Array,
+    UInt8Array,
+    UInt32Array,
+    array,
+    compensate,
+    compiled,
+    hash32,
+    keep_finite,
+    largest_magnitude,
+    mix64,
+    total_magnitude,
+    values_and_memory,
+)
+from gradwire.kernels.reference._torch import CHUNK, LANES
+from gradwire.kernels.reference.quantile import (
+    quantile_bits,
+    quantile_columns,
+    quantile_means,
+    quantile_offsets,
+)
+from gradwire.layout import Block, Int64Array
+from gradwire.randomness import MASK32
+
+UInt16Array = np.ndarray[Any, np.dtype[np.uint16]]
+
+DIGIT = 11
+"""Bits that a pass of the radix sort goes by."""
+
+
+def quantile_encode(
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    payload: Tensor,
+    buckets: int,
+    rows: int,
+    columns: float,
+    key: int,
+) -> None:
+    """See :meth:`gradwire.kernels.Kernels.quantile_encode`."""
+    values, memory, keep = values_and_memory(gradient, residual)
+    if not keep:
+        beta, gamma = 0.0, 1.0
+    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns)
+    packed = array(payload)
+    packed[:] = 0
+    if rows:
+        packed[:head].view(np.uint32)[0] = key & MASK32
+    _encode(
+        block.runs,
+        block.segments,
+        block.segment_numels,
+        values,
+        memory,
+        keep,
+        np.float32(beta),
+        np.float32(gamma),
+        packed[head:before_codes].view(np.float32),
+        quantile_means(block, buckets),
+        packed[before_codes:before_cells],
+        packed[before_cells:],
+        quantile_columns(block, columns),
+        rows,
+        quantile_bits(buckets),
+        np.uint64(key & MASK32),
+    )
+
+
+def quantile_decode(
+    block: Block, payloads: Tensor, out: Tensor, weight: float, buckets: int, rows: int, columns: float
+) -> None:
+    """See :meth:`gradwire.kernels.Kernels.quantile_decode`."""
+    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns)
+    sums = array(out)
+    for number, payload in enumerate(payloads):
+        packed = array(payload)
+        _decode(
+            block.runs,
+            block.segments,
+            packed[head:before_codes].view(np.float32),
+            quantile_means(block, buckets),
+            packed[before_codes:before_cells],
+            packed[before_cells:],
+            quantile_columns(block, columns),
+            rows,
+            quantile_bits(buckets),
+            np.uint64(packed[:head].view(np.uint32)[0] if rows else 0),
+            sums,
+            number == 0,
+            np.float32(weight),
+            number == len(payloads) - 1,
+        )
+
+
+@compiled
+def _encode(
+    runs: Int64Array,
+    segments: Int64Array,
+    numels: Int64Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
+    means: Float32Array,
+    firsts: Int64Array,
+    codes: UInt8Array,
+    cells: UInt8Array,
+    columns: Int64Array,
+    rows: int,
+    bits: int,
+    seed: np.uint64,
+) -> None:
+    longest = np.int64(0)
+    for segment in range(numels.size):
+        longest = max(longest, numels[segment])
+    t_of_segment = np.empty(longest, np.float32)
+    number_of_value = np.empty(longest, np.uint8)
+    keys, other_keys = np.empty(longest, np.uint32), np.empty(longest, np.uint32)
+    order, other_order = np.empty(longest, np.uint32), np.empty(longest, np.uint32)
+    before_cells = 0
+    for segment in range(numels.size):
+        numel, wide = numels[segment], columns[segment]
+        t, bucket = t_of_segment[:numel], number_of_value[:numel]
+        mine = means[firsts[segment] : firsts[segment + 1]]
+        place = 0
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length = runs[run, 0], runs[run, 1]
+            compensate(
+                gradient[start : start + length],
+                residual[start : start + length],
+                beta,
+                gamma,
+                t[place : place + length],
+            )
+            place += length
+        sketch = np.full(rows * wide, (1 << bits) - 1, np.uint8)
+        finite = largest_magnitude(t) < INFINITE
+        share = 0
+        if finite:
+            _sort(t, keys[:numel], order[:numel], other_keys[:numel], other_order[:numel])
+            share = _fill_buckets(keys[:numel], order[:numel], other_keys[:numel], other_order[:numel], mine, bucket)
+            for row in range(rows):
+                _insert(t, bucket, share, sketch[row * wide : (row + 1) * wide], mix64(seed + np.uint64(row)))
+            for row in range(rows):
+                _query(t, share, sketch[row * wide : (row + 1) * wide], mix64(seed + np.uint64(row)), row, bucket)
+        else:
+            mine[:] = np.nan
+        place = 0
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length, position = runs[run]
+            piece, numbers = t[place : place + length], bucket[place : place + length]
+            memory = residual[start : start + length]
+            place += length
+            if not finite:
+                if keep:
+                    keep_finite(piece, memory)
+                continue
+            if rows:
+                for i in range(length):
+                    codes[(position + i) >> 3] |= np.uint8((piece[i] < 0) << ((position + i) & 7))
+            else:
+                _pack(numbers, bits, codes[position * bits // 8 :])
+            if keep:
+                for i in range(length):
+                    memory[i] = piece[i] - mine[numbers[i]]
+        _pack(sketch, bits, cells[before_cells:])
+        before_cells += (sketch.size + 7) // 8 * bits
+
+
+@compiled
+def _sort(
+    t: Float32Array, keys: UInt32Array, order: UInt32Array, other_keys: UInt32Array, other_order: UInt32Array
+) -> None:
+    """Sorts by magnitude, stably on either side of zero; the lowest bit of a key is set for negative values."""
+    size = 1 << DIGIT
+    counts = np.zeros((3, size), np.int64)
+    mask = np.uint32(size - 1)
+    for i in range(t.size):
+        bits = np.float32(t[i] + np.float32(0)).view(np.uint32)
+        key = np.uint32(np.uint32(bits << np.uint32(1)) | (bits >> np.uint32(31)))
+        other_keys[i] = key
+        other_order[i] = np.uint32(i)
+        counts[0, key & mask] += 1
+        counts[1, (key >> np.uint32(DIGIT)) & mask] += 1
+        counts[2, key >> np.uint32(2 * DIGIT)] += 1
+    for digit in range(3):
+        below = 0
+        for value in range(size):
+            count = counts[digit, value]
+            counts[digit, value] = below
+            below += count
+    _scatter(other_keys, other_order, keys, order, counts[0], np.uint32(0))
+    _scatter(keys, order, other_keys, other_order, counts[1], np.uint32(DIGIT))
+    _scatter(other_keys, other_order, keys, order, counts[2], np.uint32(2 * DIGIT))
+
+
+@compiled
+def _scatter(
+    keys: UInt32Array,
+    order: UInt32Array,
+    to_keys: UInt32Array,
+    to_order: UInt32Array,
+    places: Int64Array,
+    shift: np.uint32,
+) -> None:
+    mask = np.uint32((1 << DIGIT) - 1)
+    for i in range(keys.size):
+        digit = (keys[i] >> shift) & mask
+        place = places[digit]
+        places[digit] = place + 1
+        to_keys[place] = keys[i]
+        to_order[place] = order[i]
+
+
+@compiled
+def _fill_buckets(
+    keys: UInt32Array,
+    order: UInt32Array,
+    side_bits: UInt32Array,
+    side_order: UInt32Array,
+    means: Float32Array,
+    bucket: UInt8Array,
+) -> int:
+    """See ``_sort_into_buckets`` of the reference; returns how many buckets are the negative values'."""
+    count, buckets = keys.size, means.size
+    negative = 0
+    for i in range(count):
+        negative += int(keys[i] & np.uint32(1))
+    low, high = 0, negative
+    for i in range(count):
+        below = int(keys[i] & np.uint32(1))
+        place = low if below else high
+        side_bits[place] = keys[i] >> np.uint32(1)
+        side_order[place] = order[i]
+        low += below
+        high += 1 - below
+    if negative in (0, count):
+        share = buckets if negative else 0
+    else:
+        share = min(max((2 * buckets * negative + count) // (2 * count), 1), buckets - 1)
+    magnitudes = side_bits.view(np.float32)
+    lanes = np.empty(LANES, np.float64)
+    for number in range(buckets):
+        base, first, size, parts = (0, 0, negative, share)
+        if number >= share:
+            base, first, size, parts = (share, negative, count - negative, buckets - share)
+        start = first + -(-(number - base) * size // parts)
+        stop = first + -(-(number - base + 1) * size // parts)
+        members = magnitudes[start:stop]
+        mean = total_magnitude(members, members, np.float32(0), np.float32(1), lanes) / (stop - start)
+        means[number] = -mean if number < share else mean
+        for i in range(start, stop):
+            bucket[side_order[i]] = np.uint8(number)
+    return share
+
+
+@compiled
+def _column(low_key: np.uint32, high_key: np.uint32, ordinal: int, wide: int) -> np.int64:
+    """Where a value is hashed to in a row of a sketch."""
+    bits = np.uint64(hash32(low_key, high_key, np.uint32(ordinal)))
+    return np.int64((bits * np.uint64(wide)) >> np.uint64(32))
+
+
+@compiled
+def _insert(t: Float32Array, bucket: UInt8Array, share: int, row: UInt8Array, key: np.uint64) -> None:
+    """The nearest to zero of what is hashed to a cell stays there."""
+    low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    for i in range(t.size):
+        step = bucket[i] if t[i] < 0 else np.uint8(bucket[i] - share)
+        column = _column(low_key, high_key, i, row.size)
+        row[column] = min(row[column], step)
+
+
+@compiled
+def _query(t: Float32Array, share: int, cells: UInt8Array, key: np.uint64, row: int, bucket: UInt8Array) -> None:
+    """The farthest from zero of a value's cells is its bucket."""
+    low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    for i in range(t.size):
+        base = 0 if t[i] < 0 else share
+        found = np.uint8(base + cells[_column(low_key, high_key, i, cells.size)])
+        bucket[i] = found if row == 0 else max(found, bucket[i])
+
+
+@compiled
+def _pack(codes: UInt8Array, bits: int, packed: UInt8Array) -> None:
+    """Packs codes of a byte each into zeroed bytes."""
+    for i in range(codes.size):
+        packed[i * bits >> 3] |= np.uint8(codes[i] << (i * bits & 7))
+
+
+@compiled
+def _decode(
+    runs: Int64Array,
+    segments: Int64Array,
+    means: Float32Array,
+    firsts: Int64Array,
+    codes: UInt8Array,
+    cells: UInt8Array,
+    columns: Int64Array,
+    rows: int,
+    bits: int,
+    seed: np.uint64,
+    out: Float32Array,
+    first_payload: bool,
+    weight: np.float32,
+    last_payload: bool,
+) -> None:
+    mask = np.uint8((1 << bits) - 1)
+    numbers = np.empty(CHUNK, np.uint16)
+    before_cells = 0
+    for segment in range(segments.size - 1):
+        wide = columns[segment]
+        mine = means[firsts[segment] : firsts[segment + 1]]
+        share = 0
+        for number in range(mine.size):
+            share += int(np.signbit(mine[number]))
+        sketch = np.empty(rows * wide, np.uint8)
+        for cell in range(sketch.size):
+            sketch[cell] = (cells[before_cells + (cell * bits >> 3)] >> (cell * bits & 7)) & mask
+        before_cells += (sketch.size + 7) // 8 * bits
+        ordinal = 0
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length, position = runs[run]
+            for first in range(0, length, CHUNK):
+                count = min(CHUNK, length - first)
+                piece, found = out[start + first : start + first + count], numbers[:count]
+                if rows:
+                    found[:] = 0
+                    for row in range(rows):
+                        key = mix64(seed + np.uint64(row))
+                        _read(found, ordinal, sketch[row * wide : (row + 1) * wide], key)
+                    _add_side(found, share, codes[(position + first) >> 3 :])
+                else:
+                    for i in range(count):
+                        place = position + first + i
+                        found[i] = (codes[place * bits >> 3] >> (place * bits & 7)) & mask
+                for i in range(count):
+                    value = mine[min(int(found[i]), mine.size - 1)]
+                    total = value if first_payload else piece[i] + value
+                    piece[i] = total * weight if last_payload else total
+                ordinal += count
+
+
+@compiled
+def _read(found: UInt16Array, ordinal: int, cells: UInt8Array, key: np.uint64) -> None:
+    """Raises each number to what its cell has."""
+    low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    for i in range(found.size):
+        found[i] = max(found[i], np.uint16(cells[_column(low_key, high_key, ordinal + i, cells.size)]))
+
+
+@compiled
+def _add_side(found: UInt16Array, share: int, negative: UInt8Array) -> None:
+    """From numbers on a side to numbers in the segment."""
+    for i in range(found.size):
+        below = (negative[i >> 3] >> (i & 7)) & 1
+        found[i] = max(min(int(found[i]), share - 1), 0) if below else found[i] + share

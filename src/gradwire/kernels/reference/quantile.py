@@ -1,0 +1,169 @@
+"""Means of equally filled buckets."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.kernels.reference._torch import (
+    as_bytes,
+    compensated,
+    flat_runs,
+    keep,
+    pack,
+    padded,
+    run_total,
+    sum_in_order,
+    unpack,
+)
+from gradwire.layout import Block, Int64Array, aligned
+from gradwire.randomness import MASK32, hash32, mix64
+
+
+def quantile_bits(buckets: int) -> int:
+    """Bits of a bucket's number."""
+    return (buckets - 1).bit_length()
+
+
+def quantile_means(block: Block, buckets: int) -> Int64Array:
+    """Where the means of each segment start, and where the last ones end."""
+    return np.concatenate(([0], np.cumsum(np.minimum(block.segment_numels, buckets)))).astype(np.int64)
+
+
+def quantile_columns(block: Block, columns: float) -> Int64Array:
+    """Columns of each segment's sketch."""
+    wide: Int64Array = np.ceil(block.segment_numels * columns).astype(np.int64)
+    return wide
+
+
+def quantile_offsets(block: Block, buckets: int, rows: int, columns: float) -> tuple[int, int, int, int]:
+    """Bytes before the means, before the codes or signs, before the sketches, and in all."""
+    head = 4 if rows else 0
+    codes = head + 4 * int(quantile_means(block, buckets)[-1])
+    bits = quantile_bits(buckets)
+    cells = codes + block.positions * (1 if rows else bits) // 8
+    sizes = [aligned(rows * wide) * bits // 8 for wide in quantile_columns(block, columns).tolist()]
+    return head, codes, cells, padded(cells + sum(sizes))
+
+
+def quantile_payload_bytes(block: Block, buckets: int, rows: int, columns: float) -> int:
+    """See :meth:`gradwire.kernels.Kernels.quantile_payload_bytes`."""
+    return quantile_offsets(block, buckets, rows, columns)[-1]
+
+
+def quantile_encode(
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    payload: Tensor,
+    buckets: int,
+    rows: int,
+    columns: float,
+    key: int,
+) -> None:
+    """See :meth:`gradwire.kernels.Kernels.quantile_encode`."""
+    bits, firsts = quantile_bits(buckets), quantile_means(block, buckets).tolist()
+    means = torch.zeros(firsts[-1], device=gradient.device)
+    codes = torch.zeros(block.positions, dtype=torch.uint8, device=gradient.device)
+    sketches = []
+    forgotten = []
+    for segment, wide in enumerate(quantile_columns(block, columns).tolist()):
+        runs = flat_runs(block, segment)
+        kept = [None if residual is None else residual[start:stop] for _, start, stop, _ in runs]
+        values = [compensated(gradient[a:b], old, beta, gamma) for (_, a, b, _), old in zip(runs, kept, strict=True)]
+        t = torch.cat(values)
+        cells = torch.full((rows, wide), buckets - 1, dtype=torch.int64, device=t.device)
+        if t.isfinite().all():
+            mine = means[firsts[segment] : firsts[segment + 1]]
+            bucket = _sort_into_buckets(t, mine)
+            negative = t < 0
+            code = negative.to(torch.uint8) if rows else bucket.to(torch.uint8)
+            steps = torch.where(negative, bucket, bucket - int(mine.signbit().sum()))
+            for row, cell in enumerate(cells):
+                cell.scatter_reduce_(0, _hashed(key & MASK32, row, t.numel(), wide, t.device), steps, "amin")
+            place = 0
+            for _, start, stop, position in runs:
+                codes[position : position + stop - start] = code[place : place + stop - start]
+                place += stop - start
+        else:
+            means[firsts[segment] : firsts[segment + 1]] = torch.nan
+        forgotten += list(zip(runs, kept, values, strict=True))
+        sketches.append(pack(torch.nn.functional.pad(cells.flatten(), (0, -cells.numel() % 8)), bits))
+    head = torch.tensor([key & MASK32] if rows else [], dtype=torch.int64).to(torch.uint32).to(gradient.device)
+    packed = torch.cat((as_bytes(head), as_bytes(means), pack(codes, 1 if rows else bits), *sketches))
+    payload.zero_()
+    payload[: packed.numel()] = packed
+    sent = _decoded(block, payload, buckets, rows, columns)
+    for (_, start, stop, position), old, t in forgotten:
+        what = sent[position : position + stop - start]
+        keep(old, torch.where(what.isfinite(), t - what, t))
+
+
+def _sort_into_buckets(t: Tensor, means: Tensor) -> Tensor:
+    """Fills in the means, of negative values first and by magnitude on each side; returns each value's number.
+
+    A side has a share of the buckets that is its share of the values; value ``i`` of ``n`` by magnitude is in its
+    bucket ``i * share // n``. Of equal magnitudes the first in the segment goes first.
+    """
+    order = t.abs().sort(stable=True).indices
+    negative = order[t[order] < 0]
+    others = order[t[order] >= 0]
+    share = negative_share(len(negative), t.numel(), means.numel())
+    bucket = torch.empty(t.numel(), dtype=torch.int64, device=t.device)
+    for base, count, side, sign in ((0, share, negative, -1), (share, means.numel() - share, others, 1)):
+        for number in range(count):
+            members = side[-(-number * len(side) // count) : -(-(number + 1) * len(side) // count)]
+            bucket[members] = base + number
+            means[base + number] = sign * (run_total(t[members].double().abs()) / len(members))
+    return bucket
+
+
+def negative_share(negative: int, count: int, buckets: int) -> int:
+    """Buckets for the negative values, at least one for either side that has any."""
+    if negative in (0, count):
+        return buckets if negative else 0
+    return min(max((2 * buckets * negative + count) // (2 * count), 1), buckets - 1)
+
+
+def _hashed(seed: int, row: int, count: int, wide: int, device: torch.device) -> Tensor:
+    """The column of each value in a row of a sketch."""
+    return hash32(mix64(seed + row), torch.arange(count, device=device)) * wide >> 32
+
+
+def _decoded(block: Block, payload: Tensor, buckets: int, rows: int, columns: float) -> Tensor:
+    """The value at each position."""
+    bits, firsts = quantile_bits(buckets), quantile_means(block, buckets).tolist()
+    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns)
+    seed = int(payload[:head].clone().view(torch.uint32)) if rows else 0
+    means = payload[head:before_codes].clone().view(torch.float32)
+    codes = unpack(payload[before_codes:before_cells], 1 if rows else bits).long()
+    values = torch.zeros(block.positions, device=payload.device)
+    for segment, wide in enumerate(quantile_columns(block, columns).tolist()):
+        mine = means[firsts[segment] : firsts[segment + 1]]
+        numel, last = int(block.segment_numels[segment]), mine.numel() - 1
+        stop = before_cells + aligned(rows * wide) * bits // 8
+        cells = unpack(payload[before_cells:stop], bits)[: rows * wide].view(rows, wide).long()
+        before_cells = stop
+        hashed = [_hashed(seed, row, numel, wide, payload.device) for row in range(rows)]
+        place = 0
+        for _, start, end, position in flat_runs(block, segment):
+            code = codes[position : position + end - start]
+            if rows:
+                found = [cell[column[place : place + end - start]] for cell, column in zip(cells, hashed, strict=True)]
+                steps, share = torch.stack(found).amax(0), int(mine.signbit().sum())
+                code = torch.where(code == 1, steps.clamp(max=max(share - 1, 0)), steps + share)
+            values[position : position + end - start] = mine[code.clamp(max=last)]
+            place += end - start
+    return values
+
+
+def quantile_decode(
+    block: Block, payloads: Tensor, out: Tensor, weight: float, buckets: int, rows: int, columns: float
+) -> None:
+    """See :meth:`gradwire.kernels.Kernels.quantile_decode`."""
+    decoded = [_decoded(block, payload, buckets, rows, columns) for payload in payloads]
+    for start, length, position in block.runs.tolist():
+        out[start : start + length] = sum_in_order([row[position : position + length] for row in decoded]) * weight
