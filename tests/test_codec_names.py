@@ -18,6 +18,7 @@ NAMES = {
     "terngrad": quantize.Ternary(2.5),
     "qsgd:2": quantize.Stochastic(2),
     "nearest:4": quantize.Stochastic(4, rounding="nearest"),
+    "quantile:16": quantize.Quantile(16),
     "3lc": quantize.ThreeLevel(1.0),
     "exponent": quantize.Exponent(),
 }

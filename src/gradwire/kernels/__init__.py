@@ -197,6 +197,27 @@ class Kernels(Protocol):
         """Reads all of ``coded``; PayloadError, and nothing written, unless an encoder wrote it for all ``trits``."""
         ...
 
+    def quantile_payload_bytes(self, block: Block, bits: int) -> int:
+        """Size of a payload of ``2**bits`` buckets a segment; ``bits`` is 2, 4 or 8."""
+        ...
+
+    def quantile_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        bits: int,
+    ) -> None:
+        """Sent = the mean of those values of a segment that are in the same of ``2**bits`` buckets of equal count."""
+        ...
+
+    def quantile_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float, bits: int) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
     def topk_select(
         self,
         block: Block,

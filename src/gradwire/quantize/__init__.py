@@ -5,6 +5,7 @@ from gradwire.quantize.dynamic import Dynamic
 from gradwire.quantize.exponent import Exponent
 from gradwire.quantize.names import parse
 from gradwire.quantize.power_of_two import PowerOfTwo
+from gradwire.quantize.quantile import Quantile
 from gradwire.quantize.sign import Sign
 from gradwire.quantize.stochastic import Stochastic
 from gradwire.quantize.ternary import Ternary
@@ -17,6 +18,7 @@ __all__ = [
     "Dynamic",
     "Exponent",
     "PowerOfTwo",
+    "Quantile",
     "Sign",
     "Stochastic",
     "Ternary",

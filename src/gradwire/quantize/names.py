@@ -9,6 +9,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.quantize.dynamic import Dynamic
 from gradwire.quantize.exponent import Exponent
 from gradwire.quantize.power_of_two import PowerOfTwo
+from gradwire.quantize.quantile import Quantile
 from gradwire.quantize.sign import Sign
 from gradwire.quantize.stochastic import Stochastic
 from gradwire.quantize.ternary import Ternary
@@ -31,10 +32,11 @@ _NUMBERED: Mapping[str, Callable[[int], Codec]] = {
     "natural": PowerOfTwo,
     "qsgd": Stochastic,
     "nearest": lambda bits: Stochastic(bits, rounding="nearest"),
+    "quantile": Quantile,
 }
 
 
-KNOWN = ", ".join(map(repr, [*_PLAIN, "natural:8", "qsgd:4", "nearest:4"]))
+KNOWN = ", ".join(map(repr, [*_PLAIN, "natural:8", "qsgd:4", "nearest:4", "quantile:256"]))
 """For messages."""
 
 
@@ -51,7 +53,7 @@ def find(name: str) -> Codec | None:
 def parse(codec: str | Codec) -> Codec:
     """Reads ``sign``, ``vote``, ``two-means``, ``dynamic``, ``natural``, ``terngrad``, ``3lc``, ``exponent``.
 
-    With a number: ``natural:8``, ``qsgd:BITS``, ``nearest:BITS``.
+    With a number: ``natural:8``, ``qsgd:BITS``, ``nearest:BITS``, ``quantile:BUCKETS``.
 
     Raises:
         ConfigurationError: If ``codec`` is neither these nor a codec.

@@ -15,6 +15,7 @@ from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
+from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
@@ -30,6 +31,7 @@ from gradwire.kernels.reference import (
     elias_fano_bytes,
     exponent_payload_bytes,
     power_of_two_payload_bytes,
+    quantile_payload_bytes,
     sign_payload_bytes,
     stochastic_payload_bytes,
     trits_payload_bytes,
@@ -54,6 +56,9 @@ __all__ = [
     "power_of_two_payload_bytes",
     "project_columns",
     "project_rows",
+    "quantile_decode",
+    "quantile_encode",
+    "quantile_payload_bytes",
     "randomk_positions",
     "scatter_sum",
     "sign_decode",
@@ -114,6 +119,9 @@ def warm_up() -> None:
     exponent_decode(block, exponents, out, 1.0)
     coded = torch.empty(8, dtype=torch.uint8)
     zero_runs_decode(coded[: zero_runs_encode(trits[0, 4:12], coded)], trits[0, 4:12])
+    quantiles = torch.empty(1, quantile_payload_bytes(block, 4), dtype=torch.uint8)
+    quantile_encode(block, gradient, residual, 1.0, 1.0, quantiles[0], 4)
+    quantile_decode(block, quantiles, out, 1.0, 4)
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
     stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0, False)
     stochastic_decode(block, levels, out, 1.0, 4, 0)

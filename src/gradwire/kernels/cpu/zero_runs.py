@@ -60,7 +60,7 @@ def _decoded_length(coded: UInt8Array) -> int:
         if coded[i] == ZEROS:
             zeros = 1
         elif coded[i] >= RUNS:
-            zeros = np.int64(coded[i]) - RUNS + SHORTEST_RUN
+            zeros = int(coded[i]) - RUNS + SHORTEST_RUN
         if zeros and not ended:
             return _NOT_FEWEST
         length += max(zeros, 1)
@@ -76,6 +76,6 @@ def _decode(coded: UInt8Array, trits: UInt8Array) -> None:
             trits[written] = coded[i]
             written += 1
         else:
-            for _ in range(np.int64(coded[i]) - RUNS + SHORTEST_RUN):
+            for _ in range(int(coded[i]) - RUNS + SHORTEST_RUN):
                 trits[written] = ZEROS
                 written += 1

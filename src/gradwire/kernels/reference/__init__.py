@@ -41,6 +41,10 @@ value that is not finite has scale NaN and bytes 0; one whose scale is below ``S
 negative`` stands for ``2**-distance * scale``, or 0 for distance 7. Codes of alignment gaps are 0. A segment with a
 value that is not finite has scale NaN and codes 0; one whose values are all denormal has scale 0.
 
+**Quantile.** For each segment ``2**bits`` float32, the means of its buckets, 0 where empty; then ``P`` codes of
+``bits`` bits as for stochastic: the number of the bucket. Codes of alignment gaps are 0. A segment with a value that is
+not finite has means NaN and codes 0.
+
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
 positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits, padded to 4 bytes, of which number
 ``(position >> l) + j`` is set for the ``j``-th position. With ``count`` 0 there are no bytes.
@@ -58,6 +62,7 @@ from gradwire.kernels.reference.power_of_two import (
     power_of_two_encode,
     power_of_two_payload_bytes,
 )
+from gradwire.kernels.reference.quantile import quantile_decode, quantile_encode, quantile_payload_bytes
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
 from gradwire.kernels.reference.sparse import gather, randomk_positions, scatter_sum, subtract, topk_select
 from gradwire.kernels.reference.stochastic import stochastic_decode, stochastic_encode, stochastic_payload_bytes
@@ -89,6 +94,9 @@ __all__ = [
     "power_of_two_payload_bytes",
     "project_columns",
     "project_rows",
+    "quantile_decode",
+    "quantile_encode",
+    "quantile_payload_bytes",
     "randomk_positions",
     "scatter_sum",
     "sign_decode",
