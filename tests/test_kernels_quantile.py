@@ -68,6 +68,14 @@ def test_buckets_hold_equally_many_and_send_their_mean() -> None:
     assert sent[2:10].tolist() == [3.0, -2.0, 0.0, 8.0, -2.0, 0.0, 8.0, 3.0]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_many_values_are_sorted_as_torch_sorts_them(seed: int) -> None:
+    block, gradient = block_of([11_000]), normal(seed) * 10.0 ** torch.arange(BUFFER).remainder(60).sub(30)
+    gradient[::7] = 0.0
+    gradient[::11] = -0.0
+    check_is_the_reference(Quantile(256), block, gradient, None)
+
+
 @codecs
 def test_contracts_by_what_it_sends(codec: Quantile) -> None:
     block, gradient = block_of([9000]), normal()

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
+    MAGNITUDE,
     Float32Array,
     Float64Array,
     UInt8Array,
@@ -22,6 +23,9 @@ from gradwire.kernels.cpu._compiled import (
 from gradwire.kernels.cpu._packed import pack, unpack
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Int64Array
+
+_RADIX_BITS = 11
+"""Bits that one pass of sorting looks at: three passes for a float32."""
 
 
 def quantile_encode(
@@ -93,7 +97,7 @@ def _encode(
 @compiled
 def _sort_into_buckets(values: Float32Array, means: Float32Array, codes: UInt8Array) -> None:
     """Writes the number of every value's bucket, and the mean of every bucket, 0 where it is empty."""
-    order = np.argsort(values, kind="mergesort")
+    order = _ascending(values)
     ascending = values[order]
     lanes = np.empty(LANES, np.float64)
     means[:] = 0
@@ -107,6 +111,32 @@ def _sort_into_buckets(values: Float32Array, means: Float32Array, codes: UInt8Ar
         for i in range(first, last):
             codes[order[i]] = bucket
         first = last
+
+
+@compiled
+def _ascending(values: Float32Array) -> Int64Array:
+    """The stable ascending order, by a radix sort of the bits; both zeros are the same."""
+    keys = (values + np.float32(0)).view(np.uint32)  # -0 + 0 = 0
+    for i in range(keys.size):
+        keys[i] ^= MAGNITUDE + np.uint32(1) if keys[i] <= MAGNITUDE else np.uint32(0xFFFFFFFF)
+    order, moved = np.arange(keys.size), np.empty(keys.size, np.int64)
+    counts = np.empty(1 << _RADIX_BITS, np.int64)
+    low_bits = np.uint32((1 << _RADIX_BITS) - 1)
+    for shift in range(0, 32, _RADIX_BITS):
+        counts[:] = 0
+        for i in range(keys.size):
+            counts[(keys[i] >> np.uint32(shift)) & low_bits] += 1
+        place = 0
+        for digit in range(counts.size):
+            count = counts[digit]
+            counts[digit] = place
+            place += count
+        for i in range(keys.size):
+            digit = (keys[order[i]] >> np.uint32(shift)) & low_bits
+            moved[counts[digit]] = order[i]
+            counts[digit] += 1
+        order, moved = moved, order
+    return order
 
 
 @compiled
