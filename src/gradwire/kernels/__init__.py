@@ -218,6 +218,18 @@ class Kernels(Protocol):
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
         ...
 
+    def inceptionn_bytes(self, count: int) -> int:
+        """The most that ``count`` values need; what they do need depends on them."""
+        ...
+
+    def inceptionn_encode(self, values: Tensor, bound: int, payload: Tensor) -> int:
+        """Writes float32 values to within ``2**-bound``, for ``bound`` from 1 to 14; returns the bytes used."""
+        ...
+
+    def inceptionn_decode(self, payload: Tensor, bound: int, values: Tensor) -> None:
+        """Reads all of ``payload``; PayloadError, and nothing written, unless it is as long as its tags call for."""
+        ...
+
     def topk_select(
         self,
         block: Block,

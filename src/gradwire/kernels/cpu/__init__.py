@@ -13,6 +13,7 @@ from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.dynamic import dynamic_decode, dynamic_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
+from gradwire.kernels.cpu.inceptionn import inceptionn_decode, inceptionn_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
 from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
@@ -30,6 +31,7 @@ from gradwire.kernels.reference import (
     dynamic_payload_bytes,
     elias_fano_bytes,
     exponent_payload_bytes,
+    inceptionn_bytes,
     power_of_two_payload_bytes,
     quantile_payload_bytes,
     sign_payload_bytes,
@@ -51,6 +53,9 @@ __all__ = [
     "exponent_encode",
     "exponent_payload_bytes",
     "gather",
+    "inceptionn_bytes",
+    "inceptionn_decode",
+    "inceptionn_encode",
     "power_of_two_decode",
     "power_of_two_encode",
     "power_of_two_payload_bytes",
@@ -122,6 +127,8 @@ def warm_up() -> None:
     quantiles = torch.empty(1, quantile_payload_bytes(block, 4), dtype=torch.uint8)
     quantile_encode(block, gradient, residual, 1.0, 1.0, quantiles[0], 4)
     quantile_decode(block, quantiles, out, 1.0, 4)
+    bounded = torch.empty(inceptionn_bytes(16), dtype=torch.uint8)
+    inceptionn_decode(bounded[: inceptionn_encode(gradient, 10, bounded)], 10, out)
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
     stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0, False)
     stochastic_decode(block, levels, out, 1.0, 4, 0)

@@ -45,6 +45,12 @@ value that is not finite has scale NaN and codes 0; one whose values are all den
 ``bits`` bits as for stochastic: the number of the bucket. Codes of alignment gaps are 0. A segment with a value that is
 not finite has means NaN and codes 0.
 
+**INCEPTIONN.** For ``n`` values and an error bound ``2**-b``: ``n`` tags of 2 bits, lowest bits first, padded to 4
+bytes; then the values of tag 3, 32 bits each, those of tag 2, 16 bits each, and those of tag 1, 8 bits each, each in
+order, padded to 4 bytes. Tag 3 is for magnitudes of 1 and more and for NaN, tag 2 down to ``2**-(b // 2)``, tag 1 down
+to ``2**-b``, tag 0 for the rest, which reads as 0. Tag 3 is the float32 itself; the others are cut to a sign in the
+highest bit above a whole number of ``2**-15`` (tag 2) or ``2**-(b // 2 + 7)`` (tag 1).
+
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
 positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits, padded to 4 bytes, of which number
 ``(position >> l) + j`` is set for the ``j``-th position. With ``count`` 0 there are no bytes.
@@ -55,6 +61,7 @@ from __future__ import annotations
 from gradwire.kernels.reference.dynamic import dynamic_decode, dynamic_encode, dynamic_payload_bytes
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.exponent import exponent_decode, exponent_encode, exponent_payload_bytes
+from gradwire.kernels.reference.inceptionn import inceptionn_bytes, inceptionn_decode, inceptionn_encode
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.power_of_two import (
@@ -89,6 +96,9 @@ __all__ = [
     "exponent_encode",
     "exponent_payload_bytes",
     "gather",
+    "inceptionn_bytes",
+    "inceptionn_decode",
+    "inceptionn_encode",
     "power_of_two_decode",
     "power_of_two_encode",
     "power_of_two_payload_bytes",
