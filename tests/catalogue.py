@@ -17,6 +17,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 0.1, "values": "qsgd:4"},
         {"ratio": 0.1, "values": "sign", "indices": "raw"},
     ],
+    "threshold": [{"threshold": 0.5}, {"threshold": 2.0, "values": "sign", "indices": "raw"}, {"threshold": 100.0}],
     "randomk": [{"ratio": 0.1}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],

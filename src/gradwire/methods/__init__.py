@@ -8,6 +8,7 @@ from gradwire.methods.powersgd import PowerSGD
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import get, make, name_of, names, register
+from gradwire.methods.threshold import Threshold
 from gradwire.methods.topk import TopK
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "PowerSGD",
     "RandomK",
     "Site",
+    "Threshold",
     "TopK",
     "get",
     "make",

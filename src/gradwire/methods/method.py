@@ -160,7 +160,7 @@ class _CodecState:
 class CodecMethod(Method):
     """A method that is a codec: its payloads are gathered, or sharded among owners who compress again."""
 
-    routes = ("gather", "sharded")
+    routes: ClassVar[tuple[str, ...]] = ("gather", "sharded")
     memories = tuple(NAMES)
 
     @abstractmethod
@@ -173,7 +173,8 @@ class CodecMethod(Method):
 
     def begin(self, site: Site) -> _CodecState:
         """Sets up the memories; an owner has one like the workers'."""
-        worker, owner = self.codec(), site.owner or self.owner_codec(site.route)
+        worker = self.codec().installed(site.store, site.block.slots, site.numel)
+        owner = site.owner or self.owner_codec(site.route)
         shards, owner_feedback = None, NONE
         if site.route == "sharded":
             shards = Shards.of(site.block, site.rank, site.world_size)

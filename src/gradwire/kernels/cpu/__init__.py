@@ -13,21 +13,34 @@ from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
-from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
+from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
+from gradwire.kernels.cpu.threshold import (
+    collect_local_maxima,
+    collect_reaching,
+    collect_unambiguous,
+    exceedances,
+    magnitude_statistics,
+)
 from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.reference import elias_fano_bytes, sign_payload_bytes, stochastic_payload_bytes
 from gradwire.layout import Block, Granularity, flat_slots
 
 __all__ = [
     "accumulate",
+    "collect_local_maxima",
+    "collect_reaching",
+    "collect_unambiguous",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
+    "exceedances",
     "gather",
+    "magnitude_statistics",
     "project_columns",
     "project_rows",
     "randomk_positions",
+    "scatter",
     "scatter_sum",
     "sign_decode",
     "sign_encode",
@@ -68,6 +81,13 @@ def warm_up() -> None:
     elias_fano_decode(packed, block.positions, positions[0])
     gather(block, gradient, positions[0], values[0])
     subtract(block, residual, positions[0], values[0])
+    scatter(block, out, positions[0], values[0])
+    thresholds = np.array([0.5], dtype=np.float32)
+    magnitude_statistics(block, gradient, residual, 1.0, 1.0)
+    exceedances(block, gradient, thresholds)
+    collect_reaching(block, gradient, thresholds, 2)
+    collect_unambiguous(block, gradient, residual, 1.0, 1.0, None, out, 1.5, 0.9, 0.0, 2)
+    collect_local_maxima(block, gradient, residual, 1.0, 1.0, np.array([8]), 2)
     scatter_sum(block, positions, values, out, 1.0)
     scatter_sum(block, positions.flip(1), values, out, 1.0)
     randomk_positions(block, counts, positions[0], 0)

@@ -23,8 +23,22 @@ from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_d
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
-from gradwire.kernels.reference.sparse import gather, randomk_positions, scatter_sum, subtract, topk_select
+from gradwire.kernels.reference.sparse import (
+    gather,
+    randomk_positions,
+    scatter,
+    scatter_sum,
+    subtract,
+    topk_select,
+)
 from gradwire.kernels.reference.stochastic import stochastic_decode, stochastic_encode, stochastic_payload_bytes
+from gradwire.kernels.reference.threshold import (
+    collect_local_maxima,
+    collect_reaching,
+    collect_unambiguous,
+    exceedances,
+    magnitude_statistics,
+)
 
 FORMAT_VERSION = 1
 """Changes whenever the bytes of a payload would mean something else."""
@@ -32,13 +46,19 @@ FORMAT_VERSION = 1
 __all__ = [
     "FORMAT_VERSION",
     "accumulate",
+    "collect_local_maxima",
+    "collect_reaching",
+    "collect_unambiguous",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
+    "exceedances",
     "gather",
+    "magnitude_statistics",
     "project_columns",
     "project_rows",
     "randomk_positions",
+    "scatter",
     "scatter_sum",
     "sign_decode",
     "sign_encode",
