@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,11 @@ def test_capacity_follows_the_most_that_any_rank_wanted() -> None:
     assert int(store.get("capacity", "vector")) == max(16, -(-5 * int((first[1500:].abs() >= 1).sum()) // 4))
     everything = decoded(codec, encoded(codec, first))
     assert torch.equal(everything, torch.where(first.abs() >= 1, first, 0))
+    before = codec.room(BLOCK)
     decoded(codec, encoded(codec, torch.zeros(NUMEL)))
+    assert before / 2 <= codec.room(BLOCK) <= before / 2 + 16
+    for _ in range(9):
+        decoded(codec, encoded(codec, torch.zeros(NUMEL)))
     assert codec.room(BLOCK) == 16 + 16
     decoded(codec, encoded(codec, torch.full((NUMEL,), 5.0)))
     assert codec.room(BLOCK) == NUMEL
@@ -148,7 +153,15 @@ def test_threshold_is_checked(threshold: float) -> None:
         gradwire.methods.get("threshold")(threshold=threshold)
 
 
-OPTIONS: dict[str, dict[str, Any]] = {"threshold": {"threshold": 1.5}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "threshold": {"threshold": 1.5},
+    "adaptive": {},
+    "sidco": {"ratio": 0.05},
+    "strom": {"threshold": 1.0},
+    "variance": {},
+    "hybrid": {"threshold": 0.3},
+    "adacomp": {"bin": 30},
+}
 
 
 def resume(name: str) -> None:
@@ -188,3 +201,91 @@ def resume(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_resume_is_bit_identical(pool: Pool, name: str) -> None:
     pool.run(2, resume, name)
+
+
+def test_adaptive_keeps_what_is_at_least_half_the_largest() -> None:
+    for scale in (1.0, 1e-41, 3e-45, 1e37):
+        tensor = (normal(5)[:1500] * scale).view(30, 50)
+        decoded = gradwire.roundtrip(tensor, "adaptive", capacity=1.0).decoded
+        kept = 2 * tensor.double().abs() >= tensor.double().abs().max()
+        assert torch.equal(decoded, torch.where(kept & (tensor != 0), tensor, 0))
+
+
+def test_strom_sends_whole_steps() -> None:
+    tensor = normal(6)[:1500]
+    decoded = gradwire.roundtrip(tensor, "strom", threshold=0.7, capacity=1.0).decoded
+    assert torch.equal(decoded, torch.where(tensor.abs() > 0.7, tensor.sign() * 0.7, 0))
+    assert gradwire.roundtrip(torch.full((64,), 0.5), "strom", threshold=0.5).decoded.count_nonzero() == 0
+
+
+def sidco_counts(tensor: torch.Tensor, ratio: float, steps: int) -> list[int]:
+    """How many coordinates of the same gradient are wanted in each step, without a memory."""
+    block = Block.cut(flat_slots([("x", (len(tensor),))]), Granularity("layer"))
+    store = Store(torch.device("cpu"))
+    criterion = gradwire.methods.get("sidco")(ratio=ratio).codec().criterion.installed(store, block.slots, len(tensor))
+    return [len(criterion.choose(block, tensor, NONE, 0).positions) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("power", [0.5, 1])
+def test_sidco_finds_its_ratio(power: int) -> None:
+    """Exponential magnitudes at once, lighter tails once stages have adapted."""
+    generator = torch.Generator().manual_seed(1)
+    exponential = torch.empty(100_000).exponential_(generator=generator)
+    assert abs(sidco_counts(exponential, 0.01, 1)[0] - 1000) < 5 * 1000**0.5
+    counts = sidco_counts(torch.randn(100_000, generator=generator).abs() ** power, 0.01, 60)
+    assert abs(counts[-1] - 1000) < 0.35 * 1000
+    assert abs(counts[-1] - 1000) < abs(counts[0] - 1000)
+
+
+def test_variance_sends_nothing_at_first_and_what_agrees_later() -> None:
+    """A constant gradient is unambiguous as soon as ``t**2 > alpha * t``; noise around zero is not."""
+    store = Store(torch.device("cpu"))
+    codec = gradwire.methods.get("variance")(alpha=1.5, decay=1.0, capacity=1.0).codec()
+    codec = replace(codec.installed(store, SLOTS, NUMEL), store=None)
+    feedback = Feedback(torch.zeros(NUMEL))
+    for turn in range(3):
+        gradient = torch.where(torch.arange(NUMEL) < 100, 0.1, 0.1 * (-1.0) ** turn)
+        out = decoded(codec, encoded(codec, gradient, feedback))
+        assert out[100:].count_nonzero() == 0
+        assert out[:100].count_nonzero() == (100 if turn == 1 else 0)
+    assert torch.allclose(store.get("second_moments", "vector"), torch.full((77,), 0.03))
+
+
+def test_hybrid_is_what_the_paper_says() -> None:
+    """Step by step in float64."""
+    store, tau, alpha, decay = Store(torch.device("cpu")), 0.6, 1.2, 0.9
+    codec = gradwire.methods.get("hybrid")(threshold=tau, alpha=alpha, decay=decay, capacity=1.0).codec()
+    codec = replace(codec.installed(store, SLOTS, NUMEL), store=None)
+    feedback = Feedback(torch.zeros(NUMEL))
+    r, v = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros(NUMEL, dtype=torch.float64)
+    total = 0
+    for step in range(6):
+        gradient = normal(step) * 0.3 + 0.2
+        out = decoded(codec, encoded(codec, gradient, feedback))
+        r, v = r + gradient, v + gradient.double() ** 2
+        sent = (r.abs() > tau) & (r**2 > alpha * v)
+        assert torch.equal(out, torch.where(sent, r.sign().float() * tau, 0))
+        v = torch.where(sent, (v - 2 * r.abs() * tau + tau**2).clamp(min=0), v * decay)
+        r = torch.where(sent, r - r.sign() * tau, r)
+        torch.testing.assert_close(
+            store.get("second_moments", "matrix").flatten().double(), v[:1500], rtol=1e-4, atol=1e-5
+        )
+        total += int(sent.sum())
+    assert total > 300
+
+
+def test_adacomp_is_what_the_paper_says() -> None:
+    residual = normal(1)[:1500] * 0.3
+    gradient = normal(2)[:1500] * 0.1
+    block = Block.cut(SLOTS[:1], Granularity("layer"))
+    codec = gradwire.methods.get("adacomp")(bin=500, capacity=1.0).codec()
+    grown = residual + gradient
+    payload = torch.empty(codec.payload_bytes(block), dtype=torch.uint8)
+    codec.encode(block, gradient, Feedback(residual), payload, 0)
+    out = torch.empty(1500)
+    codec.decode(block, payload[None], out, 1.0)
+    largest = grown.abs().view(3, 500).amax(1)
+    sent = (grown + gradient).abs().view(3, 500) >= largest[:, None]
+    assert 3 <= sent.sum() < 100
+    torch.testing.assert_close(out, torch.where(sent.flatten(), grown.sign() * largest.mean(), 0))
+    torch.testing.assert_close(out + residual, grown)

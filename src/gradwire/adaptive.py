@@ -22,6 +22,9 @@ from gradwire.select.criterion import Criterion
 SPARE = 5 / 4
 """A step's capacity, relative to the most that any rank wanted to send in the step before."""
 
+SHRINK = 1 / 2
+"""A capacity never falls to less than this in one step, because a quiet step does not mean that the next one is."""
+
 LEAST = 16
 """No parameter's capacity falls below this, unless it is smaller itself."""
 
@@ -144,7 +147,9 @@ class AdaptiveSparse(Codec):
             return
         rows = wanted.max(0).tolist(), wanted.min(0).tolist()
         for slot, most, least in zip(block.slots, *rows, strict=True):
-            capacity = self._room_of(slot) if least < 0 else _within(slot, SPARE * most)
+            capacity = self._room_of(slot)
+            if least >= 0:
+                capacity = _within(slot, max(SPARE * most, SHRINK * capacity))
             self.store.put("capacity", slot.name, torch.tensor(capacity))
 
 
