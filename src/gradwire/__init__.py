@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gradwire import lab, memory, methods
     from gradwire.errors import ConfigurationError, GradwireError, LabError, PayloadError
-    from gradwire.train import DensePolicy, Handle, Roundtrip, Synchronizer, compress, roundtrip
+    from gradwire.train import DensePolicy, Handle, Roundtrip, SecondMoments, Synchronizer, compress, roundtrip
     from gradwire.wire import Stats
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ _HOMES = {
     "LabError": "gradwire.errors",
     "PayloadError": "gradwire.errors",
     "Roundtrip": "gradwire.train",
+    "SecondMoments": "gradwire.train",
     "Stats": "gradwire.wire",
     "Synchronizer": "gradwire.train",
     "compress": "gradwire.train",
@@ -40,6 +41,7 @@ __all__ = [
     "LabError",
     "PayloadError",
     "Roundtrip",
+    "SecondMoments",
     "Stats",
     "Synchronizer",
     "compress",
