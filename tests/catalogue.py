@@ -22,6 +22,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3}],
     "ef21": [{"ratio": 0.1}],
     "sketchml": [{"ratio": 0.1}, {"ratio": 0.3, "buckets": 16, "rows": 0}, {"ratio": 0.5, "rows": 1, "columns": 0.1}],
+    "inceptionn": [{}, {"room": 32}, {"bound": 2.0**-24, "room": 8}],
     "randomk": [{"ratio": 0.1}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],

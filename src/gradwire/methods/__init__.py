@@ -5,6 +5,7 @@ from gradwire.methods.dgc import DGC
 from gradwire.methods.ef21 import EF21
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.floats import BF16, FP16, Dense
+from gradwire.methods.inceptionn import INCEPTIONN
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.powersgd import PowerSGD
 from gradwire.methods.qsgd import QSGD
@@ -19,6 +20,7 @@ __all__ = [
     "DGC",
     "EF21",
     "FP16",
+    "INCEPTIONN",
     "QSGD",
     "CodecMethod",
     "Dense",

@@ -160,7 +160,7 @@ class _CodecState:
 class CodecMethod(Method):
     """A method that is a codec: its payloads are gathered, or sharded among owners who compress again."""
 
-    routes = ("gather", "sharded")
+    routes: ClassVar[tuple[str, ...]] = ("gather", "sharded")
     memories = tuple(NAMES)
 
     @abstractmethod

@@ -5,11 +5,12 @@ from __future__ import annotations
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.quantize.cast import Cast
+from gradwire.quantize.inceptionn import Inceptionn
 from gradwire.quantize.quantile import Quantile
 from gradwire.quantize.sign import Sign
 from gradwire.quantize.stochastic import Stochastic
 
-__all__ = ["Cast", "Quantile", "Sign", "Stochastic", "parse"]
+__all__ = ["Cast", "Inceptionn", "Quantile", "Sign", "Stochastic", "parse"]
 
 
 def parse(codec: str | Codec) -> Codec:

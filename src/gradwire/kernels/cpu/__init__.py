@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
+from gradwire.kernels.cpu.inceptionn import inceptionn_decode, inceptionn_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
@@ -20,6 +21,7 @@ from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
 from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.reference import (
     elias_fano_bytes,
+    inceptionn_payload_bytes,
     quantile_payload_bytes,
     sign_payload_bytes,
     stochastic_payload_bytes,
@@ -34,6 +36,9 @@ __all__ = [
     "elias_fano_decode",
     "elias_fano_encode",
     "gather",
+    "inceptionn_decode",
+    "inceptionn_encode",
+    "inceptionn_payload_bytes",
     "project_columns",
     "project_rows",
     "quantile_decode",
@@ -75,6 +80,9 @@ def warm_up() -> None:
     means = torch.empty(1, quantile_payload_bytes(block, 4, 1, 0.5), dtype=torch.uint8)
     quantile_encode(block, gradient, residual, 1.0, 1.0, means[0], 4, 1, 0.5, 0)
     quantile_decode(block, means, out, 1.0, 4, 1, 0.5)
+    floats = torch.empty(1, inceptionn_payload_bytes(block, 8), dtype=torch.uint8)
+    inceptionn_encode(block, gradient, residual, 1.0, 1.0, floats[0], 10)
+    inceptionn_decode(block, floats, out, 1.0, 10)
     counts = np.array([2], dtype=np.int64)
     positions, values = torch.empty(1, 2, dtype=torch.int64), torch.empty(1, 2)
     topk_select(block, gradient, residual, 1.0, 1.0, counts, positions[0], values[0])
