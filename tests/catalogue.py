@@ -31,6 +31,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "variance": [{}, {"alpha": 0.5, "capacity": 0.3}, {"alpha": 1.0, "values": "qsgd:4"}],
     "hybrid": [{"threshold": 0.5}, {"threshold": 0.7, "alpha": 0.5, "capacity": 0.3}],
     "adacomp": [{}, {"bin": 20, "capacity": 0.3}],
+    "inceptionn": [{}, {"room": 32}, {"bound": 2.0**-24, "room": 8}],
     "randomk": [{"ratio": 0.1}],
     "natural": [{"bits": 8}, {"bits": 9}],
     "scalecom": [{"ratio": 0.05}],

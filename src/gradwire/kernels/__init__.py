@@ -516,6 +516,27 @@ class Kernels(Protocol):
         """
         ...
 
+    def inceptionn_payload_bytes(self, block: Block, room: int) -> int:
+        """Size of an INCEPTIONN payload with room for ``room`` bytes of values, a multiple of 4."""
+        ...
+
+    def inceptionn_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        bound: int,
+    ) -> None:
+        """Shifted mantissas, cut off below ``2**-bound``; the bound is doubled until they fit the payload."""
+        ...
+
+    def inceptionn_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float, bound: int) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, in row order; PayloadError unless sound."""
+        ...
+
 
 def for_device(device: torch.device) -> Kernels:
     """The kernels for tensors on ``device``: Numba on the CPU, the plain torch reference elsewhere."""

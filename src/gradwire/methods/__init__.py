@@ -14,6 +14,7 @@ from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.gradiveq import GradiVeQ
 from gradwire.methods.gtopk import GTopK
 from gradwire.methods.hybrid import Hybrid
+from gradwire.methods.inceptionn import INCEPTIONN
 from gradwire.methods.loco import LoCo
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.natural import Natural
@@ -43,6 +44,7 @@ __all__ = [
     "DGC",
     "EF21",
     "FP16",
+    "INCEPTIONN",
     "QSGD",
     "THC",
     "AdaComp",

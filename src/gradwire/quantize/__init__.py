@@ -3,6 +3,7 @@
 from gradwire.quantize.cast import Cast
 from gradwire.quantize.dynamic import Dynamic
 from gradwire.quantize.exponent import Exponent
+from gradwire.quantize.inceptionn import Inceptionn
 from gradwire.quantize.names import parse
 from gradwire.quantize.power_of_two import PowerOfTwo
 from gradwire.quantize.quantile import Quantile
@@ -17,6 +18,7 @@ __all__ = [
     "Cast",
     "Dynamic",
     "Exponent",
+    "Inceptionn",
     "PowerOfTwo",
     "Quantile",
     "Sign",

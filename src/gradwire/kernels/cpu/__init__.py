@@ -14,6 +14,7 @@ from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.dynamic import dynamic_decode, dynamic_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
+from gradwire.kernels.cpu.inceptionn import inceptionn_decode, inceptionn_encode
 from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.merge import merge_top, survivors
@@ -43,6 +44,7 @@ from gradwire.kernels.reference import (
     dynamic_payload_bytes,
     elias_fano_bytes,
     exponent_payload_bytes,
+    inceptionn_payload_bytes,
     power_of_two_payload_bytes,
     quantile_payload_bytes,
     sign_payload_bytes,
@@ -70,6 +72,9 @@ __all__ = [
     "exponent_encode",
     "exponent_payload_bytes",
     "gather",
+    "inceptionn_decode",
+    "inceptionn_encode",
+    "inceptionn_payload_bytes",
     "integer_decode",
     "integer_encode",
     "integer_scales",
@@ -162,6 +167,9 @@ def warm_up() -> None:
     means = torch.empty(1, quantile_payload_bytes(block, 4, 1, 0.5), dtype=torch.uint8)
     quantile_encode(block, gradient, residual, 1.0, 1.0, means[0], 4, 1, 0.5, 0)
     quantile_decode(block, means, out, 1.0, 4, 1, 0.5)
+    floats = torch.empty(1, inceptionn_payload_bytes(block, 8), dtype=torch.uint8)
+    inceptionn_encode(block, gradient, residual, 1.0, 1.0, floats[0], 10)
+    inceptionn_decode(block, floats, out, 1.0, 10)
     counts = np.array([2], dtype=np.int64)
     positions, values = torch.empty(1, 2, dtype=torch.int64), torch.empty(1, 2)
     topk_select(block, gradient, residual, 1.0, 1.0, counts, positions[0], values[0])

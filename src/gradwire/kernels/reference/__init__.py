@@ -26,6 +26,15 @@ of the values hashed there, or all ones for none. Value ``j`` of a segment is ha
 ``hash32(mix64(h + r), j) * columns >> 32`` and reads as the largest number in its cells. Numbers too large read as the
 largest there is. All means of a segment with a value that is not finite are NaN.
 
+**INCEPTIONN.** An int32 ``m``, how often the error bound ``2**-b`` is doubled, and an int32, how many words of 4 bytes
+the values would have taken without; ``S`` bits, set where a value of the segment is not finite, padded to 4 bytes;
+``P`` tags of 2 bits, packed as above, padded to 4 bytes; the bytes of the values in order of position, little-endian;
+and at least 4 zeros, as many as the payload's size leaves over. A tag is the number of edges that the exponent of a
+value reaches, of ``low = 127 - b + m``, ``middle = low + min((b + 1) // 2, 7)`` and ``top = low + min(b, 15)``. With
+tag 0 a value takes no bytes and is 0. With tag 1 it takes one: ``floor(|t| / 2**(middle - 134))`` in 7 bits, its sign
+above them. With tag 2 it takes two: ``floor(|t| / 2**(top - 142))`` in 15 bits, and its sign. With tag 3 it is a
+float32. Tags of gaps, and of segments with a value that is not finite, are 0.
+
 **Bitmap.** Bit ``p % 8`` of byte ``p // 8`` is set where position ``p`` was sent.
 **Integer.** ``P`` codes of ``bits`` bits, packed as above, added over workers as bytes: a code is ``level + s`` with
 ``s`` levels on each side of zero and ``2 * s * n < 2**bits`` for ``n`` workers, so that no sum carries over. The sum of
@@ -69,6 +78,7 @@ from gradwire.kernels.reference.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.reference.dynamic import dynamic_decode, dynamic_encode, dynamic_payload_bytes
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.exponent import exponent_decode, exponent_encode, exponent_payload_bytes
+from gradwire.kernels.reference.inceptionn import inceptionn_decode, inceptionn_encode, inceptionn_payload_bytes
 from gradwire.kernels.reference.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
@@ -128,6 +138,9 @@ __all__ = [
     "exponent_encode",
     "exponent_payload_bytes",
     "gather",
+    "inceptionn_decode",
+    "inceptionn_encode",
+    "inceptionn_payload_bytes",
     "integer_decode",
     "integer_encode",
     "integer_scales",
