@@ -136,7 +136,7 @@ def decoded_once(codec: Codec, block: Block, payload: Tensor) -> Tensor:
 
 
 def check_compiled_once(*modules: str) -> None:
-    """Nothing so far needed another signature than ``warm_up`` compiled."""
+    """Nothing that was called so far was compiled for more than one signature."""
     functions: dict[str, Any] = {
         f"{name}.{key}": function
         for name in modules

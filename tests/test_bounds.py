@@ -13,11 +13,11 @@ import torch
 
 from catalogue import Case, cases
 from gradwire import methods
-from gradwire.bench.together import Together
 from gradwire.layout import Slot, flat_slots
 from gradwire.memory import Store
 from gradwire.train.configuration import Configuration
 from gradwire.train.policy import DensePolicy
+from gradwire.train.together import Together
 from pool import Pool
 
 PAGE = mmap.PAGESIZE

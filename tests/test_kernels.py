@@ -19,11 +19,6 @@ KEY = key_of(7, 11, 3)
 BUFFER = 12_000
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    cpu.warm_up()
-
-
 def block_of(lengths: Sequence[int], granularity: str = "layer", hole: int = 3) -> Block:
     slots, offset = [], 2
     for index, length in enumerate(lengths):
@@ -543,9 +538,8 @@ def test_hash_changes_half_the_bits() -> None:
         assert (shares - 0.5).abs().max() <= 5 * 0.5 / math.sqrt(len(counters)) + 0.01
 
 
-def test_warm_up_leaves_nothing_to_compile() -> None:
-    """No test in this process before this one needed another signature than ``warm_up`` compiled."""
-    cpu.warm_up()
+def test_kernels_compile_once() -> None:
+    """No kernel that tests in this process called was compiled for more than one signature."""
     modules = [module for name, module in sys.modules.items() if name.startswith("gradwire.kernels.cpu.")]
     compiled = {
         f"{module.__name__}.{name}": function

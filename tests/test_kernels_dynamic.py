@@ -13,7 +13,6 @@ from codec_checks import (
     decoded,
     encoded,
 )
-from gradwire.kernels import cpu
 from gradwire.kernels.reference.dynamic import magnitudes, thresholds
 from gradwire.layout import Block
 from gradwire.memory import NONE
@@ -21,11 +20,6 @@ from gradwire.quantize import Dynamic
 from test_kernels import BUFFER, block_of, blocks, covered, gradients, memories, normal
 
 CODEC = Dynamic()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    cpu.warm_up()
 
 
 @blocks

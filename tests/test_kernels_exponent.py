@@ -1,4 +1,3 @@
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,18 +12,12 @@ from codec_checks import (
     decoded,
     encoded,
 )
-from gradwire.kernels import cpu
 from gradwire.layout import Block
 from gradwire.memory import NONE
 from gradwire.quantize import Exponent
 from test_kernels import BUFFER, block_of, blocks, covered, gradients, memories, normal
 
 CODEC = Exponent()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    cpu.warm_up()
 
 
 @blocks

@@ -23,11 +23,6 @@ from test_kernels import BLOCKS, BUFFER, blocks, covered, gradients, normal, res
 BOUNDS = [1, 10, 14, 15, 40, 126]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    cpu.warm_up()
-
-
 @blocks
 @gradients
 @pytest.mark.parametrize("turn", range(2))

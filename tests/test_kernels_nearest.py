@@ -15,7 +15,6 @@ from codec_checks import (
     encoded,
 )
 from gradwire.errors import ConfigurationError
-from gradwire.kernels import cpu
 from gradwire.layout import Block
 from gradwire.memory import NONE
 from gradwire.quantize import Stochastic
@@ -30,11 +29,6 @@ codecs = pytest.mark.parametrize(
     ],
     ids=["4", "8", "2"],
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    cpu.warm_up()
 
 
 @codecs

@@ -16,18 +16,12 @@ from codec_checks import (
     encoded,
 )
 from gradwire.errors import ConfigurationError
-from gradwire.kernels import cpu
 from gradwire.layout import Block
 from gradwire.memory import NONE
 from gradwire.quantize import PowerOfTwo
 from test_kernels import BUFFER, block_of, blocks, covered, gradients, memories, normal
 
 codecs = pytest.mark.parametrize("codec", [PowerOfTwo(9), PowerOfTwo(8)], ids=str)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    cpu.warm_up()
 
 
 @codecs

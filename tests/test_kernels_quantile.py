@@ -23,11 +23,6 @@ FORMS = [(4, 0, 0.3), (256, 0, 0.3), (16, 1, 0.05), (256, 2, 0.3)]
 forms = pytest.mark.parametrize("form", FORMS, ids=str)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    cpu.warm_up()
-
-
 @blocks
 @gradients
 @pytest.mark.parametrize("turn", range(2))

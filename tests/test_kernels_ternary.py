@@ -18,7 +18,6 @@ from codec_checks import (
 )
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
-from gradwire.kernels import cpu
 from gradwire.kernels.reference.trits import pack_trits, trits_stride, unpack_trits
 from gradwire.layout import Block
 from gradwire.memory import NONE
@@ -26,11 +25,6 @@ from gradwire.quantize import Ternary, ThreeLevel
 from test_kernels import BLOCKS, BUFFER, block_of, blocks, covered, gradients, memories, normal
 
 codecs = pytest.mark.parametrize("codec", [Ternary(0), Ternary(2.5), ThreeLevel(1.0), ThreeLevel(1.75)], ids=str)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    cpu.warm_up()
 
 
 @codecs

@@ -19,11 +19,6 @@ from gradwire.layout import Block
 from test_kernels import BLOCKS, BUFFER, blocks, gradients, memories, normal, residuals, same
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    cpu.warm_up()
-
-
 def both_same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
     tensors = [[torch.as_tensor(each) for each in row] for row in (first, second)]
     return all(same(left, right) for left, right in zip(*tensors, strict=True))

@@ -11,11 +11,6 @@ trits = st.lists(st.one_of(st.just(121), st.integers(0, 242)), max_size=120)
 runs = st.lists(st.tuples(st.integers(0, 242), st.integers(0, 40)), max_size=8)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    cpu.warm_up()
-
-
 def coded(values: list[int]) -> list[int]:
     source = torch.tensor(values, dtype=torch.uint8)
     outcomes = []

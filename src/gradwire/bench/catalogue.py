@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 import gradwire
-from gradwire.bench.together import Together
 from gradwire.layout import Slot, flat_slots
 from gradwire.methods import Method
 from gradwire.train.configuration import Configuration
 from gradwire.train.policy import DensePolicy
+from gradwire.train.together import Together
 
 WORKERS = 4
 """Payloads that are decoded and averaged."""

@@ -82,7 +82,6 @@ def measure(
     report = progress or (lambda done, total, name: None)
     block = _block(numel, segments)
     report(0, 1, "compiling")
-    cpu.warm_up()
     with _one_thread():
         operations = _operations(block)
         total = len(operations) * (repeats + 1)

@@ -546,9 +546,3 @@ def for_device(device: torch.device) -> Kernels:
 @cache
 def _load(name: str) -> Kernels:
     return cast(Kernels, import_module(f"gradwire.kernels.{name}"))
-
-
-def warm_up(device: torch.device) -> None:
-    """Compiles, or loads from the cache on disk, all that a training step on ``device`` will call."""
-    if device.type == "cpu":
-        import_module("gradwire.kernels.cpu").warm_up()

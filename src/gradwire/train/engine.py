@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire import kernels
 from gradwire.layout import Block, Slot
 from gradwire.memory import NoMemory, Store
 from gradwire.methods import Dense, Method, Site
@@ -58,7 +57,6 @@ class Engine:
         self.step = 0
         self._rank = rank
         self._world_size = world_size
-        kernels.warm_up(device)
 
     def unit(self, slots: Sequence[Slot]) -> Unit:
         """Decides who handles the parameters of a buffer, and moves their memories to its layout."""

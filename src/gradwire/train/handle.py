@@ -13,6 +13,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.train.agreement import check_agreement
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
+from gradwire.train.together import rehearse
 from gradwire.wire import ProcessGroupTransport, Stats, Wire
 
 GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -37,6 +38,8 @@ class Handle:
         self._group = _sibling(group, device)
         transport = ProcessGroupTransport(self._group)
         check_agreement(configuration, parameters, transport, device)
+        if device.type == "cpu":
+            rehearse(configuration)
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
         self.wire = Wire(transport, self.engine.meter, configuration.fuse_bytes, device)

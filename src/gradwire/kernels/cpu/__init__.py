@@ -1,12 +1,12 @@
 """The kernels in Numba, one thread, without the interpreter lock: the bits of the reference, at memory speed.
 
-Every function is compiled on its first call, or read from a cache on disk; :func:`warm_up` does so for all.
+Every function is compiled on its first call, once, or read from a cache on disk; an attachment rehearses its method, so
+that nothing is left to compile within a training step.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
@@ -52,7 +52,7 @@ from gradwire.kernels.reference import (
     trits_payload_bytes,
     two_means_payload_bytes,
 )
-from gradwire.layout import Block, Granularity, flat_slots
+from gradwire.layout import Block
 
 __all__ = [
     "accumulate",
@@ -115,7 +115,6 @@ __all__ = [
     "two_means_encode",
     "two_means_payload_bytes",
     "vote_encode",
-    "warm_up",
     "write_product",
     "zero_runs_decode",
     "zero_runs_encode",
@@ -126,87 +125,3 @@ def accumulate(block: Block, gradient: Tensor, residual: Tensor, beta: float, ga
     """See :meth:`gradwire.kernels.Kernels.accumulate`."""
     values, memory, _ = values_and_memory(gradient, residual)
     return bool(add_compensated(block.runs, values, memory, np.float32(beta), np.float32(gamma)))
-
-
-def warm_up() -> None:
-    """Compiles everything, so that nothing is left to compile within a training step."""
-    block = Block.cut(flat_slots([("warm-up", (16,))]), Granularity("layer"))
-    gradient, residual = torch.linspace(-1, 1, 16), torch.zeros(16)
-    out = torch.empty(16)
-    accumulate(block, gradient, residual, 1.0, 1.0)
-    signs = torch.empty(2, sign_payload_bytes(block), dtype=torch.uint8)
-    sign_encode(block, gradient, residual, 1.0, 1.0, signs[0])
-    sign_decode(block, signs[:1], out, 1.0)
-    vote_encode(block, gradient, residual, 1.0, 1.0, signs[0], 0)
-    sides = torch.empty(1, two_means_payload_bytes(block), dtype=torch.uint8)
-    two_means_encode(block, gradient, residual, 1.0, 1.0, sides[0])
-    two_means_decode(block, sides, out, 1.0)
-    trits = torch.empty(1, trits_payload_bytes(block), dtype=torch.uint8)
-    ternary_encode(block, gradient, residual, 1.0, 1.0, trits[0], 2.5, 0)
-    three_level_encode(block, gradient, residual, 1.0, 1.0, trits[0], 1.0)
-    trits_decode(block, trits, out, 1.0)
-    for bits in (8, 9):
-        powers = torch.empty(1, power_of_two_payload_bytes(block, bits), dtype=torch.uint8)
-        power_of_two_encode(block, gradient, residual, 1.0, 1.0, powers[0], bits, 0)
-        power_of_two_decode(block, powers, out, 1.0, bits)
-    entries = torch.empty(1, dynamic_payload_bytes(block), dtype=torch.uint8)
-    dynamic_encode(block, gradient, residual, 1.0, 1.0, entries[0])
-    dynamic_decode(block, entries, out, 1.0)
-    exponents = torch.empty(1, exponent_payload_bytes(block), dtype=torch.uint8)
-    exponent_encode(block, gradient, residual, 1.0, 1.0, exponents[0])
-    exponent_decode(block, exponents, out, 1.0)
-    coded = torch.empty(8, dtype=torch.uint8)
-    zero_runs_decode(coded[: zero_runs_encode(trits[0, 4:12], coded)], trits[0, 4:12])
-    levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
-    stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0, False)
-    stochastic_decode(block, levels, out, 1.0, 4, 0)
-    scales, codes = torch.empty(1), torch.empty(8, dtype=torch.uint8)
-    integer_scales(block, gradient, residual, 1.0, 1.0, 0, scales)
-    integer_encode(block, residual, True, scales, 3, 4, 0, codes, 0)
-    integer_decode(block, scales, codes, out, 3, 4, 0, 2)
-    means = torch.empty(1, quantile_payload_bytes(block, 4, 1, 0.5), dtype=torch.uint8)
-    quantile_encode(block, gradient, residual, 1.0, 1.0, means[0], 4, 1, 0.5, 0)
-    quantile_decode(block, means, out, 1.0, 4, 1, 0.5)
-    floats = torch.empty(1, inceptionn_payload_bytes(block, 8), dtype=torch.uint8)
-    inceptionn_encode(block, gradient, residual, 1.0, 1.0, floats[0], 10)
-    inceptionn_decode(block, floats, out, 1.0, 10)
-    counts = np.array([2], dtype=np.int64)
-    positions, values = torch.empty(1, 2, dtype=torch.int64), torch.empty(1, 2)
-    topk_select(block, gradient, residual, 1.0, 1.0, counts, positions[0], values[0])
-    packed = torch.empty(elias_fano_bytes(2, block.positions), dtype=torch.uint8)
-    elias_fano_encode(positions[0], block.positions, packed)
-    elias_fano_decode(packed, block.positions, positions[0])
-    bitmap = torch.empty(4, dtype=torch.uint8)
-    bitmap_encode(positions[0], block.positions, bitmap)
-    bitmap_decode(bitmap, block.positions, positions[0])
-    gather(block, gradient, positions[0], values[0])
-    subtract(block, residual, positions[0], values[0])
-    scatter(block, out, positions[0], values[0])
-    thresholds = np.array([0.5], dtype=np.float32)
-    magnitude_statistics(block, gradient, residual, 1.0, 1.0)
-    exceedances(block, gradient, thresholds)
-    collect_reaching(block, gradient, thresholds, 2)
-    collect_unambiguous(block, gradient, residual, 1.0, 1.0, None, out, 1.5, 0.9, 0.0, 2)
-    collect_local_maxima(block, gradient, residual, 1.0, 1.0, np.array([8]), 2)
-    scatter_sum(block, positions, values, out, 1.0)
-    scatter_sum(block, positions.flip(1), values, out, 1.0)
-    scatter_mean(block, positions.sort().values, values, out)
-    merge_top(counts, positions[0], values[0], positions[0], values[0], positions[0].clone(), values[0].clone())
-    survivors(positions[0], positions[0], values[0], torch.ones(2, dtype=torch.bool))
-    randomk_positions(block, counts, positions[0], 0)
-    p, q = torch.ones(1, 4), torch.ones(1, 4)
-    project_rows(block, gradient, residual, 1.0, 1.0, q, p, True)
-    project_columns(block, gradient, residual, 1.0, 1.0, p, q, True)
-    write_product(block, p, q, out, residual)
-    columns = np.array([16], dtype=np.int64)
-    table = torch.zeros(16)
-    sketch(block, gradient, columns, 1, 0, table)
-    sketch_estimates(block, table, columns, 1, 0, out)
-    pieces, keys = np.array([[0, 16, 16, 0, 0, 0]], dtype=np.int64), np.zeros(1, dtype=np.uint64)
-    integers, scales = torch.arange(16, dtype=torch.uint8), torch.ones(1)
-    codes, sums = torch.empty(1, 8, dtype=torch.uint8), torch.empty(32, dtype=torch.uint8)
-    rotated_scales(pieces, gradient, scales)
-    rotated_encode(pieces, gradient, residual, scales, integers, 1.0, keys, keys, codes[0])
-    for room in (sums[:16], sums):
-        rotated_sums(codes, integers, room)
-        rotated_decode(pieces, room, 1, scales, integers, 1.0, keys, out)

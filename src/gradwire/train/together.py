@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from gradwire.layout import Slot
+from gradwire.layout import Slot, flat_slots
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
+from gradwire.train.policy import DensePolicy
 from gradwire.wire import (
     AllGather,
     AllReduceMax,
@@ -25,6 +26,9 @@ from gradwire.wire import (
     lockstep,
 )
 from gradwire.wire.requests import Rounds
+
+_REHEARSED = (("matrix", (72, 48)), ("filter", (8, 4, 3, 3)), ("vector", (70,)))
+_REHEARSED_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,16 @@ class Together:
         for engine in self._engines:
             engine.step += 1
         return Step(written, meter.wire_bytes, encode_seconds, decode_seconds)
+
+
+def rehearse(configuration: Configuration) -> None:
+    """Runs a method on the CPU for some steps: its kernels are compiled then, or loaded from the cache on disk."""
+    everything = replace(configuration, dense=DensePolicy(below=0, vectors=False))
+    slots = flat_slots(_REHEARSED)
+    world = Together(everything, slots, workers=2)
+    noise = torch.Generator().manual_seed(0)
+    for _ in range(_REHEARSED_STEPS):
+        world.average([torch.randn(slots[-1].stop, generator=noise) for _ in range(2)])
 
 
 def _advance(rounds: Rounds, answers: list[Tensor] | None) -> list[Request]:
