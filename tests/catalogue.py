@@ -21,11 +21,26 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3}],
     "ef21": [{"ratio": 0.1}],
+    "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
+    "gtopk": [{"ratio": 0.05}, {"ratio": 0.3, "indices": "raw"}],
     "sketchml": [{"ratio": 0.1}, {"ratio": 0.3, "buckets": 16, "rows": 0}, {"ratio": 0.5, "rows": 1, "columns": 0.1}],
     "inceptionn": [{}, {"room": 32}, {"bound": 2.0**-24, "room": 8}],
     "randomk": [{"ratio": 0.1}],
+    "natural": [{"bits": 8}, {"bits": 9}],
+    "scalecom": [{"ratio": 0.05}],
+    "oktopk": [{"ratio": 0.05}, {"ratio": 0.3, "margin": 1.0, "recut": 2, "indices": "raw"}],
+    "qgz": [{"bucket": 64}, {"bits": 8, "bucket": 0}],
+    "loco": [{"bucket": 64}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],
+    "atomo": [{"rank": 2}],
+    "gradiveq": [
+        {"slice": 32, "rank": 5, "learn_steps": 1, "use_steps": 2},
+        {"slice": 100, "rank": 20, "learn_steps": 2, "use_steps": 1},
+    ],
+    "demo": [{"topk": 3}, {"topk": 2, "chunk": 16, "sign": False, "values": "fp16"}],
+    "thc": [{"rotation": 64}, {"grain": 100}],
+    "sketchedsgd": [{"ratio": 0.1}, {"ratio": 0.02, "rows": 3, "columns": 8.0, "candidates": 1}],
 }
 
 
@@ -63,12 +78,18 @@ def cases(memory: str | None = None) -> list[Case]:
                         if carried in kind.memories:
                             granularity = "block:96" if scope == "block" else scope
                             found.append(Case(name, options, granularity, route, carried))
+                    for carried in kind.memories:
+                        if memory not in (None, carried):
+                            continue
+                        if memories.NAMES[carried]().masks and name not in ("topk", "randomk", "sketchedsgd"):
+                            continue
+                        granularity = "block:96" if scope == "block" else scope
+                        found.append(Case(name, options, granularity, route, carried))
     return found
 
 
 def possible_memories(kind: type[methods.Method], scope: str) -> list[str]:
-    """Memories that mask coordinates are for methods that have such a memory or choose coordinates."""
+    """Memories that mask coordinates are for methods that choose some."""
     masking = {name for name, make in memories.NAMES.items() if make().masks}
-    chooses = isinstance(kind(), methods.CodecMethod | methods.LinearMethod) and kind().codec().selects  # type: ignore[attr-defined]
-    carried = [name for name in kind.memories if chooses or name not in masking]
+    carried = [name for name in kind.memories if kind().selects or name not in masking]
     return carried if scope == "layer" else [name for name in carried if name in ("none", "residual")]

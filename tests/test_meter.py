@@ -39,6 +39,10 @@ METHODS = [
     ("qsgd", {"bits": 8, "route": "gather"}),
     ("topk", {"ratio": 0.1}),
     ("randomk", {"ratio": 0.1}),
+    ("globalqsgd", {}),
+    ("gtopk", {"ratio": 0.1}),
+    ("scalecom", {"ratio": 0.1}),
+    ("oktopk", {"ratio": 0.1}),
 ]
 
 

@@ -221,13 +221,15 @@ def train(
 
     ```
     gradwire bench train
+    gradwire bench train --method all --link none --out results/all
     gradwire bench train --link 1gbit --method topk:ratio=0.001 --method acpsgd:rank=2 --out results/fast
     ```
 
     Args:
         workers: Worker processes.
         link: Rate of each worker's link, such as 100mbit, or none for plain loopback.
-        method: A contender, name:option=value,...; may be repeated. Six contenders if not given.
+        method: A contender, name:option=value,...; may be repeated; all is every method of the catalogue at its
+            recommended settings. Six contenders if not given.
         steps: Steps of each contender.
         batch: Images a worker and step.
         seed: Seed of the model's start and of the order of the images.

@@ -59,14 +59,19 @@ class Sparse(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Reads all payloads, checks their positions, then writes ``out`` once."""
+        positions, values = self.read(block, payloads)
+        kernels.for_device(out.device).scatter_sum(block, positions, values, out, weight)
+
+    def read(self, block: Block, payloads: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions and values of all payloads, one row each."""
         _, chosen = _chosen(self.select, block)
         edge = self.values.size(chosen)
-        positions = torch.empty((len(payloads), chosen.numel), dtype=torch.int64, device=out.device)
-        values = torch.empty((len(payloads), chosen.numel), dtype=torch.float32, device=out.device)
+        positions = torch.empty((len(payloads), chosen.numel), dtype=torch.int64, device=payloads.device)
+        values = torch.empty((len(payloads), chosen.numel), dtype=torch.float32, device=payloads.device)
         for row, payload in enumerate(payloads):
             self.values.decode(chosen, payload[:edge], values[row])
             self.indices.decode(payload[edge:], block.positions, positions[row])
-        kernels.for_device(out.device).scatter_sum(block, positions, values, out, weight)
+        return positions, values
 
 
 @lru_cache(maxsize=4096)

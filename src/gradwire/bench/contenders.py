@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import ConfigurationError
+from gradwire.train.configuration import Configuration
 
 DDP = "ddp"
 TORCH_POWERSGD = "torch-powersgd"
@@ -25,7 +26,8 @@ class Contender:
     Attributes:
         name: ``"ddp"`` for plain DDP in fp32, ``"torch-powersgd"`` for PyTorch's ``powerSGD_hook`` over one bucket,
             else a method of gradwire.
-        options: The method's options by name, in the order given.
+        options: The method's options by name, in the order given, and ``granularity``, ``memory``, ``owner`` and
+            ``route`` as :func:`gradwire.compress` takes them.
     """
 
     name: str
@@ -102,7 +104,9 @@ class Contender:
                 if not isinstance(value, int) or value < 1:
                     raise ConfigurationError(f"{self.name}: {option}={value!r} must be a whole number of at least 1")
             return
-        gradwire.methods.make(self.name, dict(self.options))
+        options: dict[str, Any] = dict(self.options)
+        choices = {choice: options.pop(choice, None) for choice in ("granularity", "memory", "owner", "route")}
+        Configuration.make(self.name, options, **choices)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,14 @@ from typing import Any
 from gradwire import lab
 from gradwire.bench.contenders import DDP, Contender
 from gradwire.bench.data import DataSource
+from gradwire.bench.recipes import everyone
 from gradwire.bench.worker import ended_early
 from gradwire.bench.workloads import TARGET_ACCURACY
 from gradwire.errors import LabError
 
 DEFAULT_METHODS = (DDP, "bf16", "efsignsgd", "topk:ratio=0.01", "powersgd:rank=4", "acpsgd:rank=4")
+
+ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,12 @@ class TrainRow:
 
 
 def contenders(methods: Sequence[str]) -> list[Contender]:
-    """The contenders of a run: the default ones, or those asked for with DDP fp32 before them to compare with."""
-    chosen = [Contender.parse(text) for text in methods or DEFAULT_METHODS]
+    """The contenders of a run: the default ones, or those asked for with DDP fp32 before them to compare with.
+
+    ``all`` stands for every method of the catalogue at its recommended settings.
+    """
+    texts = [text for each in methods or DEFAULT_METHODS for text in (everyone() if each == ALL else (each,))]
+    chosen = [Contender.parse(text) for text in texts]
     return list(dict.fromkeys([Contender(DDP), *chosen]))
 
 

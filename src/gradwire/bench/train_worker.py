@@ -17,11 +17,9 @@ from torch import Tensor, nn
 
 from gradwire.bench import data
 from gradwire.bench.contenders import Averaged, Contender
+from gradwire.bench.recipes import learning_rate
 from gradwire.bench.worker import agree, emit, interface_sent_bytes, mean_over_ranks, process_group, reason
 from gradwire.bench.workloads import ConvNet, ImageTask
-
-LEARNING_RATE = 0.2
-"""Of plain SGD. With momentum 0.9, EF-SignSGD and ACP-SGD fall behind dense training in so short a run."""
 
 WARM_UP_SHARE = 0.2
 """Share of the steps over which the learning rate rises; then it falls along a cosine."""
@@ -50,10 +48,11 @@ def train(number: int, method: str, job: dict[str, Any], images: data.Images, ra
     """
     torch.manual_seed(job["seed"])
     net = ConvNet()
+    contender = Contender.parse(method)
     averaged, error = None, None
     try:
         group = dist.new_group(timeout=timedelta(seconds=COLLECTIVE_TIMEOUT))
-        averaged = Contender.parse(method).wrap(net, group)
+        averaged = contender.wrap(net, group)
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
     if _out(number, error) or averaged is None:
@@ -63,7 +62,7 @@ def train(number: int, method: str, job: dict[str, Any], images: data.Images, ra
     sent_before = averaged.sent_bytes()
     steps: list[_Step] = []
     try:
-        steps.extend(_steps(number, averaged, net, task, job, rank))
+        steps.extend(_steps(number, averaged, learning_rate(contender), net, task, job, rank))
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
     if _out(number, error):
@@ -95,13 +94,13 @@ class _Step(NamedTuple):
 
 
 def _steps(
-    number: int, averaged: Averaged, net: nn.Module, task: ImageTask, job: dict[str, Any], rank: int
+    number: int, averaged: Averaged, peak: float, net: nn.Module, task: ImageTask, job: dict[str, Any], rank: int
 ) -> Iterator[_Step]:
     """The training loop; evaluations count neither in a step's seconds nor in its bytes."""
     steps, shaped = job["steps"], job["shaped"]
-    optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=peak)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, total_steps=max(steps, 2), pct_start=WARM_UP_SHARE, cycle_momentum=False
+        optimizer, peak, total_steps=max(steps, 2), pct_start=WARM_UP_SHARE, cycle_momentum=False
     )
     batches = task.batches()
     elapsed = 0.0

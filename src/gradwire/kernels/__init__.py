@@ -20,7 +20,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from gradwire.layout import Block, Int64Array
+from gradwire.layout import Block, Int64Array, UInt64Array
 
 
 class Kernels(Protocol):
@@ -44,6 +44,33 @@ class Kernels(Protocol):
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
         ...
 
+    def vote_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        key: int,
+    ) -> None:
+        """A sign payload with all scales 1: sent = sign(t), where a zero takes a random sign."""
+        ...
+
+    def two_means_payload_bytes(self, block: Block) -> int:
+        """Size of a two-means payload."""
+        ...
+
+    def two_means_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """One bit a position and two means a segment: sent = mean of the values on the same side of zero."""
+        ...
+
+    def two_means_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
     def stochastic_payload_bytes(self, block: Block, bits: int, bucket: int) -> int:
         """Size of a stochastic payload; ``bucket`` 0 means one scale a segment."""
         ...
@@ -60,8 +87,12 @@ class Kernels(Protocol):
         bucket: int,
         euclidean: bool,
         key: int,
+        nearest: bool = False,
     ) -> None:
-        """QSGD levels of ``bits`` bits (sign included) against the norm of each ``bucket`` elements of a segment."""
+        """QSGD levels of ``bits`` bits (sign included) against the norm of each ``bucket`` elements of a segment.
+
+        With ``nearest`` no level is drawn: the nearest one is taken.
+        """
         ...
 
     def stochastic_decode(
@@ -70,30 +101,46 @@ class Kernels(Protocol):
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
         ...
 
-    def quantile_payload_bytes(self, block: Block, buckets: int, rows: int, columns: float) -> int:
-        """Size of a quantile payload; ``rows`` 0 means no sketch."""
-        ...
-
-    def quantile_encode(
+    def integer_scales(
         self,
         block: Block,
         gradient: Tensor,
         residual: Tensor | None,
         beta: float,
         gamma: float,
-        payload: Tensor,
-        buckets: int,
-        rows: int,
-        columns: float,
-        key: int,
+        bucket: int,
+        scales: Tensor,
     ) -> None:
-        """Means of equally filled buckets, and each value's bucket or a MinMaxSketch of them."""
+        """The largest ``|t|`` of each bucket, infinity where any ``t`` is not finite; leaves ``t`` in the residual."""
         ...
 
-    def quantile_decode(
-        self, block: Block, payloads: Tensor, out: Tensor, weight: float, buckets: int, rows: int, columns: float
+    def integer_encode(
+        self,
+        block: Block,
+        values: Tensor,
+        subtract: bool,
+        scales: Tensor,
+        levels: int,
+        bits: int,
+        bucket: int,
+        codes: Tensor,
+        key: int,
     ) -> None:
-        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        """Codes of ``bits`` bits, ``levels`` of them on each side of zero; with ``subtract`` takes them from values."""
+        ...
+
+    def integer_decode(
+        self,
+        block: Block,
+        scales: Tensor,
+        codes: Tensor,
+        out: Tensor,
+        levels: int,
+        bits: int,
+        bucket: int,
+        workers: int,
+    ) -> None:
+        """``out`` = what codes added up over ``workers`` stand for, divided by their number."""
         ...
 
     def inceptionn_payload_bytes(self, block: Block, room: int) -> int:
@@ -150,6 +197,10 @@ class Kernels(Protocol):
         """``out = weight * sum over rows`` of sparse rows ``positions[n, K]``, ``values[n, K]``; zero elsewhere."""
         ...
 
+    def scatter_mean(self, block: Block, positions: Tensor, values: Tensor, out: Tensor) -> None:
+        """``out`` = the mean over those sparse rows, ascending each, that have the position; zero elsewhere."""
+        ...
+
     def project_rows(
         self,
         block: Block,
@@ -192,6 +243,64 @@ class Kernels(Protocol):
 
     def bitmap_decode(self, payload: Tensor, universe: int, positions: Tensor) -> None:
         """Reads ``positions.numel()`` positions; PayloadError unless there are so many, all below ``universe``."""
+
+    def sketch(self, block: Block, values: Tensor, columns: Int64Array, rows: int, key: int, table: Tensor) -> None:
+        """Count sketches, one a segment: ``table`` holds ``rows`` rows of ``columns[s]``, segment after segment."""
+        ...
+
+    def sketch_estimates(
+        self, block: Block, table: Tensor, columns: Int64Array, rows: int, key: int, out: Tensor
+    ) -> None:
+        """Each element's median over the rows of its segment's sketch; ``rows`` is odd."""
+        ...
+
+    def rotated_scales(self, pieces: Int64Array, values: Tensor, scales: Tensor) -> None:
+        """Root mean square of each piece of a :class:`gradwire.transform.Rotation`, zeros past its values included."""
+        ...
+
+    def rotated_encode(
+        self,
+        pieces: Int64Array,
+        values: Tensor,
+        residual: Tensor | None,
+        scales: Tensor,
+        levels: Tensor,
+        reach: float,
+        shared: UInt64Array,
+        own: UInt64Array,
+        payload: Tensor,
+    ) -> None:
+        """4-bit codes of the levels to which each rotated piece's coordinates are rounded.
+
+        Args:
+            pieces: As of a rotation.
+            values: ``float32`` flat buffer.
+            residual: Holds the values; what is sent is subtracted.
+            scales: Of each piece; where not finite or 0, codes are 0 and nothing is subtracted.
+            levels: ``uint8[16]``, ascending from 0.
+            reach: What the last level stands for; the first stands for its negative.
+            shared: Each run's key for the signs of the rotation.
+            own: Each run's key for rounding.
+            payload: ``uint8``, two codes a byte, lower half first.
+        """
+        ...
+
+    def rotated_sums(self, payloads: Tensor, levels: Tensor, sums: Tensor) -> None:
+        """Adds up the integers of all rows' codes, to one byte each or two, little-endian, as ``sums`` has room for."""
+        ...
+
+    def rotated_decode(
+        self,
+        pieces: Int64Array,
+        sums: Tensor,
+        count: int,
+        scales: Tensor,
+        levels: Tensor,
+        reach: float,
+        shared: UInt64Array,
+        out: Tensor,
+    ) -> None:
+        """Rotates back the mean of ``count`` workers; a piece whose scale is not finite becomes NaN."""
         ...
 
     def elias_fano_bytes(self, count: int, universe: int) -> int:
@@ -204,6 +313,148 @@ class Kernels(Protocol):
 
     def elias_fano_decode(self, payload: Tensor, universe: int, positions: Tensor) -> None:
         """Reads ``positions.numel()`` positions; PayloadError unless ascending, distinct and below ``universe``."""
+        ...
+
+    def trits_payload_bytes(self, block: Block) -> int:
+        """Size of a payload of trits."""
+        ...
+
+    def ternary_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        clip: float,
+        key: int,
+    ) -> None:
+        """TernGrad's trits: sent = scale * sign(t) with probability ``|t| / scale``, else 0."""
+        ...
+
+    def three_level_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        sparsity: float,
+    ) -> None:
+        """3LC's trits: sent = scale * sign(t) where ``|t| > scale / 2``, with scale = sparsity * max ``|t|``."""
+        ...
+
+    def trits_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def power_of_two_payload_bytes(self, block: Block, bits: int) -> int:
+        """Size of a payload of powers of two, of 8 or 9 bits a position."""
+        ...
+
+    def power_of_two_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        bits: int,
+        key: int,
+    ) -> None:
+        """Natural compression: sent = one of the two powers of two around t, right on average."""
+        ...
+
+    def power_of_two_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float, bits: int) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def dynamic_payload_bytes(self, block: Block) -> int:
+        """Size of a payload of table entries."""
+        ...
+
+    def dynamic_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """The 8-bit dynamic tree: sent = the nearest entry of its table times the largest magnitude of a segment."""
+        ...
+
+    def dynamic_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def exponent_payload_bytes(self, block: Block) -> int:
+        """Size of a payload of 4-bit exponents."""
+        ...
+
+    def exponent_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """Sent = the nearest of the seven powers of two below the largest ``|t|`` of a segment, or 0, with the sign."""
+        ...
+
+    def exponent_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def zero_runs_encode(self, trits: Tensor, coded: Tensor) -> int:
+        """Writes packed trits with their runs of zeros shortened to ``coded``, of at least their size.
+
+        Returns how many bytes that took; PayloadError if a byte is not five trits.
+        """
+        ...
+
+    def zero_runs_decode(self, coded: Tensor, trits: Tensor) -> None:
+        """Reads all of ``coded``; PayloadError, and nothing written, unless an encoder wrote it for all ``trits``."""
+        ...
+
+    def merge_top(
+        self,
+        counts: Int64Array,
+        first_positions: Tensor,
+        first_values: Tensor,
+        second_positions: Tensor,
+        second_values: Tensor,
+        positions: Tensor,
+        values: Tensor,
+    ) -> None:
+        """The ``counts[s]`` largest magnitudes of the sum of two sparse sets with as many values in each segment ``s``.
+
+        A segment whose sum is not finite has its first positions, with values NaN.
+        """
+        ...
+
+    def survivors(self, positions: Tensor, kept_positions: Tensor, kept_values: Tensor, flags: Tensor) -> None:
+        """Clears the flags, ``bool``, of ascending positions where an ascending set has no finite value."""
+        ...
+
+    def quantile_payload_bytes(self, block: Block, buckets: int, rows: int, columns: float) -> int:
+        """Size of a quantile payload; ``rows`` 0 means no sketch."""
+        ...
+
+    def quantile_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        buckets: int,
+        rows: int,
+        columns: float,
+        key: int,
+    ) -> None:
+        """Means of equally filled buckets, and each value's bucket or a MinMaxSketch of them."""
+        ...
+
+    def quantile_decode(
+        self, block: Block, payloads: Tensor, out: Tensor, weight: float, buckets: int, rows: int, columns: float
+    ) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
         ...
 
 

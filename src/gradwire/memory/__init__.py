@@ -3,6 +3,7 @@
 from gradwire.memory.dgc import MaskedMomentum
 from gradwire.memory.ef21 import EF21
 from gradwire.memory.feedback import NONE, Feedback, Memory, NoMemory, Residual
+from gradwire.memory.lowpass import LowPass
 from gradwire.memory.momentum import Momentum
 from gradwire.memory.names import NAMES, parse
 from gradwire.memory.store import Store
@@ -12,6 +13,7 @@ __all__ = [
     "NAMES",
     "NONE",
     "Feedback",
+    "LowPass",
     "MaskedMomentum",
     "Memory",
     "Momentum",

@@ -8,6 +8,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.memory.dgc import MaskedMomentum
 from gradwire.memory.ef21 import EF21
 from gradwire.memory.feedback import Memory, NoMemory, Residual
+from gradwire.memory.lowpass import LowPass
 from gradwire.memory.momentum import Momentum
 
 NAMES: dict[str, Callable[[], Memory]] = {
@@ -16,6 +17,7 @@ NAMES: dict[str, Callable[[], Memory]] = {
     "momentum": Momentum,
     "dgc": MaskedMomentum,
     "ef21": EF21,
+    "lowpass": LowPass,
 }
 """What a name stands for, with the paper's weights."""
 

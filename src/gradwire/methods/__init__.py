@@ -1,17 +1,34 @@
 """Published methods, one file each, and the catalogue that holds them."""
 
 from gradwire.methods.acpsgd import ACPSGD
+from gradwire.methods.atomo import Atomo
+from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
 from gradwire.methods.ef21 import EF21
 from gradwire.methods.efsignsgd import EFSignSGD
+from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
+from gradwire.methods.globalqsgd import GlobalQSGD
+from gradwire.methods.gradiveq import GradiVeQ
+from gradwire.methods.gtopk import GTopK
 from gradwire.methods.inceptionn import INCEPTIONN
+from gradwire.methods.loco import LoCo
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
+from gradwire.methods.natural import Natural
+from gradwire.methods.oktopk import OkTopk
+from gradwire.methods.onebit import OneBit
 from gradwire.methods.powersgd import PowerSGD
+from gradwire.methods.qgz import QgZ
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import get, make, name_of, names, register
+from gradwire.methods.scalecom import ScaleCom
+from gradwire.methods.signsgd import SignSGD, Signum
+from gradwire.methods.sketchedsgd import SketchedSGD
 from gradwire.methods.sketchml import SketchML
+from gradwire.methods.terngrad import TernGrad
+from gradwire.methods.thc import THC
+from gradwire.methods.threelc import ThreeLC
 from gradwire.methods.topk import TopK
 
 __all__ = [
@@ -22,17 +39,35 @@ __all__ = [
     "FP16",
     "INCEPTIONN",
     "QSGD",
+    "THC",
+    "Atomo",
     "CodecMethod",
+    "DeMo",
     "Dense",
     "EFSignSGD",
+    "EightBit",
+    "GTopK",
+    "GlobalQSGD",
+    "GradiVeQ",
     "LayerMethod",
     "LayerState",
     "LinearMethod",
+    "LoCo",
     "Method",
+    "Natural",
+    "OkTopk",
+    "OneBit",
     "PowerSGD",
+    "QgZ",
     "RandomK",
+    "ScaleCom",
+    "SignSGD",
+    "Signum",
     "Site",
     "SketchML",
+    "SketchedSGD",
+    "TernGrad",
+    "ThreeLC",
     "TopK",
     "get",
     "make",

@@ -95,6 +95,11 @@ class Method(ABC):
     bias: ClassVar[Literal["exact", "unbiased", "contractive", "biased"]] = "biased"
     wire_bits: ClassVar[str] = ""
 
+    @property
+    def selects(self) -> bool:
+        """Whether it sends some coordinates and says which, as memories that mask them need."""
+        return False
+
     def error_bound(self, numel: int) -> float:
         """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for a segment of ``numel`` values without a memory.
 
@@ -134,6 +139,11 @@ class LinearMethod(Method):
     routes = ("allreduce",)
     memories = tuple(NAMES)
 
+    @property
+    def selects(self) -> bool:
+        """Whether its codec does."""
+        return self.codec().selects
+
     @abstractmethod
     def codec(self) -> LinearCodec:
         """What writes a gradient."""
@@ -162,6 +172,11 @@ class CodecMethod(Method):
 
     routes: ClassVar[tuple[str, ...]] = ("gather", "sharded")
     memories = tuple(NAMES)
+
+    @property
+    def selects(self) -> bool:
+        """Whether its codec does."""
+        return self.codec().selects
 
     @abstractmethod
     def codec(self) -> Codec:

@@ -12,9 +12,7 @@ from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block
 from gradwire.memory import NONE
-from gradwire.quantize.quantile import Quantile
-from gradwire.quantize.sign import Sign
-from gradwire.quantize.stochastic import Stochastic
+from gradwire.quantize import names
 
 
 class ValueCoding(ABC):
@@ -83,7 +81,7 @@ class CodedValues(ValueCoding):
 
 
 def parse(coding: str | ValueCoding) -> ValueCoding:
-    """Reads ``fp32``, ``fp16``, ``bf16``, ``sign``, ``qsgd:BITS`` or ``quantile:BUCKETS``.
+    """Reads ``fp32``, ``fp16``, ``bf16``, or what :func:`gradwire.quantize.parse` reads.
 
     Raises:
         ConfigurationError: If ``coding`` is neither these nor a value coding.
@@ -97,12 +95,9 @@ def parse(coding: str | ValueCoding) -> ValueCoding:
             return FloatValues(torch.float16)
         case "bf16":
             return FloatValues(torch.bfloat16)
-        case "sign":
-            return CodedValues(Sign())
-        case str() if coding.startswith("qsgd:") and coding[5:].isdigit():
-            return CodedValues(Stochastic(bits=int(coding[5:])))
-        case str() if coding.startswith("quantile:") and coding[9:].isdigit():
-            return CodedValues(Quantile(buckets=int(coding[9:])))
-    raise ConfigurationError(
-        f"value coding {coding!r} is not known; choose 'fp32', 'fp16', 'bf16', 'sign', 'qsgd:4', or 'quantile:256'"
-    )
+    found = names.find(coding) if isinstance(coding, str) else None
+    if found is None:
+        raise ConfigurationError(
+            f"value coding {coding!r} is not known; choose 'fp32', 'fp16', 'bf16', or one of {names.KNOWN}"
+        )
+    return CodedValues(found)

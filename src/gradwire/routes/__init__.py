@@ -2,7 +2,21 @@
 
 from gradwire.routes.allreduce import allreduce
 from gradwire.routes.gather import gather
+from gradwire.routes.integer import SharedLevels, integer
+from gradwire.routes.merge import merge
 from gradwire.routes.operator import Operator
+from gradwire.routes.regions import Regions, regions
 from gradwire.routes.sharded import Shards, sharded
 
-__all__ = ["Operator", "Shards", "allreduce", "gather", "sharded"]
+__all__ = [
+    "Operator",
+    "Regions",
+    "Shards",
+    "SharedLevels",
+    "allreduce",
+    "gather",
+    "integer",
+    "merge",
+    "regions",
+    "sharded",
+]

@@ -12,7 +12,7 @@ from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity
 from gradwire.memory import Memory
-from gradwire.methods import CodecMethod, LinearMethod, Method, make, name_of
+from gradwire.methods import CodecMethod, Method, make, name_of
 from gradwire.train.policy import DensePolicy
 
 FUSE_BYTES = 1 << 18
@@ -78,7 +78,7 @@ class Configuration:
         possible = [memories.NAMES[known] for known in made.memories]
         if type(carried) in memories.NAMES.values() and type(carried) not in possible:
             raise ConfigurationError(f"{name} cannot carry memory={carried}; its memories: {', '.join(made.memories)}")
-        if carried.masks and not (isinstance(made, CodecMethod | LinearMethod) and made.codec().selects):
+        if carried.masks and not made.selects:
             raise ConfigurationError(
                 f"memory={carried} is for methods that send some coordinates only; {name} does not"
             )

@@ -11,20 +11,39 @@ from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
+from gradwire.kernels.cpu.dynamic import dynamic_decode, dynamic_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
+from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
 from gradwire.kernels.cpu.inceptionn import inceptionn_decode, inceptionn_encode
+from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
+from gradwire.kernels.cpu.merge import merge_top, survivors
+from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
 from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
+from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
+from gradwire.kernels.cpu.senders import scatter_mean
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
+from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
+from gradwire.kernels.cpu.ternary import ternary_encode
+from gradwire.kernels.cpu.three_level import three_level_encode
 from gradwire.kernels.cpu.topk import topk_select
+from gradwire.kernels.cpu.trits import trits_decode
+from gradwire.kernels.cpu.two_means import two_means_decode, two_means_encode
+from gradwire.kernels.cpu.vote import vote_encode
+from gradwire.kernels.cpu.zero_runs import zero_runs_decode, zero_runs_encode
 from gradwire.kernels.reference import (
+    dynamic_payload_bytes,
     elias_fano_bytes,
+    exponent_payload_bytes,
     inceptionn_payload_bytes,
+    power_of_two_payload_bytes,
     quantile_payload_bytes,
     sign_payload_bytes,
     stochastic_payload_bytes,
+    trits_payload_bytes,
+    two_means_payload_bytes,
 )
 from gradwire.layout import Block, Granularity, flat_slots
 
@@ -32,30 +51,61 @@ __all__ = [
     "accumulate",
     "bitmap_decode",
     "bitmap_encode",
+    "dynamic_decode",
+    "dynamic_encode",
+    "dynamic_payload_bytes",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
+    "exponent_decode",
+    "exponent_encode",
+    "exponent_payload_bytes",
     "gather",
     "inceptionn_decode",
     "inceptionn_encode",
     "inceptionn_payload_bytes",
+    "integer_decode",
+    "integer_encode",
+    "integer_scales",
+    "merge_top",
+    "power_of_two_decode",
+    "power_of_two_encode",
+    "power_of_two_payload_bytes",
     "project_columns",
     "project_rows",
     "quantile_decode",
     "quantile_encode",
     "quantile_payload_bytes",
     "randomk_positions",
+    "rotated_decode",
+    "rotated_encode",
+    "rotated_scales",
+    "rotated_sums",
+    "scatter_mean",
     "scatter_sum",
     "sign_decode",
     "sign_encode",
     "sign_payload_bytes",
+    "sketch",
+    "sketch_estimates",
     "stochastic_decode",
     "stochastic_encode",
     "stochastic_payload_bytes",
     "subtract",
+    "survivors",
+    "ternary_encode",
+    "three_level_encode",
     "topk_select",
+    "trits_decode",
+    "trits_payload_bytes",
+    "two_means_decode",
+    "two_means_encode",
+    "two_means_payload_bytes",
+    "vote_encode",
     "warm_up",
     "write_product",
+    "zero_runs_decode",
+    "zero_runs_encode",
 ]
 
 
@@ -74,9 +124,33 @@ def warm_up() -> None:
     signs = torch.empty(2, sign_payload_bytes(block), dtype=torch.uint8)
     sign_encode(block, gradient, residual, 1.0, 1.0, signs[0])
     sign_decode(block, signs[:1], out, 1.0)
+    vote_encode(block, gradient, residual, 1.0, 1.0, signs[0], 0)
+    sides = torch.empty(1, two_means_payload_bytes(block), dtype=torch.uint8)
+    two_means_encode(block, gradient, residual, 1.0, 1.0, sides[0])
+    two_means_decode(block, sides, out, 1.0)
+    trits = torch.empty(1, trits_payload_bytes(block), dtype=torch.uint8)
+    ternary_encode(block, gradient, residual, 1.0, 1.0, trits[0], 2.5, 0)
+    three_level_encode(block, gradient, residual, 1.0, 1.0, trits[0], 1.0)
+    trits_decode(block, trits, out, 1.0)
+    for bits in (8, 9):
+        powers = torch.empty(1, power_of_two_payload_bytes(block, bits), dtype=torch.uint8)
+        power_of_two_encode(block, gradient, residual, 1.0, 1.0, powers[0], bits, 0)
+        power_of_two_decode(block, powers, out, 1.0, bits)
+    entries = torch.empty(1, dynamic_payload_bytes(block), dtype=torch.uint8)
+    dynamic_encode(block, gradient, residual, 1.0, 1.0, entries[0])
+    dynamic_decode(block, entries, out, 1.0)
+    exponents = torch.empty(1, exponent_payload_bytes(block), dtype=torch.uint8)
+    exponent_encode(block, gradient, residual, 1.0, 1.0, exponents[0])
+    exponent_decode(block, exponents, out, 1.0)
+    coded = torch.empty(8, dtype=torch.uint8)
+    zero_runs_decode(coded[: zero_runs_encode(trits[0, 4:12], coded)], trits[0, 4:12])
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
-    stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0)
+    stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0, False)
     stochastic_decode(block, levels, out, 1.0, 4, 0)
+    scales, codes = torch.empty(1), torch.empty(8, dtype=torch.uint8)
+    integer_scales(block, gradient, residual, 1.0, 1.0, 0, scales)
+    integer_encode(block, residual, True, scales, 3, 4, 0, codes, 0)
+    integer_decode(block, scales, codes, out, 3, 4, 0, 2)
     means = torch.empty(1, quantile_payload_bytes(block, 4, 1, 0.5), dtype=torch.uint8)
     quantile_encode(block, gradient, residual, 1.0, 1.0, means[0], 4, 1, 0.5, 0)
     quantile_decode(block, means, out, 1.0, 4, 1, 0.5)
@@ -89,15 +163,30 @@ def warm_up() -> None:
     packed = torch.empty(elias_fano_bytes(2, block.positions), dtype=torch.uint8)
     elias_fano_encode(positions[0], block.positions, packed)
     elias_fano_decode(packed, block.positions, positions[0])
-    bits = torch.empty(4, dtype=torch.uint8)
-    bitmap_encode(positions[0], block.positions, bits)
-    bitmap_decode(bits, block.positions, positions[0])
+    bitmap = torch.empty(4, dtype=torch.uint8)
+    bitmap_encode(positions[0], block.positions, bitmap)
+    bitmap_decode(bitmap, block.positions, positions[0])
     gather(block, gradient, positions[0], values[0])
     subtract(block, residual, positions[0], values[0])
     scatter_sum(block, positions, values, out, 1.0)
     scatter_sum(block, positions.flip(1), values, out, 1.0)
+    scatter_mean(block, positions.sort().values, values, out)
+    merge_top(counts, positions[0], values[0], positions[0], values[0], positions[0].clone(), values[0].clone())
+    survivors(positions[0], positions[0], values[0], torch.ones(2, dtype=torch.bool))
     randomk_positions(block, counts, positions[0], 0)
     p, q = torch.ones(1, 4), torch.ones(1, 4)
     project_rows(block, gradient, residual, 1.0, 1.0, q, p, True)
     project_columns(block, gradient, residual, 1.0, 1.0, p, q, True)
     write_product(block, p, q, out, residual)
+    columns = np.array([16], dtype=np.int64)
+    table = torch.zeros(16)
+    sketch(block, gradient, columns, 1, 0, table)
+    sketch_estimates(block, table, columns, 1, 0, out)
+    pieces, keys = np.array([[0, 16, 16, 0, 0, 0]], dtype=np.int64), np.zeros(1, dtype=np.uint64)
+    integers, scales = torch.arange(16, dtype=torch.uint8), torch.ones(1)
+    codes, sums = torch.empty(1, 8, dtype=torch.uint8), torch.empty(32, dtype=torch.uint8)
+    rotated_scales(pieces, gradient, scales)
+    rotated_encode(pieces, gradient, residual, scales, integers, 1.0, keys, keys, codes[0])
+    for room in (sums[:16], sums):
+        rotated_sums(codes, integers, room)
+        rotated_decode(pieces, room, 1, scales, integers, 1.0, keys, out)

@@ -29,6 +29,9 @@ UInt32Array = np.ndarray[Any, np.dtype[np.uint32]]
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 """The bits of a float32 but its sign: ordered as magnitudes are."""
 
+PIECE = 1024
+"""Elements that are worked on together, in the nearest cache, where the order of sums does not matter."""
+
 INFINITE = np.uint32(0x7F800000)
 """Magnitude bits of infinity; NaNs have larger ones."""
 
@@ -45,6 +48,14 @@ def values_and_memory(gradient: Tensor, residual: Tensor | None) -> tuple[Float3
     """
     values = array(gradient)
     return (values, values, False) if residual is None else (values, array(residual), True)
+
+
+def compensation(
+    gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
+) -> tuple[Float32Array, Float32Array, bool, np.float32, np.float32]:
+    """Gradient, residual, whether there is one, and the weights that make ``t`` of them."""
+    values, memory, keep = values_and_memory(gradient, residual)
+    return values, memory, keep, np.float32(beta if keep else 0), np.float32(gamma if keep else 1)
 
 
 def rows_of_bytes(payloads: Tensor) -> tuple[UInt8Array, int]:
@@ -74,6 +85,27 @@ def largest_magnitude(t: Float32Array) -> np.uint32:
 
 
 @compiled
+def largest_of_runs(
+    runs: Int64Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    beta: np.float32,
+    gamma: np.float32,
+    t: Float32Array,
+) -> np.uint32:
+    """Bits of the largest ``|t|`` of some runs; at least ``INFINITE`` if any is not finite. ``t`` is scratch."""
+    largest = np.uint32(0)
+    for run in range(len(runs)):
+        start, length = runs[run, 0], runs[run, 1]
+        for first in range(0, length, CHUNK):
+            low, high = start + first, start + min(first + CHUNK, length)
+            values = t[: high - low]
+            compensate(gradient[low:high], residual[low:high], beta, gamma, values)
+            largest = max(largest, largest_magnitude(values))
+    return largest
+
+
+@compiled
 def keep_finite(t: Float32Array, residual: Float32Array) -> None:
     """``residual = t`` where ``t`` is finite."""
     for i in range(t.size):
@@ -86,12 +118,12 @@ def add_compensated(
     runs: Int64Array, gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32
 ) -> bool:
     """``residual = t`` over the runs, where finite; returns whether all is."""
-    t = np.empty(CHUNK, np.float32)
+    t = np.empty(PIECE, np.float32)
     finite = True
     for run in range(len(runs)):
         start, length = runs[run, 0], runs[run, 1]
-        for first in range(0, length, CHUNK):
-            low, high = start + first, start + min(first + CHUNK, length)
+        for first in range(0, length, PIECE):
+            low, high = start + first, start + min(first + PIECE, length)
             compensate(gradient[low:high], residual[low:high], beta, gamma, t[: high - low])
             finite = store_compensated(t[: high - low], residual[low:high]) and finite
     return finite
@@ -183,13 +215,13 @@ _BYTE_LANES = 8
 _ELEMENT_BYTES = 4
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, value: Any, index: Any, vector: ir.VectorType) -> Any:
+def element_pointer(context: Any, builder: Any, array_type: Any, value: Any, index: Any, vector: ir.VectorType) -> Any:
     """Points to consecutive elements of an array as one vector."""
     data = context.make_array(array_type)(context, builder, value).data
     return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
 
 
-def _splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
+def in_all_lanes(builder: Any, value: Any, vector: ir.VectorType) -> Any:
     """A vector with ``value`` in all lanes."""
     undefined = ir.Constant(vector, ir.Undefined)
     lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
@@ -202,7 +234,7 @@ def negative_byte(typing_context: Any, values: Any, index: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], vector)
+        pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], vector)
         loaded = builder.load(pointer, align=_ELEMENT_BYTES)
         return builder.bitcast(builder.fcmp_ordered("<", loaded, vector([0.0] * _BYTE_LANES)), ir.IntType(_BYTE_LANES))
 
@@ -210,20 +242,52 @@ def negative_byte(typing_context: Any, values: Any, index: Any) -> Any:
 
 
 @intrinsic
-def add_signs(typing_context: Any, total: Any, index: Any, byte: Any, scale: Any) -> Any:
-    """``total[index + i] += -scale if bit i of the byte is set else scale``, for eight float32 values."""
+def put_either(typing_context: Any, total: Any, index: Any, byte: Any, if_set: Any, if_clear: Any) -> Any:
+    """``total[index + i] = if_set if bit i of the byte is set else if_clear``, for eight float32 values."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total, index, byte, scale = args
-        vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
-        pointer = _pointer(context, builder, signature.args[0], total, index, vector)
-        negative = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
-        scales = _splat(builder, scale, vector)
-        signed = builder.select(negative, builder.fneg(scales), scales)
-        builder.store(builder.fadd(builder.load(pointer, align=_ELEMENT_BYTES), signed), pointer, align=_ELEMENT_BYTES)
+        pointer, chosen = _place_and_choice(context, builder, signature, args)
+        builder.store(chosen, pointer, align=_ELEMENT_BYTES)
         return context.get_dummy_value()
 
-    return types.void(total, types.intp, types.uint8, types.float32), generate
+    return types.void(total, types.intp, types.uint8, types.float32, types.float32), generate
+
+
+@intrinsic
+def add_either(typing_context: Any, total: Any, index: Any, byte: Any, if_set: Any, if_clear: Any) -> Any:
+    """``total[index + i] += if_set if bit i of the byte is set else if_clear``, for eight float32 values."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, chosen = _place_and_choice(context, builder, signature, args)
+        builder.store(builder.fadd(builder.load(pointer, align=_ELEMENT_BYTES), chosen), pointer, align=_ELEMENT_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(total, types.intp, types.uint8, types.float32, types.float32), generate
+
+
+@intrinsic
+def sign_words(typing_context: Any, words: Any, index: Any, byte: Any) -> Any:
+    """``words[index + i] = 0x80000000 if bit i of the byte is set else 0``, for eight uint32 values."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words, index, byte = args
+        vector = ir.VectorType(ir.IntType(32), _BYTE_LANES)
+        pointer = element_pointer(context, builder, signature.args[0], words, index, vector)
+        mask = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
+        signs = builder.and_(builder.sext(mask, vector), vector([1 << 31] * _BYTE_LANES))
+        builder.store(signs, pointer, align=_ELEMENT_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(words, types.intp, types.uint8), generate
+
+
+def _place_and_choice(context: Any, builder: Any, signature: Any, args: Any) -> tuple[Any, Any]:
+    """Where eight values lie, and for each bit of the byte one of two values."""
+    total, index, byte, if_set, if_clear = args
+    vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
+    mask = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
+    chosen = builder.select(mask, in_all_lanes(builder, if_set, vector), in_all_lanes(builder, if_clear, vector))
+    return element_pointer(context, builder, signature.args[0], total, index, vector), chosen
 
 
 @intrinsic
@@ -233,10 +297,10 @@ def reaching_mask(typing_context: Any, values: Any, index: Any, threshold: Any) 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values, index, threshold = args
         vector = ir.VectorType(ir.IntType(32), LANES)
-        pointer = _pointer(context, builder, signature.args[0], values, index, vector)
+        pointer = element_pointer(context, builder, signature.args[0], values, index, vector)
         loaded = builder.load(pointer, align=_ELEMENT_BYTES)
         magnitudes = builder.and_(loaded, vector([int(MAGNITUDE)] * LANES))
-        reaching = builder.icmp_signed(">=", magnitudes, _splat(builder, threshold, vector))
+        reaching = builder.icmp_signed(">=", magnitudes, in_all_lanes(builder, threshold, vector))
         return builder.bitcast(reaching, ir.IntType(LANES))
 
     return types.uint32(values, types.intp, types.uint32), generate

@@ -1,6 +1,8 @@
 """Products with thin factors, fused with the memory so that a step of power iteration is one pass over the gradient.
 
-Sums may be taken in any order, so these agree with the reference up to rounding, not bit for bit.
+Nothing between gradient and residual is stored: ``t`` is formed anew, in registers, wherever it is needed. Factors are
+taken four at a time, and so are rows. Sums may be taken in any order, so these agree with the reference up to rounding,
+not bit for bit.
 """
 
 from __future__ import annotations
@@ -11,14 +13,24 @@ import numba
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import (
-    Float32Array,
-    array,
-    compensate,
-    store_compensated,
-    values_and_memory,
-)
+from gradwire.kernels.cpu._compiled import Float32Array, array, values_and_memory
+from gradwire.kernels.cpu._vectors import WIDTH, load, multiply_add, splat, store, sum_of_vector
 from gradwire.layout import Block
+
+FOUR = 4
+"""Rows of the matrix, and factors, that a pass handles; a rank that is no multiple is filled up with zeros."""
+
+PANEL = 1 << 17
+"""Elements that are projected on their columns and then, still in the cache, become the residual."""
+
+NARROWEST_PANEL = 512
+"""Columns of a panel, at least: less of a row is not worth its way from memory."""
+
+Vector = Any
+"""What compiled functions hold of ``WIDTH`` values."""
+
+Vectors = tuple[Vector, Vector, Vector, Vector]
+Places = tuple[int, int, int, int]
 
 reordering: Any = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 """Compiles a function whose sums may be reordered and whose products may be fused with them."""
@@ -35,9 +47,7 @@ def project_rows(
     subtract: bool,
 ) -> bool:
     """See :meth:`gradwire.kernels.Kernels.project_rows`."""
-    values, memory, keeps = _matrices(block, gradient, residual, p, q)
-    weights = np.float32(beta if keeps else 0), np.float32(gamma if keeps else 1)
-    return bool(_project_rows(values, memory, keeps, *weights, array(q), array(p), subtract))
+    return _project(_project_rows, block, gradient, residual, beta, gamma, q, p, subtract)
 
 
 def project_columns(
@@ -51,121 +61,47 @@ def project_columns(
     subtract: bool,
 ) -> bool:
     """See :meth:`gradwire.kernels.Kernels.project_columns`."""
-    values, memory, keeps = _matrices(block, gradient, residual, p, q)
-    weights = np.float32(beta if keeps else 0), np.float32(gamma if keeps else 1)
-    return bool(_project_columns(values, memory, keeps, *weights, array(p), array(q), subtract))
+    return _project(_project_columns, block, gradient, residual, beta, gamma, p, q, subtract)
 
 
 def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
     """See :meth:`gradwire.kernels.Kernels.write_product`."""
-    written, memory, keeps = _matrices(block, out, residual, p, q)
-    _write_product(array(p), array(q), written, memory, keeps)
+    written, memory, keeps = values_and_memory(out, residual)
+    _write_product(int(block.runs[0, 0]), _in_fours(array(p)), _in_fours(array(q)), written, memory, keeps)
 
 
-def _matrices(
-    block: Block, gradient: Tensor, residual: Tensor | None, p: Tensor, q: Tensor
-) -> tuple[Float32Array, Float32Array, bool]:
-    """The block's one matrix in the gradient and in the residual, and whether there is a residual."""
+def _project(
+    kernel: Any,
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    fixed: Tensor,
+    computed: Tensor,
+    subtract: bool,
+) -> bool:
+    """Calls a projection with the block's one matrix."""
     values, memory, keeps = values_and_memory(gradient, residual)
-    n, m = p.shape[1], q.shape[1]
+    weights = np.float32(beta if keeps else 0), np.float32(gamma if keeps else 1)
+    result = array(computed)
+    factors = _in_fours(result)
     start = int(block.runs[0, 0])
-    whole = slice(start, start + n * m)
-    return values[whole].reshape(n, m), memory[whole].reshape(n, m), keeps
+    finite = kernel(start, values, memory, keeps, *weights, _in_fours(array(fixed)), factors, subtract)
+    if factors is not result:
+        result[:] = factors[: len(result)]
+    return bool(finite)
 
 
-@reordering
-def _dot_pair(t: Float32Array, u: Float32Array, q: Float32Array, p: Float32Array, row: int) -> None:
-    """``p[:, row] = q @ t`` and ``p[:, row + 1] = q @ u``, two factors at a time: each is loaded once for both rows."""
-    rank, m = q.shape
-    for k in range(0, rank - 1, 2):
-        q0, q1 = q[k], q[k + 1]
-        t0 = t1 = u0 = u1 = np.float32(0)
-        for j in range(m):
-            t0 += q0[j] * t[j]
-            t1 += q1[j] * t[j]
-            u0 += q0[j] * u[j]
-            u1 += q1[j] * u[j]
-        p[k, row], p[k + 1, row], p[k, row + 1], p[k + 1, row + 1] = t0, t1, u0, u1
-    if rank % 2:
-        q0 = q[rank - 1]
-        t0 = u0 = np.float32(0)
-        for j in range(m):
-            t0 += q0[j] * t[j]
-            u0 += q0[j] * u[j]
-        p[rank - 1, row], p[rank - 1, row + 1] = t0, u0
-
-
-@reordering
-def _dot(t: Float32Array, q: Float32Array, p: Float32Array, row: int) -> None:
-    """``p[:, row] = q @ t``."""
-    for k in range(len(q)):
-        factor = q[k]
-        total = np.float32(0)
-        for j in range(t.size):
-            total += factor[j] * t[j]
-        p[k, row] = total
-
-
-@reordering
-def _add_four(t: Float32Array, rows: Float32Array, first: int, weights: Float32Array) -> None:
-    """``t += weights @ rows[first:first + 4]``, in one pass over ``t``."""
-    a, b, c, d = rows[first], rows[first + 1], rows[first + 2], rows[first + 3]
-    u, v, w, x = weights[0], weights[1], weights[2], weights[3]
-    for j in range(t.size):
-        t[j] += (u * a[j] + v * b[j]) + (w * c[j] + x * d[j])
-
-
-@reordering
-def _put_four(out: Float32Array, t: Float32Array, rows: Float32Array, weights: Float32Array) -> None:
-    """``out = t + weights @ rows[:4]``, in one pass; ``out`` shares no memory with the others."""
-    a, b, c, d = rows[0], rows[1], rows[2], rows[3]
-    u, v, w, x = weights[0], weights[1], weights[2], weights[3]
-    for j in range(out.size):
-        out[j] = t[j] + ((u * a[j] + v * b[j]) + (w * c[j] + x * d[j]))
-
-
-@reordering
-def _put_product(
-    out: Float32Array,
-    t: Float32Array,
-    p: Float32Array,
-    row: int,
-    q: Float32Array,
-    sign: np.float32,
-    weights: Float32Array,
-) -> None:
-    """``out = t + sign * p[:, row] @ q``; ``weights`` is scratch for four values."""
-    rank = len(q)
-    k = 0
-    if rank < 4:
-        for j in range(out.size):
-            out[j] = t[j]
-    while k + 4 <= rank:
-        for i in range(4):
-            weights[i] = sign * p[k + i, row]
-        if k == 0:
-            _put_four(out, t, q, weights)
-        else:
-            _add_four(out, q, k, weights)
-        k += 4
-    while k < rank:
-        weight, factor = sign * p[k, row], q[k]
-        for j in range(out.size):
-            out[j] += weight * factor[j]
-        k += 1
-
-
-@reordering
-def _all_finite(factor: Float32Array, column: int) -> bool:
-    """Whether ``factor[:, column]`` is finite, and with it the row of ``t`` that it was computed from."""
-    finite = True
-    for k in range(len(factor)):
-        finite = finite and np.isfinite(factor[k, column])
-    return finite
+def _in_fours(factors: Float32Array) -> Float32Array:
+    """The factors, with as many zeros after them as make their number a multiple of ``FOUR``."""
+    missing = -len(factors) % FOUR
+    return np.concatenate((factors, np.zeros((missing, factors.shape[1]), np.float32))) if missing else factors
 
 
 @reordering
 def _project_rows(
+    start: int,
     values: Float32Array,
     memory: Float32Array,
     keeps: bool,
@@ -175,46 +111,30 @@ def _project_rows(
     p: Float32Array,
     subtract: bool,
 ) -> bool:
-    n, m = values.shape
-    pair, weights = np.empty((2, m), np.float32), np.empty(4, np.float32)
+    (rank, n), m = p.shape, q.shape[1]
     finite = True
-    for row in range(0, n, 2):
-        rows = min(2, n - row)
-        for i in range(rows):
-            compensate(values[row + i], memory[row + i], beta, gamma, pair[i])
-        if rows == 2:
-            _dot_pair(pair[0], pair[1], q, p, row)
-        else:
-            _dot(pair[0], q, p, row)
-        for i in range(rows):
-            if finite and not _all_finite(p, row + i):
-                finite = False
-                if keeps and subtract:
-                    _take_back(memory, p, row + i, q, weights)
-            if keeps and not finite:
-                store_compensated(pair[i], memory[row + i])
-            elif keeps and subtract:
-                _put_product(memory[row + i], pair[i], p, row + i, q, np.float32(-1), weights)
-            elif keeps:
-                kept = memory[row + i]
-                for j in range(m):
-                    kept[j] = pair[i, j]
+    for row in range(0, n, FOUR):
+        end = min(row + FOUR, n)
+        for k in range(0, rank, FOUR):
+            _dot(start, values, memory, beta, gamma, q, p, k, row)
+        if finite and not _all_finite(p, row, end):
+            finite = False
+            if keeps and subtract:
+                _take_back(start, memory, p, q, row, m)
+        if keeps and not finite:
+            _keep_finite(values, memory, beta, gamma, start + row * m, start + end * m)
+        elif keeps and subtract:
+            _keep_rest(start, values, memory, beta, gamma, p, q, row, np.int64(0), m)
+        elif keeps:
+            _keep(values, memory, beta, gamma, start + row * m, start + end * m)
     if not finite:
         p[:] = np.nan
     return finite
 
 
 @reordering
-def _take_back(memory: Float32Array, p: Float32Array, rows: int, q: Float32Array, weights: Float32Array) -> None:
-    """Adds again what was subtracted from the first rows."""
-    t = np.empty(memory.shape[1], np.float32)
-    for row in range(rows):
-        t[:] = memory[row]
-        _put_product(memory[row], t, p, row, q, np.float32(1), weights)
-
-
-@reordering
 def _project_columns(
+    start: int,
     values: Float32Array,
     memory: Float32Array,
     keeps: bool,
@@ -224,54 +144,307 @@ def _project_columns(
     q: Float32Array,
     subtract: bool,
 ) -> bool:
-    n, m = values.shape
-    four, weights = np.zeros((4, m), np.float32), np.empty(4, np.float32)
+    (rank, n), m = p.shape, q.shape[1]
+    width = max(PANEL // n, NARROWEST_PANEL)
     finite = True
     q[:] = 0
-    for row in range(0, n, 4):
-        rows = min(4, n - row)
-        for i in range(rows):
-            compensate(values[row + i], memory[row + i], beta, gamma, four[i])
-            if keeps:
-                finite = store_compensated(four[i], memory[row + i]) and finite
-        for k in range(len(q)):
-            weights[:] = 0
-            weights[:rows] = p[k, row : row + rows]
-            _add_four(q[k], four, 0, weights)
-    for column in range(m):
-        finite = finite and _all_finite(q, column)
+    for low in range(0, m, width):
+        high = min(low + width, m)
+        for row in range(0, n, FOUR):
+            for k in range(0, rank, FOUR):
+                _accumulate(start, values, memory, beta, gamma, p, q, k, row, low, high)
+        if finite and not _all_finite(q, low, high):
+            finite = False
+            if keeps and subtract:
+                _take_back(start, memory, p, q, n, low)
+        if keeps and finite and subtract:
+            for row in range(0, n, FOUR):
+                _keep_rest(start, values, memory, beta, gamma, p, q, row, low, high)
+        elif keeps:
+            for first in range(start, start + n * m, m):
+                if finite:
+                    _keep(values, memory, beta, gamma, first + low, first + high)
+                else:
+                    _keep_finite(values, memory, beta, gamma, first + low, first + high)
     if not finite:
         q[:] = np.nan
-    elif keeps and subtract:
-        for row in range(n):
-            _subtract_product(memory[row], p, row, q, weights)
     return finite
 
 
 @reordering
-def _subtract_product(t: Float32Array, p: Float32Array, row: int, q: Float32Array, weights: Float32Array) -> None:
-    """``t -= p[:, row] @ q``; ``weights`` is scratch for four values."""
-    rank = len(q)
-    k = 0
-    while k + 4 <= rank:
-        for i in range(4):
-            weights[i] = -p[k + i, row]
-        _add_four(t, q, k, weights)
-        k += 4
-    while k < rank:
-        weight, factor = p[k, row], q[k]
-        for j in range(t.size):
-            t[j] -= weight * factor[j]
-        k += 1
+def _places(start: int, row: int, n: int, m: int) -> Places:
+    """Where four rows begin; beyond the last row it is again the last one."""
+    last = n - 1
+    return (
+        start + row * m,
+        start + min(row + 1, last) * m,
+        start + min(row + 2, last) * m,
+        start + min(row + 3, last) * m,
+    )
 
 
 @reordering
-def _write_product(p: Float32Array, q: Float32Array, out: Float32Array, memory: Float32Array, keeps: bool) -> None:
-    nothing, weights = np.zeros(q.shape[1], np.float32), np.empty(4, np.float32)
-    for row in range(len(out)):
-        written = out[row]
-        _put_product(written, nothing, p, row, q, np.float32(1), weights)
-        if keeps:
-            left = memory[row]
-            for j in range(left.size):
-                left[j] -= written[j]
+def _load_four(factors: Float32Array, k: int, column: int) -> Vectors:
+    """``factors[k:k + 4, column:column + WIDTH]``."""
+    size = factors.shape[1]
+    first = k * size + column
+    return (
+        load(factors, first),
+        load(factors, first + size),
+        load(factors, first + 2 * size),
+        load(factors, first + 3 * size),
+    )
+
+
+@reordering
+def _splat_four(factors: Float32Array, k: int, column: int, sign: np.float32) -> Vectors:
+    """``sign * factors[k:k + 4, column]``, each in all lanes."""
+    return (
+        splat(sign * factors[k, column]),
+        splat(sign * factors[k + 1, column]),
+        splat(sign * factors[k + 2, column]),
+        splat(sign * factors[k + 3, column]),
+    )
+
+
+@reordering
+def _splat_row(factors: Float32Array, k: int, first: int) -> Vectors:
+    """``factors[k, first:first + 4]``, each in all lanes; zero beyond the end."""
+    size, zero = factors.shape[1], np.float32(0)
+    return (
+        splat(factors[k, first]),
+        splat(factors[k, first + 1] if first + 1 < size else zero),
+        splat(factors[k, first + 2] if first + 2 < size else zero),
+        splat(factors[k, first + 3] if first + 3 < size else zero),
+    )
+
+
+@reordering
+def _compensated(values: Float32Array, memory: Float32Array, betas: Vector, gammas: Vector, place: int) -> Vector:
+    """``t`` from a place on."""
+    product = multiply_add(gammas, load(values, place), splat(np.float32(0)))
+    return multiply_add(betas, load(memory, place), product)
+
+
+@reordering
+def _plus_products(weights: Vectors, vectors: Vectors, term: Vector) -> Vector:
+    """``term`` and the sum of four products."""
+    term = multiply_add(weights[0], vectors[0], term)
+    term = multiply_add(weights[1], vectors[1], term)
+    term = multiply_add(weights[2], vectors[2], term)
+    return multiply_add(weights[3], vectors[3], term)
+
+
+@reordering
+def _plus_multiples(factor: Vector, vectors: Vectors, terms: Vectors) -> Vectors:
+    """``terms + factor * vectors``."""
+    return (
+        multiply_add(factor, vectors[0], terms[0]),
+        multiply_add(factor, vectors[1], terms[1]),
+        multiply_add(factor, vectors[2], terms[2]),
+        multiply_add(factor, vectors[3], terms[3]),
+    )
+
+
+@reordering
+def _put_sums(p: Float32Array, k: int, column: int, sums: Vectors) -> None:
+    """``p[k:k + 4, column] = sums``, if there is that column."""
+    if column < p.shape[1]:
+        p[k, column], p[k + 1, column] = sum_of_vector(sums[0]), sum_of_vector(sums[1])
+        p[k + 2, column], p[k + 3, column] = sum_of_vector(sums[2]), sum_of_vector(sums[3])
+
+
+@reordering
+def _dot(
+    start: int,
+    values: Float32Array,
+    memory: Float32Array,
+    beta: np.float32,
+    gamma: np.float32,
+    q: Float32Array,
+    p: Float32Array,
+    k: int,
+    row: int,
+) -> None:
+    """``p[k:k + 4, row:row + 4] = q[k:k + 4] @ t.T``."""
+    n, m = p.shape[1], q.shape[1]
+    whole = m // WIDTH * WIDTH
+    betas, gammas, zero = splat(beta), splat(gamma), splat(np.float32(0))
+    r0, r1, r2, r3 = _places(start, row, n, m)
+    s0 = s1 = s2 = s3 = (zero, zero, zero, zero)
+    for j in range(0, whole, WIDTH):
+        factors = _load_four(q, k, j)
+        s0 = _plus_multiples(_compensated(values, memory, betas, gammas, r0 + j), factors, s0)
+        s1 = _plus_multiples(_compensated(values, memory, betas, gammas, r1 + j), factors, s1)
+        s2 = _plus_multiples(_compensated(values, memory, betas, gammas, r2 + j), factors, s2)
+        s3 = _plus_multiples(_compensated(values, memory, betas, gammas, r3 + j), factors, s3)
+    _put_sums(p, k, row, s0)
+    _put_sums(p, k, row + 1, s1)
+    _put_sums(p, k, row + 2, s2)
+    _put_sums(p, k, row + 3, s3)
+    for j in range(whole, m):
+        for i in range(row, min(row + FOUR, n)):
+            t = beta * memory[start + i * m + j] + gamma * values[start + i * m + j]
+            for factor in range(k, k + FOUR):
+                p[factor, i] += q[factor, j] * t
+
+
+@reordering
+def _accumulate(
+    start: int,
+    values: Float32Array,
+    memory: Float32Array,
+    beta: np.float32,
+    gamma: np.float32,
+    p: Float32Array,
+    q: Float32Array,
+    k: int,
+    row: int,
+    low: int,
+    high: int,
+) -> None:
+    """``q[k:k + 4] += p[k:k + 4, row:row + 4] @ t`` between two columns."""
+    n, m = p.shape[1], q.shape[1]
+    whole = low + (high - low) // WIDTH * WIDTH
+    betas, gammas = splat(beta), splat(gamma)
+    r0, r1, r2, r3 = _places(start, row, n, m)
+    w0, w1 = _splat_row(p, k, row), _splat_row(p, k + 1, row)
+    w2, w3 = _splat_row(p, k + 2, row), _splat_row(p, k + 3, row)
+    for j in range(low, whole, WIDTH):
+        t = (
+            _compensated(values, memory, betas, gammas, r0 + j),
+            _compensated(values, memory, betas, gammas, r1 + j),
+            _compensated(values, memory, betas, gammas, r2 + j),
+            _compensated(values, memory, betas, gammas, r3 + j),
+        )
+        place = k * m + j
+        store(q, place, _plus_products(w0, t, load(q, place)))
+        store(q, place + m, _plus_products(w1, t, load(q, place + m)))
+        store(q, place + 2 * m, _plus_products(w2, t, load(q, place + 2 * m)))
+        store(q, place + 3 * m, _plus_products(w3, t, load(q, place + 3 * m)))
+    for j in range(whole, high):
+        for i in range(row, min(row + FOUR, n)):
+            u = beta * memory[start + i * m + j] + gamma * values[start + i * m + j]
+            for factor in range(k, k + FOUR):
+                q[factor, j] += p[factor, i] * u
+
+
+@reordering
+def _all_finite(factors: Float32Array, low: int, high: int) -> bool:
+    """Whether factors are finite between two columns, and with them ``t``."""
+    zeros = np.float32(0)
+    for k in range(len(factors)):
+        for i in range(low, high):
+            zeros += np.float32(0) * factors[k, i]
+    return bool(zeros == 0)
+
+
+@reordering
+def _keep_rest(
+    start: int,
+    values: Float32Array,
+    memory: Float32Array,
+    beta: np.float32,
+    gamma: np.float32,
+    p: Float32Array,
+    q: Float32Array,
+    row: int,
+    low: int,
+    high: int,
+) -> None:
+    """``residual = t - p.T @ q`` for four rows, between two columns."""
+    n, m = p.shape[1], q.shape[1]
+    whole = low + (high - low) // WIDTH * WIDTH
+    r0, r1, r2, r3 = _places(start, row, n, m)
+    for k in range(0, len(q), FOUR):
+        betas, gammas = splat(beta if k == 0 else np.float32(1)), splat(gamma if k == 0 else np.float32(0))
+        w0, w1 = _splat_four(p, k, row, np.float32(-1)), _splat_four(p, k, min(row + 1, n - 1), np.float32(-1))
+        w2 = _splat_four(p, k, min(row + 2, n - 1), np.float32(-1))
+        w3 = _splat_four(p, k, min(row + 3, n - 1), np.float32(-1))
+        for j in range(low, whole, WIDTH):
+            factors = _load_four(q, k, j)
+            t0 = _compensated(values, memory, betas, gammas, r0 + j)
+            t1 = _compensated(values, memory, betas, gammas, r1 + j)
+            t2 = _compensated(values, memory, betas, gammas, r2 + j)
+            t3 = _compensated(values, memory, betas, gammas, r3 + j)
+            store(memory, r0 + j, _plus_products(w0, factors, t0))
+            store(memory, r1 + j, _plus_products(w1, factors, t1))
+            store(memory, r2 + j, _plus_products(w2, factors, t2))
+            store(memory, r3 + j, _plus_products(w3, factors, t3))
+    for j in range(whole, high):
+        for i in range(row, min(row + FOUR, n)):
+            rest = beta * memory[start + i * m + j] + gamma * values[start + i * m + j]
+            for k in range(len(q)):
+                rest -= p[k, i] * q[k, j]
+            memory[start + i * m + j] = rest
+
+
+@reordering
+def _keep(
+    values: Float32Array, memory: Float32Array, beta: np.float32, gamma: np.float32, first: int, last: int
+) -> None:
+    """``residual = t`` between two elements."""
+    whole = first + (last - first) // WIDTH * WIDTH
+    betas, gammas = splat(beta), splat(gamma)
+    for i in range(first, whole, WIDTH):
+        store(memory, i, _compensated(values, memory, betas, gammas, i))
+    for i in range(whole, last):
+        memory[i] = beta * memory[i] + gamma * values[i]
+
+
+@reordering
+def _keep_finite(
+    values: Float32Array, memory: Float32Array, beta: np.float32, gamma: np.float32, first: int, last: int
+) -> None:
+    """``residual = t`` between two elements, where finite."""
+    for i in range(first, last):
+        t = beta * memory[i] + gamma * values[i]
+        if abs(t) < np.float32(np.inf):
+            memory[i] = t
+
+
+@reordering
+def _take_back(start: int, memory: Float32Array, p: Float32Array, q: Float32Array, rows: int, columns: int) -> None:
+    """Adds again what was subtracted from the first rows and columns."""
+    m = q.shape[1]
+    for row in range(rows):
+        for k in range(len(q)):
+            for j in range(columns):
+                memory[start + row * m + j] += p[k, row] * q[k, j]
+
+
+@reordering
+def _write_product(
+    start: int, p: Float32Array, q: Float32Array, out: Float32Array, memory: Float32Array, keeps: bool
+) -> None:
+    n, m = p.shape[1], q.shape[1]
+    whole = m // WIDTH * WIDTH
+    zero, minus = splat(np.float32(0)), splat(np.float32(-1))
+    for row in range(0, n, FOUR):
+        r0, r1, r2, r3 = _places(start, row, n, m)
+        for k in range(0, len(q), FOUR):
+            w0, w1 = _splat_four(p, k, row, np.float32(1)), _splat_four(p, k, min(row + 1, n - 1), np.float32(1))
+            w2 = _splat_four(p, k, min(row + 2, n - 1), np.float32(1))
+            w3 = _splat_four(p, k, min(row + 3, n - 1), np.float32(1))
+            for j in range(0, whole, WIDTH):
+                factors = _load_four(q, k, j)
+                t0 = _plus_products(w0, factors, load(out, r0 + j) if k else zero)
+                t1 = _plus_products(w1, factors, load(out, r1 + j) if k else zero)
+                t2 = _plus_products(w2, factors, load(out, r2 + j) if k else zero)
+                t3 = _plus_products(w3, factors, load(out, r3 + j) if k else zero)
+                store(out, r0 + j, t0)
+                store(out, r1 + j, t1)
+                store(out, r2 + j, t2)
+                store(out, r3 + j, t3)
+        for i in range(row, min(row + FOUR, n)):
+            first = start + i * m
+            for j in range(whole, m):
+                value = np.float32(0)
+                for k in range(len(q)):
+                    value += p[k, i] * q[k, j]
+                out[first + j] = value
+            if keeps:
+                for j in range(0, whole, WIDTH):
+                    store(memory, first + j, multiply_add(minus, load(out, first + j), load(memory, first + j)))
+                for j in range(whole, m):
+                    memory[first + j] -= out[first + j]

@@ -8,7 +8,6 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import (
     Float32Array,
     UInt8Array,
-    add_signs,
     array,
     compensate,
     compiled,
@@ -18,6 +17,7 @@ from gradwire.kernels.cpu._compiled import (
     total_magnitude,
     values_and_memory,
 )
+from gradwire.kernels.cpu.either import sum_either
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Int64Array
 
@@ -46,8 +46,10 @@ def sign_encode(
 
 def sign_decode(block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
     """See :meth:`gradwire.kernels.Kernels.sign_decode`."""
+    head = 4 * block.segment_count
+    scales = array(payloads[:, :head].contiguous()).view(np.float32)
     packed, stride = rows_of_bytes(payloads)
-    _decode(block.runs, block.segments, packed, len(payloads), stride, array(out), np.float32(weight))
+    sum_either(block.runs, block.segments, packed, stride, head, scales, -scales, array(out), np.float32(weight))
 
 
 @compiled
@@ -85,47 +87,16 @@ def _encode(
                     if keep:
                         keep_finite(values, memory)
                     continue
-                _pack_signs(t, high - low, packed[(position + first) // 8 :])
+                pack_signs(t, high - low, packed[(position + first) // 8 :])
                 if keep:
                     for i in range(values.size):
                         memory[i] = values[i] - (-scale if values[i] < 0 else scale)
 
 
 @compiled
-def _pack_signs(t: Float32Array, count: int, packed: UInt8Array) -> None:
+def pack_signs(t: Float32Array, count: int, packed: UInt8Array) -> None:
     """Packs the first ``count`` values of ``t``, of which the size is a multiple of 8."""
     stop = -(-count // 8) * 8
     t[count:stop] = 0
     for byte in range(stop // 8):
         packed[byte] = negative_byte(t, byte * 8)
-
-
-@compiled
-def _decode(
-    runs: Int64Array,
-    segments: Int64Array,
-    payloads: UInt8Array,
-    rows: int,
-    stride: int,
-    out: Float32Array,
-    weight: np.float32,
-) -> None:
-    scales = payloads.view(np.float32)
-    head = 4 * (segments.size - 1)
-    total = np.empty(CHUNK, np.float32)
-    for segment in range(segments.size - 1):
-        for run in range(segments[segment], segments[segment + 1]):
-            start, length, position = runs[run]
-            for first in range(0, length, CHUNK):
-                count = min(CHUNK, length - first)
-                bytes_of_chunk = (count + 7) // 8
-                total[:] = -0.0  # to which adding a row gives that row, whichever its sign of zero
-                for row in range(rows):
-                    base = row * stride + head + (position + first) // 8
-                    packed = payloads[base : base + bytes_of_chunk]
-                    scale = scales[row * stride // 4 + segment]
-                    for byte in range(bytes_of_chunk):
-                        add_signs(total, 8 * byte, packed[byte], scale)
-                piece = out[start + first : start + first + count]
-                for i in range(count):
-                    piece[i] = total[i] * weight

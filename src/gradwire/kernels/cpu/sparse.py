@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import Float32Array, array, compiled, hash32, mix64
+from gradwire.kernels.cpu._compiled import PIECE, Float32Array, array, compiled, hash32, mix64
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.sparse import FEISTEL_ROUNDS, lies_in_no_run
 from gradwire.layout import Block, Int64Array, UInt64Array
@@ -157,6 +157,7 @@ def _permute(
     positions: Int64Array,
 ) -> None:
     round_keys = np.empty(FEISTEL_ROUNDS, np.uint64)
+    rows, columns = np.empty(PIECE, np.int64), np.empty(PIECE, np.int64)
     written = 0
     for segment in range(numels.size):
         first, last = segments[segment], segments[segment + 1]
@@ -165,15 +166,26 @@ def _permute(
             key = mix64(key)
             round_keys[i] = key
         ends = np.cumsum(runs[first:last, 1])
-        side = _side(numels[segment])
-        other_side = -(-numels[segment] // side)
-        for number in range(counts[segment]):
-            element = _permuted(number, other_side, side, round_keys)
-            while element >= numels[segment]:
-                element = _permuted(element, other_side, side, round_keys)
-            run = 0 if last - first == 1 else np.searchsorted(ends, element, side="right")
-            positions[written] = runs[first + run, 2] + runs[first + run, 1] - (ends[run] - element)
-            written += 1
+        width = _side(numels[segment])
+        height = -(-numels[segment] // width)
+        row, column = 0, 0
+        for begin in range(0, counts[segment], PIECE):
+            count = min(PIECE, counts[segment] - begin)
+            for i in range(count):
+                rows[i], columns[i] = row, column
+                column += 1
+                if column == width:
+                    row, column = row + 1, 0
+            _shift_cells(rows[:count], columns[:count], height, width, round_keys)
+            for i in range(count):
+                element = rows[i] * width + columns[i]
+                while element >= numels[segment]:
+                    rows[i], columns[i] = element // width, element % width
+                    _shift_cells(rows[i : i + 1], columns[i : i + 1], height, width, round_keys)
+                    element = rows[i] * width + columns[i]
+                run = 0 if last - first == 1 else np.searchsorted(ends, element, side="right")
+                positions[written] = runs[first + run, 2] + runs[first + run, 1] - (ends[run] - element)
+                written += 1
 
 
 @compiled
@@ -188,15 +200,15 @@ def _side(numel: int) -> int:
 
 
 @compiled
-def _permuted(element: int, height: int, width: int, round_keys: UInt64Array) -> int:
+def _shift_cells(rows: Int64Array, columns: Int64Array, height: int, width: int, round_keys: UInt64Array) -> None:
     """See ``_permuted`` of the reference."""
-    row, column = element // width, element % width
     for i in range(0, FEISTEL_ROUNDS, 2):
-        row += _below(round_keys[i], column, height)
-        row -= height if row >= height else 0
-        column += _below(round_keys[i + 1], row, width)
-        column -= width if column >= width else 0
-    return row * width + column
+        for cell in range(rows.size):
+            row = rows[cell] + _below(round_keys[i], columns[cell], height)
+            rows[cell] = row - height if row >= height else row
+        for cell in range(rows.size):
+            column = columns[cell] + _below(round_keys[i + 1], rows[cell], width)
+            columns[cell] = column - width if column >= width else column
 
 
 @compiled

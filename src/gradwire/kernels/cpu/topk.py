@@ -15,25 +15,26 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
     MAGNITUDE,
+    PIECE,
     Float32Array,
     UInt32Array,
     array,
     compensate,
     compiled,
     hash32,
+    keep_finite,
     largest_magnitude,
     reaching_mask,
-    store_compensated,
     trailing_zeros,
     values_and_memory,
 )
-from gradwire.kernels.reference._torch import CHUNK, LANES
+from gradwire.kernels.reference._torch import LANES
 from gradwire.layout import Block, Int64Array
 
 SMALL = 4096
 """Segments of at most this many elements are searched whole."""
 
-SAMPLE = 16384
+SAMPLE = 2048
 """Elements that a guess is made from, at most."""
 
 _DIGITS = ((20, 11), (9, 11), (0, 9))
@@ -87,13 +88,13 @@ def _select(
     positions: Int64Array,
     values: Float32Array,
 ) -> None:
-    t = np.empty(CHUNK, np.float32)
+    t = np.empty(PIECE, np.float32)
     sample = np.empty(SAMPLE, np.float32)
-    room = SMALL
+    room = np.int64(SMALL)
     for segment in range(numels.size):
         room = max(room, _room(counts[segment], numels[segment]))
-    places = np.empty(room + CHUNK, np.int64)
-    candidates = np.empty(room + CHUNK, np.float32)
+    places = np.empty(room + PIECE, np.int64)
+    candidates = np.empty(room + PIECE, np.float32)
     written = 0
     for segment in range(numels.size):
         count, numel = counts[segment], numels[segment]
@@ -162,7 +163,8 @@ def _guess(
     stride = numel // size
     run, first = 0, 0
     for i in range(size):
-        element = i * stride + np.int64(hash32(np.uint32(0), np.uint32(0), np.uint32(i))) % stride
+        drawn = np.uint64(hash32(np.uint32(0), np.uint32(0), np.uint32(i)))
+        element = i * stride + np.int64((drawn * np.uint64(stride)) >> np.uint64(32))
         while element - first >= runs[run, 1]:
             first += runs[run, 1]
             run += 1
@@ -191,26 +193,39 @@ def _collect(
     Returns:
         Whether all is finite, and how many are listed: all of them, or more than ``room``.
     """
+    masks, firsts = np.empty(PIECE // LANES, np.uint32), np.empty(PIECE // LANES, np.int64)
     finite, found = True, 0
     for run in range(len(runs)):
         start, length, position = runs[run]
-        for first in range(0, length, CHUNK):
-            low, high = start + first, start + min(first + CHUNK, length)
+        for first in range(0, length, PIECE):
+            low, high = start + first, start + min(first + PIECE, length)
             memory, values = residual[low:high], t[: high - low]
             compensate(gradient[low:high], memory, beta, gamma, values)
             largest = largest_magnitude(values)
             if largest >= INFINITE:
                 finite = False
-            if keep:
-                store_compensated(values, memory)
+                if keep:
+                    keep_finite(values, memory)
+            elif keep:
+                for i in range(values.size):
+                    memory[i] = values[i]
             if guess <= largest and found <= room:
-                found += _list_reaching(t, values.size, position + first, guess, places[found:], candidates[found:])
+                found += _list_reaching(
+                    t, values.size, position + first, guess, masks, firsts, places[found:], candidates[found:]
+                )
     return finite, found
 
 
 @compiled
 def _list_reaching(
-    t: Float32Array, count: int, position: int, guess: np.uint32, places: Int64Array, candidates: Float32Array
+    t: Float32Array,
+    count: int,
+    position: int,
+    guess: np.uint32,
+    masks: UInt32Array,
+    firsts: Int64Array,
+    places: Int64Array,
+    candidates: Float32Array,
 ) -> int:
     """Lists those of the first ``count`` values of ``t`` that reach ``guess``, the first at ``position``."""
     if guess == 0:
@@ -218,12 +233,17 @@ def _list_reaching(
             places[i] = position + i
             candidates[i] = t[i]
         return count
-    found = 0
     t[count : -(-count // LANES) * LANES] = 0
+    groups = 0
     for first in range(0, count, LANES):
-        mask = reaching_mask(t, first, guess)
+        masks[groups] = reaching_mask(t, first, guess)
+        firsts[groups] = first
+        groups += masks[groups] != 0  # if nothing reaches, the next group takes the place: no branch to mispredict
+    found = 0
+    for group in range(groups):
+        mask = masks[group]
         while mask:
-            i = first + trailing_zeros(mask)
+            i = firsts[group] + trailing_zeros(mask)
             mask = np.uint32(mask & np.uint32(mask - np.uint32(1)))
             places[found] = position + i
             candidates[found] = t[i]

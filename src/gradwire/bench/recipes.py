@@ -1,0 +1,42 @@
+"""With what settings each method trains the image workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gradwire
+from gradwire.bench.contenders import DDP, Contender
+
+LEARNING_RATE = 0.2
+"""Of plain SGD. With momentum 0.9, EF-SignSGD and ACP-SGD fall behind dense training in so short a run."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What one method needs to train well in a short run.
+
+    Attributes:
+        learning_rate: Of plain SGD, at its peak.
+        options: As they follow the name on the command line; the method's defaults if empty.
+    """
+
+    learning_rate: float = LEARNING_RATE
+    options: str = ""
+
+
+_RECIPES = {
+    "signsgd": Recipe(0.002),  # every coordinate moves by it
+    "signum": Recipe(0.002),
+    "dgc": Recipe(LEARNING_RATE / 10, "ratio=0.01,warmup=40"),  # its momentum of 0.9 multiplies the step by ten
+    "sketchedsgd": Recipe(LEARNING_RATE / 10, "ratio=0.01"),  # the same
+}
+
+
+def learning_rate(contender: Contender) -> float:
+    """The peak learning rate for a contender."""
+    return _RECIPES.get(contender.name, Recipe()).learning_rate
+
+
+def everyone() -> list[str]:
+    """Plain DDP and every method of the catalogue at its recommended settings, as on the command line."""
+    return [DDP, *(f"{name}:{_RECIPES.get(name, Recipe()).options}".rstrip(":") for name in gradwire.methods.names())]

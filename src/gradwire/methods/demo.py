@@ -1,0 +1,137 @@
+"""DeMo: decoupled momentum."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.errors import ConfigurationError
+from gradwire.index import EliasFano
+from gradwire.layout import Block, Int64Array
+from gradwire.memory import Feedback, Residual
+from gradwire.methods.method import Method, Site
+from gradwire.methods.registry import register
+from gradwire.quantize import values
+from gradwire.quantize.values import FloatValues, ValueCoding
+from gradwire.select import Selector, TopMagnitudes
+from gradwire.sparse import Sparse
+from gradwire.transform import Chunks, chunk_block, chunk_sides
+from gradwire.wire.requests import AllGather, Synchronization
+
+
+@dataclass(frozen=True)
+class TopOfChunks(TopMagnitudes):
+    """The same number of largest magnitudes of every segment.
+
+    Attributes:
+        count: How many.
+    """
+
+    ratio: float = 1.0
+    count: int = 32
+
+    def counts(self, block: Block) -> Int64Array:
+        """``count``, or all of a smaller segment."""
+        return np.minimum(block.segment_numels, self.count)
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    site: Site
+    delta: Feedback
+    chunks: list[Chunks]
+    coefficients: Block
+
+
+@register("demo")
+@dataclass(frozen=True, kw_only=True)
+class DeMo(Method):
+    """Workers keep momenta of their own and send only the fast-moving parts of them; the average is their sign.
+
+    ``delta = decay * delta + g``; in each chunk of ``delta`` the largest cosine coefficients are sent and taken away;
+    a coefficient's average is over those workers that sent it; the gradient is the sign of the inverse transform.
+    Use it with plain SGD.
+
+    Verified against the authors' code (bloc97/DeMo): decay, chunk sizes, the transform, k, the mean over senders, the
+    sign. There ``delta`` takes in ``lr * g``; a constant factor changes nothing under the sign, a schedule of the
+    learning rate weighs old gradients otherwise. Here ``delta`` is kept as coefficients, which is the same for an
+    orthonormal transform. Tensors whose chunks would hold fewer than ``2 * topk`` values are averaged densely, without
+    momentum and sign. The momentum is the method's memory and takes no other; what is remembered and what is applied
+    do not add up to the mean, because of decay, sign, and the mean over senders.
+
+    Attributes:
+        topk: Coefficients sent of each chunk.
+        chunk: Longest side of a chunk, from 2 to 256.
+        decay: Share of the momentum that stays each step, in [0, 1).
+        sign: Whether the average is the sign; if not, what was decoded.
+        values: How coefficients are written: ``"fp32"``, ``"fp16"``, ``"bf16"``, or an object.
+    """
+
+    citation = "Peng et al. 2024, arXiv:2411.19870"
+    routes = ("gather",)
+    granularities = ("layer",)
+    why_granularity = "it transforms chunks of one matrix at a time"
+    memory = "none"
+    memories = ("none",)
+    bias = "biased"
+    wire_bits = "topk * d / chunk**2 * (32 + 2 + log2(chunk**2 / topk))"
+
+    topk: int = 32
+    chunk: int = 64
+    decay: float = 0.999
+    sign: bool = True
+    values: str | ValueCoding = "fp32"
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.topk, int) and self.topk >= 1):
+            raise ConfigurationError(f"topk={self.topk!r} is out of range; choose a whole number >= 1, usually 32")
+        if not (isinstance(self.chunk, int) and 2 <= self.chunk <= 256):
+            raise ConfigurationError(f"chunk={self.chunk!r} is out of range; choose 2 to 256, usually 64")
+        if not 0 <= self.decay < 1:
+            raise ConfigurationError(f"decay={self.decay!r} is out of range; choose 0 <= decay < 1, usually 0.999")
+        self.codec()
+
+    def codec(self) -> Sparse:
+        """The largest coefficients of each chunk."""
+        select: Selector = TopOfChunks(count=self.topk)
+        return Sparse(select, values.parse(self.values), EliasFano())
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Tensors with chunks that hold more than is sent of them."""
+        return math.prod(chunk_sides(shape, self.chunk)) >= 2 * self.topk
+
+    def error_bound(self, numel: int) -> float:
+        """Signs have no scale; without them, an orthonormal transform loses what it does not send."""
+        return math.inf if self.sign or not isinstance(values.parse(self.values), FloatValues) else 1.0
+
+    def begin(self, site: Site) -> _State:
+        """Cuts chunks and finds the momenta."""
+        chunks = [Chunks.of(slot, self.chunk) for slot in site.block.slots]
+        delta = Residual(beta=self.decay).feedback(site.store, "delta", site.block.slots, site.numel)
+        return _State(site, delta, chunks, chunk_block(chunks))
+
+    def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
+        """One round. The gradient's buffer holds its coefficients, then the average's."""
+        codec, block = self.codec(), state.coefficients
+        for chunks in state.chunks:
+            chunks.transform(gradient)
+        payload = torch.empty(codec.payload_bytes(block), dtype=torch.uint8, device=gradient.device)
+        codec.encode(block, gradient, state.delta, payload, state.site.key(step))
+        payloads = yield AllGather(payload)
+
+        positions, coefficients = codec.read(block, payloads)
+        kernels.for_device(gradient.device).scatter_mean(block, positions, coefficients, gradient)
+        for chunks in state.chunks:
+            chunks.invert(gradient)
+        if self.sign:
+            finite = bool(coefficients.isfinite().all())
+            for part in state.site.block.parts(gradient):
+                if finite:
+                    part.sign_()
+                else:
+                    part.copy_(torch.where(part.isnan(), part, part.sign()))

@@ -1,0 +1,28 @@
+"""8-bit gradients of a dynamic tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire.methods.method import CodecMethod
+from gradwire.methods.registry import register
+from gradwire.quantize import Dynamic
+
+
+@register("eightbit")
+@dataclass(frozen=True, kw_only=True)
+class EightBit(CodecMethod):
+    """Eight bits a value, of which small values spend more on their exponent and large ones on their digits."""
+
+    citation = "Dettmers 2016, arXiv:1511.04561"
+    routes = ("sharded", "gather")
+    bias = "contractive"
+    wire_bits = "8 * d + 32"
+
+    def codec(self) -> Dynamic:
+        """The nearest entry of the tree, times the largest magnitude of a segment."""
+        return Dynamic()
+
+    def error_bound(self, numel: int) -> float:
+        """The nearest entry is never worse than zero, which is one of them."""
+        return 1.0

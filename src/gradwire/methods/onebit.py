@@ -1,0 +1,33 @@
+"""1-bit SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire.methods.method import CodecMethod
+from gradwire.methods.registry import register
+from gradwire.quantize import TwoMeans
+
+
+@register("onebit")
+@dataclass(frozen=True, kw_only=True)
+class OneBit(CodecMethod):
+    """One bit a value and the mean of each side, with error feedback on the way to the owner and back.
+
+    The paper has a pair of means for every column of a weight matrix; here it is one for every segment, so
+    ``granularity="block:N"`` with N the length of a row comes closest to it. It diverges without the memory.
+    """
+
+    citation = "Seide et al. 2014, 1-Bit Stochastic Gradient Descent, Interspeech"
+    routes = ("sharded", "gather")
+    memory = "residual"
+    bias = "contractive"
+    wire_bits = "d + 64"
+
+    def codec(self) -> TwoMeans:
+        """One bit a value, two values a segment."""
+        return TwoMeans()
+
+    def error_bound(self, numel: int) -> float:
+        """``1 - (a m+^2 + b m-^2) / |x|^2`` with a and b values on either side: largest for a lone value."""
+        return 1 - 1 / numel

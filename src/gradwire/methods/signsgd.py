@@ -1,0 +1,42 @@
+"""SignSGD with majority vote, and with momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire.methods.method import CodecMethod
+from gradwire.methods.registry import register
+from gradwire.quantize import Vote
+
+
+@register("signsgd")
+@dataclass(frozen=True, kw_only=True)
+class SignSGD(CodecMethod):
+    """The sign that most workers see, +1 or -1: the result is a vote, not a mean.
+
+    Ties of an even number of workers are broken by randomness that is fair and the same on all ranks. Every coordinate
+    moves by the learning rate, so take one that is hundreds of times smaller than SGD's.
+    """
+
+    citation = "Bernstein et al. 2018, arXiv:1802.04434; majority vote: 2019, arXiv:1810.05291"
+    routes = ("sharded", "gather")
+    wire_bits = "d + 32"
+
+    def codec(self) -> Vote:
+        """One bit a value."""
+        return Vote()
+
+    def owner_codec(self, route: str) -> Vote:
+        """The majority is the sign of the mean of signs."""
+        return Vote()
+
+
+@register("signum")
+@dataclass(frozen=True, kw_only=True)
+class Signum(SignSGD):
+    """The majority's sign of the workers' momenta.
+
+    The memory ``gradwire.memory.Momentum(decay)`` has the momentum; use an optimizer without one.
+    """
+
+    memory = "momentum"

@@ -1,0 +1,117 @@
+"""Integers of a scale that all workers share: they add up on the way, so they all-reduce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.errors import ConfigurationError
+from gradwire.kernels.reference.stochastic import stochastic_bucket_count
+from gradwire.layout import Block
+from gradwire.memory import Feedback
+from gradwire.wire.requests import AllReduceMax, AllReduceSum, Synchronization
+
+
+@dataclass(frozen=True)
+class SharedLevels:
+    """Stochastic levels between zero and the largest magnitude that any worker has in a bucket of values.
+
+    A code of b bits is a level plus s, so n codes add up to at most ``2 s n``, which has to stay below ``2**b``.
+    TernGrad's shared scaler is ``SharedLevels(bits, levels=1)``.
+
+    Attributes:
+        bits: Bits a value: 2, 4 or 8.
+        bucket: Consecutive values that share a scale, a multiple of 8; 0 for a whole segment.
+        levels: s, levels on each side of zero; None for as many as fit.
+    """
+
+    bits: int = 8
+    bucket: int = 0
+    levels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bits not in (2, 4, 8):
+            raise ConfigurationError(f"bits={self.bits!r} is not possible; choose 2, 4 or 8")
+        if self.bucket < 0 or self.bucket % 8:
+            raise ConfigurationError(
+                f"bucket={self.bucket!r} is out of range; choose a multiple of 8, usually 512, or 0 for whole segments"
+            )
+        if self.levels is not None and not 1 <= self.levels < 1 << (self.bits - 1):
+            raise ConfigurationError(
+                f"levels={self.levels!r} is out of range; choose 1 <= levels < {1 << (self.bits - 1)} "
+                f"for bits={self.bits}"
+            )
+
+    def levels_for(self, workers: int) -> int:
+        """How many levels on each side of zero ``workers`` workers have.
+
+        Raises:
+            ConfigurationError: If their sums would not fit the bits.
+        """
+        fitting = ((1 << self.bits) - 1) // (2 * workers)
+        levels = fitting if self.levels is None else self.levels
+        if not 1 <= levels <= fitting:
+            most = ((1 << self.bits) - 1) // (2 * (self.levels or 1))
+            raise ConfigurationError(
+                f"{workers} workers' integers do not fit bits={self.bits} when they are added: with "
+                f"{self.levels or 1} on each side of zero there is room for {most} workers; choose "
+                + ("bits=8 or a gather method such as qsgd" if self.bits < 8 else "a gather method such as qsgd")
+            )
+        return levels
+
+    def scales(self, block: Block, admitted: Tensor, feedback: Feedback) -> Tensor:
+        """This worker's largest magnitudes; the residual keeps the compensated values."""
+        scales = torch.empty(stochastic_bucket_count(block, self.bucket), device=admitted.device)
+        kernels.for_device(admitted.device).integer_scales(
+            block, admitted, feedback.residual, feedback.beta, feedback.gamma, self.bucket, scales
+        )
+        return scales
+
+    def encode(
+        self, block: Block, admitted: Tensor, feedback: Feedback, scales: Tensor, workers: int, key: int
+    ) -> Tensor:
+        """Codes of the compensated values, which are taken from the residual."""
+        codes = torch.empty(block.positions * self.bits // 8, dtype=torch.uint8, device=admitted.device)
+        kernels.for_device(admitted.device).integer_encode(
+            block,
+            feedback.buffer(admitted),
+            feedback.residual is not None,
+            scales,
+            self.levels_for(workers),
+            self.bits,
+            self.bucket,
+            codes,
+            key,
+        )
+        return codes
+
+    def decode(self, block: Block, scales: Tensor, codes: Tensor, out: Tensor, workers: int) -> None:
+        """Writes the mean that the sum of all workers' codes stands for."""
+        kernels.for_device(out.device).integer_decode(
+            block, scales, codes, out, self.levels_for(workers), self.bits, self.bucket, workers
+        )
+
+
+def integer(
+    code: SharedLevels, block: Block, gradient: Tensor, feedback: Feedback, key: int, workers: int
+) -> Synchronization:
+    """Agrees on scales, then adds integers: 2 b (n - 1) / n bytes for codes and scales of b bytes, in two rounds.
+
+    Args:
+        code: How many levels, in how many bits.
+        block: Which elements of ``gradient``.
+        gradient: ``float32`` flat buffer; left with the average.
+        feedback: This worker's memory.
+        key: Randomness of this rank and step.
+        workers: n.
+    """
+    admitted = feedback.admit(block, gradient)
+    scales = yield AllReduceMax(code.scales(block, admitted, feedback))
+    codes = code.encode(block, admitted, feedback, scales, workers, key)
+    feedback.settle(block, gradient)
+    codes = yield AllReduceSum(codes)
+    code.decode(block, scales, codes, gradient, workers)
+    feedback.received(block, gradient)

@@ -1,0 +1,74 @@
+"""Principal components of the slices of a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.layout import Slot
+
+MOST_SAMPLES = 64
+"""Slices of a tensor that are looked at in a step."""
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Stretches of ``size`` consecutive elements of a parameter, and a tail that is shorter.
+
+    Attributes:
+        slot: Where the parameter lies.
+        size: Elements of a slice.
+    """
+
+    slot: Slot
+    size: int
+
+    @property
+    def count(self) -> int:
+        """Whole slices."""
+        return self.slot.numel // self.size
+
+    def whole(self, buffer: Tensor) -> Tensor:
+        """The whole slices as rows of a matrix, a view."""
+        return buffer[self.slot.offset : self.slot.offset + self.count * self.size].view(self.count, self.size)
+
+    def tail(self, buffer: Tensor) -> Tensor:
+        """What is left, a view."""
+        return buffer[self.slot.offset + self.count * self.size : self.slot.stop]
+
+    def learn(self, buffer: Tensor, moment: Tensor) -> None:
+        """Adds the second moment of some slices, evenly spread, scaled so that every step counts alike."""
+        samples = self.whole(buffer)[:: -(-self.count // MOST_SAMPLES)]
+        largest = samples.abs().max()
+        if largest.isfinite() and largest > 0:
+            scaled = samples / largest
+            scaled /= scaled.norm()
+            moment.addmm_(scaled.T, scaled)
+
+    def encode(self, buffer: Tensor, basis: Tensor) -> Tensor:
+        """Coordinates of each slice in the rows of ``basis``, then the tail."""
+        return torch.cat(((self.whole(buffer) @ basis.T).view(-1), self.tail(buffer)))
+
+    def subtract(self, code: Tensor, basis: Tensor, buffer: Tensor) -> None:
+        """Takes away what a code stands for."""
+        self.whole(buffer).addmm_(self._coordinates(code, basis), basis, alpha=-1)
+        self.tail(buffer).zero_()
+
+    def decode(self, code: Tensor, basis: Tensor, out: Tensor) -> None:
+        """Writes what a code stands for."""
+        torch.mm(self._coordinates(code, basis), basis, out=self.whole(out))
+        self.tail(out).copy_(code[self.count * len(basis) :])
+
+    def _coordinates(self, code: Tensor, basis: Tensor) -> Tensor:
+        return code[: self.count * len(basis)].view(self.count, len(basis))
+
+
+def principal_components(moment: Tensor, rank: int) -> Tensor:
+    """The ``rank`` directions of largest second moment, orthonormal rows, largest first.
+
+    The same bits in give the same bits out wherever the same LAPACK runs.
+    """
+    ascending: Tensor = torch.linalg.eigh(moment).eigenvectors
+    return ascending.flip(1).T[:rank]

@@ -1,0 +1,81 @@
+"""No kernel reads or writes outside of the gradient and of what is remembered: the pages beyond cannot be touched."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from catalogue import Case, cases
+from gradwire import methods
+from gradwire.bench.together import Together
+from gradwire.layout import Slot, flat_slots
+from gradwire.memory import Store
+from gradwire.train.configuration import Configuration
+from gradwire.train.policy import DensePolicy
+from pool import Pool
+
+PAGE = mmap.PAGESIZE
+SHAPES = [("conv", (5, 3, 3, 3)), ("linear", (33, 131)), ("odd", (1031,)), ("one", (1,)), ("long", (3, 4099))]
+WORKERS = 3
+NO_ACCESS = 0
+
+_kept: list[mmap.mmap] = []
+
+
+def guarded(numel: int, at_the_end: bool) -> torch.Tensor:
+    """Zeros that begin right after a page that cannot be touched, or end right before one."""
+    size = 4 * numel
+    room = -(-size // PAGE) * PAGE
+    memory = mmap.mmap(-1, room + 2 * PAGE)
+    _kept.append(memory)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for page in (start, start + PAGE + room):
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), PAGE, NO_ACCESS) == 0
+    offset = PAGE + (room - size if at_the_end else 0)
+    return torch.frombuffer(memory, dtype=torch.float32, count=numel, offset=offset)
+
+
+def run_between_guards(chosen: Sequence[Case]) -> None:
+    slots = flat_slots(SHAPES)
+    numel = slots[-1].stop
+    for case in chosen:
+        for at_the_end in (True, False):
+
+            def flat(store: Store, field: str, of: Sequence[Slot], size: int, end: bool = at_the_end) -> torch.Tensor:
+                buffer = guarded(max(size, 1), end)[:size]
+                for slot in of:
+                    store._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape))
+                return buffer
+
+            arguments: dict[str, Any] = {**case.options}
+            configuration = Configuration.make(
+                case.method,
+                arguments,
+                granularity=case.granularity,
+                route=case.route,
+                memory=case.memory,
+                dense=DensePolicy(below=0, vectors=False),
+            )
+            with mock.patch.object(Store, "flat", flat):
+                world = Together(configuration, slots, WORKERS)
+            for step in range(2):
+                gradients = []
+                for rank in range(WORKERS):
+                    generator = torch.Generator().manual_seed(10 * step + rank)
+                    gradients.append(guarded(numel, at_the_end).normal_(generator=generator))
+                world.average(gradients)
+                assert all(torch.equal(gradients[0], other) for other in gradients[1:]), str(case)
+    del world, gradients
+    _kept.clear()
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_kernels_stay_inside(pool: Pool, name: str) -> None:
+    chosen = [case for case in cases() if case.method == name and case.granularity != "bucket"]
+    pool.run(1, run_between_guards, chosen)

@@ -1,0 +1,108 @@
+"""Integers that add up: kernels against their reference, sums that never carry, and who is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import gradwire
+from gradwire.errors import ConfigurationError
+from gradwire.kernels import cpu, reference
+from gradwire.kernels.reference.stochastic import stochastic_bucket_count
+from gradwire.layout import Block, Granularity, flat_slots
+from gradwire.memory import NONE
+from gradwire.routes import SharedLevels, integer
+from gradwire.wire import Meter, ProcessGroupTransport, lockstep
+from gradwire.wire.fusion import issue
+from pool import Pool
+from test_kernels import BLOCKS, KEY, blocks, covered, gradients, normal, residuals, same
+
+CODES = [(8, 0, 3), (4, 64, 2), (2, 0, 1), (8, 512, 5), (4, 104, 7)]
+
+
+@blocks
+@gradients
+@pytest.mark.parametrize("turn", range(2))
+def test_integers_are_the_reference(block: Block, gradient: Tensor, turn: int) -> None:
+    bits, bucket, workers = CODES[(list(BLOCKS.values()).index(block) + 2 * turn) % len(CODES)]
+    levels = SharedLevels(bits, bucket).levels_for(workers)
+    left, right, beta, gamma = residuals((0.9, 0.3) if turn else None)
+    memories = {cpu: left, reference: right}
+    results = []
+    for kernels in (cpu, reference):
+        memory = memories[kernels]
+        scales = torch.full((stochastic_bucket_count(block, bucket),), torch.nan)
+        kernels.integer_scales(block, gradient, memory, beta, gamma, bucket, scales)
+        values = gradient.clone() if memory is None else memory
+        codes = torch.full((block.positions * bits // 8,), 0x5A, dtype=torch.uint8)
+        kernels.integer_encode(block, values, memory is not None, scales, levels, bits, bucket, codes, KEY)
+        out = normal(1)
+        kernels.integer_decode(block, scales, codes * workers, out, levels, bits, bucket, workers)
+        results.append((scales, codes, values, out))
+    assert all(same(first, second) for first, second in zip(*results, strict=True))
+    assert same(results[0][3][~covered(block)], normal(1)[~covered(block)])
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_sums_of_the_highest_codes_do_not_carry(bits: int) -> None:
+    for workers in range(1, 128):
+        code = SharedLevels(bits)
+        try:
+            levels = code.levels_for(workers)
+        except ConfigurationError:
+            assert 2 * workers > (1 << bits) - 1
+            continue
+        assert 2 * levels * workers < 1 << bits
+
+
+def test_too_many_workers_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigurationError, match="room for 7 workers; choose bits=8"):
+        SharedLevels(4).levels_for(8)
+    with pytest.raises(ConfigurationError, match="room for 127 workers"):
+        SharedLevels(8).levels_for(128)
+    with pytest.raises(ConfigurationError, match="levels=8"):
+        SharedLevels(4, levels=8)
+
+
+def extremes(bits: int) -> None:
+    """All workers have the largest magnitude everywhere: the sums are as large as they can be."""
+    parameter = torch.nn.Parameter(torch.zeros(64, 64))
+    for sign in (1.0, -1.0):
+        sync = gradwire.Synchronizer([("weight", parameter)], "globalqsgd", bits=bits)
+        parameter.grad = torch.full((64, 64), sign * 3e38)
+        sync.synchronize()
+        torch.testing.assert_close(parameter.grad, torch.full((64, 64), sign * 3e38))
+        sync.close()
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_largest_sums_decode_to_the_largest_values(pool: Pool, workers: int, bits: int) -> None:
+    pool.run(workers, extremes, bits)
+
+
+def ternary() -> None:
+    """TernGrad's shared scaler as an expression of the route: a level on each side of zero."""
+    group = dist.group.WORLD
+    assert group is not None
+    workers = dist.get_world_size()
+    block = Block.cut(flat_slots([("weight", (4000,))]), Granularity("layer"))
+    flat = torch.randn(4000, generator=torch.Generator().manual_seed(dist.get_rank()))
+    scale = flat.abs().max()
+    dist.all_reduce(scale, dist.ReduceOp.MAX)
+    rounds = lockstep([integer(SharedLevels(4, levels=1), block, flat, NONE, dist.get_rank(), workers)])
+    requests = next(rounds)
+    try:
+        while True:
+            requests = rounds.send(issue(requests, ProcessGroupTransport(group), Meter())())
+    except StopIteration:
+        pass
+    counts = flat / scale * workers
+    torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-4)
+    assert counts.abs().max() <= workers + 1e-3
+
+
+def test_one_level_is_terngrad_with_a_shared_scaler(pool: Pool) -> None:
+    pool.run(3, ternary)
