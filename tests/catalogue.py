@@ -24,6 +24,13 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
     "gtopk": [{"ratio": 0.05}, {"ratio": 0.3, "indices": "raw"}],
     "sketchml": [{"ratio": 0.1}, {"ratio": 0.3, "buckets": 16, "rows": 0}, {"ratio": 0.5, "rows": 1, "columns": 0.1}],
+    "threshold": [{"threshold": 0.5}, {"threshold": 2.0, "values": "sign", "indices": "raw"}, {"threshold": 100.0}],
+    "adaptive": [{"capacity": 0.5}, {"values": "qsgd:4"}],
+    "sidco": [{"ratio": 0.1}, {"ratio": 0.05, "values": "fp16"}],
+    "strom": [{"threshold": 0.5}, {"threshold": 2.0, "capacity": 0.001, "indices": "raw"}],
+    "variance": [{}, {"alpha": 0.5, "capacity": 0.3}, {"alpha": 1.0, "values": "qsgd:4"}],
+    "hybrid": [{"threshold": 0.5}, {"threshold": 0.7, "alpha": 0.5, "capacity": 0.3}],
+    "adacomp": [{}, {"bin": 20, "capacity": 0.3}],
     "inceptionn": [{}, {"room": 32}, {"bound": 2.0**-24, "room": 8}],
     "randomk": [{"ratio": 0.1}],
     "natural": [{"bits": 8}, {"bits": 9}],
@@ -39,8 +46,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"slice": 100, "rank": 20, "learn_steps": 2, "use_steps": 1},
     ],
     "demo": [{"topk": 3}, {"topk": 2, "chunk": 16, "sign": False, "values": "fp16"}],
-    "thc": [{"rotation": 64}, {"grain": 100}],
-    "sketchedsgd": [{"ratio": 0.1}, {"ratio": 0.02, "rows": 3, "columns": 8.0, "candidates": 1}],
+    "thc": [{"rotation": 64, "grain": 100}],
+    "sketchedsgd": [{"ratio": 0.05, "rows": 3, "columns": 8.0, "candidates": 2}],
 }
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gradwire import lab, memory, methods
     from gradwire.analysis import Analysis, analyze
     from gradwire.errors import ConfigurationError, GradwireError, LabError, PayloadError
-    from gradwire.train import DensePolicy, Handle, Roundtrip, Synchronizer, compress, roundtrip
+    from gradwire.train import DensePolicy, Handle, Roundtrip, SecondMoments, Synchronizer, compress, roundtrip
     from gradwire.wire import Stats
 
 __version__ = "0.1.0"
@@ -27,6 +27,7 @@ _HOMES = {
     "LabError": "gradwire.errors",
     "PayloadError": "gradwire.errors",
     "Roundtrip": "gradwire.train",
+    "SecondMoments": "gradwire.train",
     "Stats": "gradwire.wire",
     "Synchronizer": "gradwire.train",
     "analyze": "gradwire.analysis",
@@ -44,6 +45,7 @@ __all__ = [
     "LabError",
     "PayloadError",
     "Roundtrip",
+    "SecondMoments",
     "Stats",
     "Synchronizer",
     "analyze",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
-from gradwire.layout import Block
+from gradwire.layout import Block, Slot
 from gradwire.memory import Feedback, Store
 
 
@@ -24,6 +24,16 @@ class Codec(ABC):
         Args:
             step: Counts synchronisations, from 0, the same on every rank.
             store: Where a codec keeps what it learns.
+        """
+        return self
+
+    def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> Codec:
+        """The codec at home in one flat buffer, for what it remembers beyond the memory's residual.
+
+        Args:
+            store: Where tensors are kept by parameter name.
+            slots: The parameters in the buffer that are compressed.
+            numel: Elements of the buffer.
         """
         return self
 

@@ -26,6 +26,8 @@ from gradwire.errors import ConfigurationError
 ALIGNMENT = 8
 """Every run starts at a multiple of this many positions: one byte of one-bit codes."""
 
+Float32Array = np.ndarray[Any, np.dtype[np.float32]]
+Float64Array = np.ndarray[Any, np.dtype[np.float64]]
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -171,6 +173,23 @@ class Block:
         one_segment = granularity.scope in ("bucket", "model")
         owners = [0] * len(pieces) if one_segment else range(len(pieces))
         return cls._of_pieces(slots, pieces, owners, granularity.size or ALIGNMENT)
+
+    @classmethod
+    def dense(cls, name: str, lengths: Int64Array) -> Block:
+        """Segments of the given lengths, one after another in a buffer of their own; those of length 0 are left out."""
+        lengths = lengths[lengths > 0]
+        starts = np.cumsum(lengths) - lengths
+        padded = -(-lengths // ALIGNMENT) * ALIGNMENT
+        slot = Slot(name, (int(lengths.sum()),), 0)
+        return cls(
+            slots=(slot,),
+            runs=np.stack((starts, lengths, np.cumsum(padded) - padded), axis=1),
+            segments=np.arange(len(lengths) + 1),
+            origins=starts,
+            streams=np.full(len(lengths), slot.stream, dtype=np.uint64),
+            slot_of_run=np.zeros(len(lengths), dtype=np.int64),
+            unit=ALIGNMENT,
+        )
 
     @classmethod
     def _of_pieces(

@@ -16,6 +16,10 @@ class IndexCoding(ABC):
     def size(self, count: int, universe: int) -> int:
         """Bytes for ``count`` positions below ``universe``, a multiple of 4."""
 
+    def bound(self, count: int, universe: int) -> int:
+        """Bytes that are enough for up to ``count`` positions below ``universe``, a multiple of 4."""
+        return self.size(count, universe)
+
     @abstractmethod
     def encode(self, positions: Tensor, universe: int, payload: Tensor) -> None:
         """Writes ``int64[count]`` ascending distinct positions to ``uint8[size(count, universe)]``."""

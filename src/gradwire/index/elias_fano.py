@@ -23,6 +23,15 @@ class EliasFano(IndexCoding):
         """Low bits, high bits, rounded up to 4 bytes."""
         return elias_fano_bytes(count, universe)
 
+    def bound(self, count: int, universe: int) -> int:
+        """One word more than for ``count``.
+
+        The bits, ``n (l + 1) + (universe - 1 >> l)``, never shrink as ``n`` grows: where ``l`` becomes one less, ``n``
+        is ``universe >> l``, which is both what the low bits save and what the high bits take more. Rounding low and
+        high bits up to words can differ by one.
+        """
+        return self.size(count, universe) + 4
+
     def encode(self, positions: Tensor, universe: int, payload: Tensor) -> None:
         """Splits every position in high and low bits."""
         kernels.for_device(positions.device).elias_fano_encode(positions, universe, payload)

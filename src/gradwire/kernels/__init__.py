@@ -20,7 +20,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from gradwire.layout import Block, Int64Array, UInt64Array
+from gradwire.layout import Block, Float32Array, Float64Array, Int64Array, UInt64Array
 
 
 class Kernels(Protocol):
@@ -143,27 +143,6 @@ class Kernels(Protocol):
         """``out`` = what codes added up over ``workers`` stand for, divided by their number."""
         ...
 
-    def inceptionn_payload_bytes(self, block: Block, room: int) -> int:
-        """Size of an INCEPTIONN payload with room for ``room`` bytes of values, a multiple of 4."""
-        ...
-
-    def inceptionn_encode(
-        self,
-        block: Block,
-        gradient: Tensor,
-        residual: Tensor | None,
-        beta: float,
-        gamma: float,
-        payload: Tensor,
-        bound: int,
-    ) -> None:
-        """Shifted mantissas, cut off below ``2**-bound``; the bound is doubled until they fit the payload."""
-        ...
-
-    def inceptionn_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float, bound: int) -> None:
-        """``out = weight * sum of the decoded payloads`` over the runs, in row order; PayloadError unless sound."""
-        ...
-
     def topk_select(
         self,
         block: Block,
@@ -193,8 +172,19 @@ class Kernels(Protocol):
         """``residual -= values`` at ``positions``; values that are not finite count as not sent."""
         ...
 
-    def scatter_sum(self, block: Block, positions: Tensor, values: Tensor, out: Tensor, weight: float) -> None:
-        """``out = weight * sum over rows`` of sparse rows ``positions[n, K]``, ``values[n, K]``; zero elsewhere."""
+    def scatter_sum(
+        self,
+        block: Block,
+        positions: Tensor,
+        values: Tensor,
+        out: Tensor,
+        weight: float,
+        filled: Int64Array | None = None,
+    ) -> None:
+        """``out = weight * sum over rows`` of sparse rows ``positions[n, K]``, ``values[n, K]``; zero elsewhere.
+
+        With ``filled`` only the first ``filled[n]`` entries of each row count.
+        """
         ...
 
     def scatter_mean(self, block: Block, positions: Tensor, values: Tensor, out: Tensor) -> None:
@@ -455,6 +445,96 @@ class Kernels(Protocol):
         self, block: Block, payloads: Tensor, out: Tensor, weight: float, buckets: int, rows: int, columns: float
     ) -> None:
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def scatter(self, block: Block, target: Tensor, positions: Tensor, values: Tensor) -> None:
+        """``target = values`` at ``positions``."""
+        ...
+
+    def magnitude_statistics(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
+    ) -> tuple[Float64Array, Float32Array]:
+        """``sum |t|`` and ``max |t|`` of each segment, NaN where ``t`` is not finite; leaves ``t`` in the residual."""
+        ...
+
+    def exceedances(self, block: Block, source: Tensor, thresholds: Float32Array) -> tuple[Int64Array, Float64Array]:
+        """How many magnitudes of ``source`` reach their segment's threshold, and their sum; 0 for a NaN threshold."""
+        ...
+
+    def collect_reaching(
+        self, block: Block, source: Tensor, thresholds: Float32Array, room: int
+    ) -> tuple[Tensor, Tensor, Int64Array]:
+        """All of ``source`` but zeros whose magnitude reaches the threshold of its segment.
+
+        Args:
+            block: Which elements, in which segments.
+            source: ``float32`` flat buffer.
+            thresholds: ``float32[S]``; NaN for a segment of which nothing is to be chosen.
+            room: How many are expected.
+
+        Returns:
+            Ascending positions; their values; how many of each run, or -1 for runs of a segment with threshold NaN.
+        """
+        ...
+
+    def collect_unambiguous(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        squares: Tensor | None,
+        moments: Tensor,
+        alpha: float,
+        decay: float,
+        threshold: float,
+        room: int,
+    ) -> tuple[Tensor, Tensor, Int64Array]:
+        """All ``t`` with ``t**2 > alpha * v`` and ``|t| > threshold``, after ``v = moments + squares``.
+
+        Leaves ``t`` in the residual and ``v`` in ``moments``, times ``decay`` where not chosen; neither takes in what
+        is not finite. ``squares`` are zeroed; None stands for the gradient's. Otherwise as :meth:`collect_reaching`;
+        counts are -1 for runs of a segment with a ``t`` that is not finite.
+        """
+        ...
+
+    def collect_local_maxima(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        bins: Int64Array,
+        room: int,
+    ) -> tuple[Tensor, Tensor, Int64Array, Float32Array]:
+        """All ``t`` but zeros with ``|t + gamma * gradient|`` at least the largest ``|t|`` of their bin.
+
+        Bins are ``bins[R]`` consecutive elements of a run, the last one perhaps fewer. Leaves ``t`` in the residual.
+        Otherwise as :meth:`collect_unambiguous`, and with the mean over bins of that largest ``|t|`` of each segment.
+        """
+        ...
+
+    def inceptionn_payload_bytes(self, block: Block, room: int) -> int:
+        """Size of an INCEPTIONN payload with room for ``room`` bytes of values, a multiple of 4."""
+        ...
+
+    def inceptionn_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        bound: int,
+    ) -> None:
+        """Shifted mantissas, cut off below ``2**-bound``; the bound is doubled until they fit the payload."""
+        ...
+
+    def inceptionn_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float, bound: int) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, in row order; PayloadError unless sound."""
         ...
 
 

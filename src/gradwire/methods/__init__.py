@@ -1,6 +1,8 @@
 """Published methods, one file each, and the catalogue that holds them."""
 
 from gradwire.methods.acpsgd import ACPSGD
+from gradwire.methods.adacomp import AdaComp
+from gradwire.methods.adaptive import Adaptive
 from gradwire.methods.atomo import Atomo
 from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
@@ -11,6 +13,7 @@ from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.gradiveq import GradiVeQ
 from gradwire.methods.gtopk import GTopK
+from gradwire.methods.hybrid import Hybrid
 from gradwire.methods.inceptionn import INCEPTIONN
 from gradwire.methods.loco import LoCo
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
@@ -23,13 +26,17 @@ from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import get, make, name_of, names, register
 from gradwire.methods.scalecom import ScaleCom
+from gradwire.methods.sidco import SIDCo
 from gradwire.methods.signsgd import SignSGD, Signum
 from gradwire.methods.sketchedsgd import SketchedSGD
 from gradwire.methods.sketchml import SketchML
+from gradwire.methods.strom import Strom
 from gradwire.methods.terngrad import TernGrad
 from gradwire.methods.thc import THC
 from gradwire.methods.threelc import ThreeLC
+from gradwire.methods.threshold import Threshold
 from gradwire.methods.topk import TopK
+from gradwire.methods.variance import Variance
 
 __all__ = [
     "ACPSGD",
@@ -40,6 +47,8 @@ __all__ = [
     "INCEPTIONN",
     "QSGD",
     "THC",
+    "AdaComp",
+    "Adaptive",
     "Atomo",
     "CodecMethod",
     "DeMo",
@@ -49,6 +58,7 @@ __all__ = [
     "GTopK",
     "GlobalQSGD",
     "GradiVeQ",
+    "Hybrid",
     "LayerMethod",
     "LayerState",
     "LinearMethod",
@@ -60,15 +70,19 @@ __all__ = [
     "PowerSGD",
     "QgZ",
     "RandomK",
+    "SIDCo",
     "ScaleCom",
     "SignSGD",
     "Signum",
     "Site",
     "SketchML",
     "SketchedSGD",
+    "Strom",
     "TernGrad",
     "ThreeLC",
+    "Threshold",
     "TopK",
+    "Variance",
     "get",
     "make",
     "name_of",

@@ -188,7 +188,8 @@ class CodecMethod(Method):
 
     def begin(self, site: Site) -> _CodecState:
         """Sets up the memories; an owner has one like the workers'."""
-        worker, owner = self.codec(), site.owner or self.owner_codec(site.route)
+        worker = self.codec().installed(site.store, site.block.slots, site.numel)
+        owner = site.owner or self.owner_codec(site.route)
         shards, owner_feedback = None, NONE
         if site.route == "sharded":
             shards = Shards.of(site.block, site.rank, site.world_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,17 @@ class ValueCoding(ABC):
     @abstractmethod
     def size(self, chosen: Block) -> int:
         """Bytes for the chosen values, a multiple of 4."""
+
+    def bound(self, count: int, segments: int) -> int:
+        """Bytes that are enough for up to ``count`` values in up to ``segments`` segments, a multiple of 4.
+
+        What a segment takes grows with its first value and then with every so many more, if at all, so nothing takes
+        more than one value in each segment but the last.
+        """
+        segments = min(segments, count)
+        lengths = np.ones(segments, dtype=np.int64)
+        lengths[-1:] += count - segments
+        return self.size(Block.dense("bound", lengths))
 
     @abstractmethod
     def encode(self, chosen: Block, values: Tensor, payload: Tensor, key: int) -> None:
@@ -46,7 +58,11 @@ class FloatValues(ValueCoding):
 
     def size(self, chosen: Block) -> int:
         """Two or four bytes each, rounded up to 4."""
-        return -(-chosen.numel * self.dtype.itemsize // 4) * 4
+        return self.bound(chosen.numel, 1)
+
+    def bound(self, count: int, segments: int) -> int:
+        """Segments make no difference."""
+        return -(-count * self.dtype.itemsize // 4) * 4
 
     def encode(self, chosen: Block, values: Tensor, payload: Tensor, key: int) -> None:
         """Rounds to ``dtype``."""

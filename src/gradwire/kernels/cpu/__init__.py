@@ -24,10 +24,17 @@ from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotate
 from gradwire.kernels.cpu.senders import scatter_mean
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
-from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter_sum, subtract
+from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
 from gradwire.kernels.cpu.ternary import ternary_encode
 from gradwire.kernels.cpu.three_level import three_level_encode
+from gradwire.kernels.cpu.threshold import (
+    collect_local_maxima,
+    collect_reaching,
+    collect_unambiguous,
+    exceedances,
+    magnitude_statistics,
+)
 from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.cpu.trits import trits_decode
 from gradwire.kernels.cpu.two_means import two_means_decode, two_means_encode
@@ -51,12 +58,16 @@ __all__ = [
     "accumulate",
     "bitmap_decode",
     "bitmap_encode",
+    "collect_local_maxima",
+    "collect_reaching",
+    "collect_unambiguous",
     "dynamic_decode",
     "dynamic_encode",
     "dynamic_payload_bytes",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
+    "exceedances",
     "exponent_decode",
     "exponent_encode",
     "exponent_payload_bytes",
@@ -67,6 +78,7 @@ __all__ = [
     "integer_decode",
     "integer_encode",
     "integer_scales",
+    "magnitude_statistics",
     "merge_top",
     "power_of_two_decode",
     "power_of_two_encode",
@@ -81,6 +93,7 @@ __all__ = [
     "rotated_encode",
     "rotated_scales",
     "rotated_sums",
+    "scatter",
     "scatter_mean",
     "scatter_sum",
     "sign_decode",
@@ -168,6 +181,13 @@ def warm_up() -> None:
     bitmap_decode(bitmap, block.positions, positions[0])
     gather(block, gradient, positions[0], values[0])
     subtract(block, residual, positions[0], values[0])
+    scatter(block, out, positions[0], values[0])
+    thresholds = np.array([0.5], dtype=np.float32)
+    magnitude_statistics(block, gradient, residual, 1.0, 1.0)
+    exceedances(block, gradient, thresholds)
+    collect_reaching(block, gradient, thresholds, 2)
+    collect_unambiguous(block, gradient, residual, 1.0, 1.0, None, out, 1.5, 0.9, 0.0, 2)
+    collect_local_maxima(block, gradient, residual, 1.0, 1.0, np.array([8]), 2)
     scatter_sum(block, positions, values, out, 1.0)
     scatter_sum(block, positions.flip(1), values, out, 1.0)
     scatter_mean(block, positions.sort().values, values, out)

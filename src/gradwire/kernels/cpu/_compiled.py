@@ -12,6 +12,8 @@ from numba.core import types
 from torch import Tensor
 
 from gradwire.kernels.reference._torch import CHUNK, LANES
+from gradwire.layout import Float32Array as Float32Array
+from gradwire.layout import Float64Array as Float64Array
 from gradwire.layout import Int64Array
 from gradwire.randomness import FIRST_FACTOR, SECOND_FACTOR
 
@@ -21,8 +23,6 @@ compiled: Any = numba.njit(nogil=True, cache=True, error_model="numpy")
 intrinsic: Any = extending.intrinsic
 """A function for compiled callers that is written in LLVM's language, for what loops do not vectorise to."""
 
-Float32Array = np.ndarray[Any, np.dtype[np.float32]]
-Float64Array = np.ndarray[Any, np.dtype[np.float64]]
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
 UInt32Array = np.ndarray[Any, np.dtype[np.uint32]]
 

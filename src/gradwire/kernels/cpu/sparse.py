@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import PIECE, Float32Array, array, compiled, hash32, mix64
+from gradwire.kernels.cpu._compiled import PIECE, array, compiled, hash32, mix64
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.sparse import FEISTEL_ROUNDS, lies_in_no_run
-from gradwire.layout import Block, Int64Array, UInt64Array
+from gradwire.layout import Block, Float32Array, Int64Array, UInt64Array
 from gradwire.randomness import run_keys
 
 
@@ -32,16 +32,31 @@ def subtract(block: Block, residual: Tensor, positions: Tensor, values: Tensor) 
     _subtract(block.runs, array(residual), places, array(values))
 
 
-def scatter_sum(block: Block, positions: Tensor, values: Tensor, out: Tensor, weight: float) -> None:
+def scatter(block: Block, target: Tensor, positions: Tensor, values: Tensor) -> None:
+    """See :meth:`gradwire.kernels.Kernels.scatter`."""
+    places = array(positions)
+    _check(block, places)
+    _put(block.runs, array(target), places, array(values))
+
+
+def scatter_sum(
+    block: Block,
+    positions: Tensor,
+    values: Tensor,
+    out: Tensor,
+    weight: float,
+    filled: Int64Array | None = None,
+) -> None:
     """See :meth:`gradwire.kernels.Kernels.scatter_sum`.
 
     Raises:
         PayloadError: If a position lies in no run; nothing has been written then.
     """
     places = array(positions)
-    ascending = [_check(block, row) for row in places]
-    scatter = _scatter_ascending if all(ascending) else _scatter
-    scatter(block.runs, places, array(values), array(out), np.float32(weight))
+    counts = np.full(len(places), places.shape[1], np.int64) if filled is None else filled
+    ascending = [_check(block, row[:count]) for row, count in zip(places, counts, strict=True)]
+    add = _scatter_ascending if all(ascending) else _scatter
+    add(block.runs, places, array(values), counts, array(out), np.float32(weight))
 
 
 def _check(block: Block, positions: Int64Array) -> bool:
@@ -95,6 +110,14 @@ def _gather(runs: Int64Array, source: Float32Array, positions: Int64Array, value
 
 
 @compiled
+def _put(runs: Int64Array, target: Float32Array, positions: Int64Array, values: Float32Array) -> None:
+    run = np.int64(0)
+    for i in range(positions.size):
+        run = _run_of(runs, positions[i], run)
+        target[runs[run, 0] + positions[i] - runs[run, 2]] = values[i]
+
+
+@compiled
 def _subtract(runs: Int64Array, residual: Float32Array, positions: Int64Array, values: Float32Array) -> None:
     run = np.int64(0)
     for i in range(positions.size):
@@ -105,10 +128,15 @@ def _subtract(runs: Int64Array, residual: Float32Array, positions: Int64Array, v
 
 @compiled
 def _scatter_ascending(
-    runs: Int64Array, positions: Int64Array, values: Float32Array, out: Float32Array, weight: np.float32
+    runs: Int64Array,
+    positions: Int64Array,
+    values: Float32Array,
+    counts: Int64Array,
+    out: Float32Array,
+    weight: np.float32,
 ) -> None:
     """Clears, adds and weights a chunk while it is in the cache; rows must be ascending."""
-    rows, count = positions.shape
+    rows = len(positions)
     cursors = np.zeros(rows, np.int64)
     for run in range(len(runs)):
         start, length, position = runs[run]
@@ -119,7 +147,7 @@ def _scatter_ascending(
             base, limit = position + first, position + last
             for row in range(rows):
                 cursor = cursors[row]
-                while cursor < count and positions[row, cursor] < limit:
+                while cursor < counts[row] and positions[row, cursor] < limit:
                     piece[positions[row, cursor] - base] += values[row, cursor]
                     cursor += 1
                 cursors[row] = cursor
@@ -129,14 +157,19 @@ def _scatter_ascending(
 
 @compiled
 def _scatter(
-    runs: Int64Array, positions: Int64Array, values: Float32Array, out: Float32Array, weight: np.float32
+    runs: Int64Array,
+    positions: Int64Array,
+    values: Float32Array,
+    counts: Int64Array,
+    out: Float32Array,
+    weight: np.float32,
 ) -> None:
     """As ``_scatter_ascending``, for positions in any order."""
     for start, length, _ in runs:
         out[start : start + length] = 0
     for row in range(len(positions)):
         run = np.int64(0)
-        for i in range(positions.shape[1]):
+        for i in range(counts[row]):
             run = _run_of(runs, positions[row, i], run)
             out[runs[run, 0] + positions[row, i] - runs[run, 2]] += values[row, i]
     if weight != 1:

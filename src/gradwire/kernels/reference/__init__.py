@@ -93,10 +93,24 @@ from gradwire.kernels.reference.rotation import rotated_decode, rotated_encode, 
 from gradwire.kernels.reference.senders import scatter_mean
 from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
 from gradwire.kernels.reference.sketch import sketch, sketch_estimates
-from gradwire.kernels.reference.sparse import gather, randomk_positions, scatter_sum, subtract, topk_select
+from gradwire.kernels.reference.sparse import (
+    gather,
+    randomk_positions,
+    scatter,
+    scatter_sum,
+    subtract,
+    topk_select,
+)
 from gradwire.kernels.reference.stochastic import stochastic_decode, stochastic_encode, stochastic_payload_bytes
 from gradwire.kernels.reference.ternary import ternary_encode
 from gradwire.kernels.reference.three_level import three_level_encode
+from gradwire.kernels.reference.threshold import (
+    collect_local_maxima,
+    collect_reaching,
+    collect_unambiguous,
+    exceedances,
+    magnitude_statistics,
+)
 from gradwire.kernels.reference.trits import trits_decode, trits_payload_bytes
 from gradwire.kernels.reference.two_means import two_means_decode, two_means_encode, two_means_payload_bytes
 from gradwire.kernels.reference.vote import vote_encode
@@ -110,12 +124,16 @@ __all__ = [
     "accumulate",
     "bitmap_decode",
     "bitmap_encode",
+    "collect_local_maxima",
+    "collect_reaching",
+    "collect_unambiguous",
     "dynamic_decode",
     "dynamic_encode",
     "dynamic_payload_bytes",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
+    "exceedances",
     "exponent_decode",
     "exponent_encode",
     "exponent_payload_bytes",
@@ -126,6 +144,7 @@ __all__ = [
     "integer_decode",
     "integer_encode",
     "integer_scales",
+    "magnitude_statistics",
     "merge_top",
     "power_of_two_decode",
     "power_of_two_encode",
@@ -140,6 +159,7 @@ __all__ = [
     "rotated_encode",
     "rotated_scales",
     "rotated_sums",
+    "scatter",
     "scatter_mean",
     "scatter_sum",
     "sign_decode",

@@ -130,16 +130,29 @@ def subtract(block: Block, residual: Tensor, positions: Tensor, values: Tensor) 
     residual[places] = torch.where(values.isfinite(), residual[places] - values, residual[places])
 
 
-def scatter_sum(block: Block, positions: Tensor, values: Tensor, out: Tensor, weight: float) -> None:
+def scatter(block: Block, target: Tensor, positions: Tensor, values: Tensor) -> None:
+    """See :meth:`gradwire.kernels.Kernels.scatter`. Positions are distinct."""
+    target[_places(block, positions)] = values
+
+
+def scatter_sum(
+    block: Block,
+    positions: Tensor,
+    values: Tensor,
+    out: Tensor,
+    weight: float,
+    filled: Int64Array | None = None,
+) -> None:
     """See :meth:`gradwire.kernels.Kernels.scatter_sum`. The positions of a row are distinct.
 
     Raises:
         PayloadError: If a position lies in no run; nothing has been written then.
     """
-    places = [_places(block, row) for row in positions]
+    counts = [positions.shape[1]] * len(positions) if filled is None else filled.tolist()
+    places = [_places(block, row[:count]) for row, count in zip(positions, counts, strict=True)]
     for start, length, _ in block.runs.tolist():
         out[start : start + length] = 0
     for place, row in zip(places, values, strict=True):
-        out[place] = out[place] + row
+        out[place] = out[place] + row[: len(place)]
     for start, length, _ in block.runs.tolist():
         out[start : start + length] *= weight

@@ -1,0 +1,198 @@
+"""Sparse codecs that send as many coordinates as the values ask for, in payloads of a size known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.codec import Codec
+from gradwire.errors import ConfigurationError, PayloadError
+from gradwire.index import EliasFano, IndexCoding
+from gradwire.layout import Block, Int64Array, Slot
+from gradwire.memory import Feedback, Store
+from gradwire.quantize.values import FloatValues, ValueCoding
+from gradwire.select.criterion import Criterion
+
+SPARE = 5 / 4
+"""A step's capacity, relative to the most that any rank wanted to send in the step before."""
+
+SHRINK = 1 / 2
+"""A capacity never falls to less than this in one step, because a quiet step does not mean that the next one is."""
+
+LEAST = 16
+"""No parameter's capacity falls below this, unless it is smaller itself."""
+
+NOT_FINITE = 2**32 - 1
+"""The count that says that a parameter has a value that is not finite."""
+
+
+@dataclass(frozen=True)
+class AdaptiveSparse(Codec):
+    """All coordinates that meet a criterion, up to a capacity on which all ranks agree.
+
+    A payload is, for every parameter, how many of its coordinates met the criterion (uint32, little-endian, or
+    :data:`NOT_FINITE`); then values, then indices, each in the room that the capacity takes at most. All ranks see all
+    counts, which makes the capacity of the next step. Where more is wanted than fits, the largest magnitudes go, and
+    the rest waits in the memory.
+
+    Attributes:
+        criterion: Which coordinates.
+        capacity: How many of each parameter's fit in the first step, as a share of its elements.
+        values: How their values are written.
+        indices: How their positions are written.
+        store: Where capacities are kept, by parameter; the first one always holds if None.
+    """
+
+    selects: ClassVar[bool] = True
+
+    criterion: Criterion
+    capacity: float
+    values: ValueCoding = field(default_factory=FloatValues)
+    indices: IndexCoding = field(default_factory=EliasFano)
+    store: Store | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.capacity <= 1:
+            raise ConfigurationError(
+                f"capacity={self.capacity!r} is out of range; choose 0 < capacity <= 1, the share of coordinates that "
+                "fits in the first step, for example 0.02"
+            )
+
+    def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> AdaptiveSparse:
+        """With the criterion, and the store for capacities."""
+        return replace(self, criterion=self.criterion.installed(store, slots, numel), store=store)
+
+    def room(self, block: Block) -> int:
+        """How many coordinates fit in this step."""
+        return sum(self._room_of(slot) for slot in block.slots)
+
+    def payload_bytes(self, block: Block) -> int:
+        """Counts, values, indices."""
+        _, _, size = self._edges(block)
+        return size
+
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
+        """Chooses, writes, and takes what was really written from the residual."""
+        head, edge, _ = self._edges(block)
+        room = self.room(block)
+        choice = self.criterion.choose(block, gradient, feedback, room)
+        positions, values = choice.positions, choice.values
+        if len(positions) > room:
+            positions, values = _largest(positions, values, room)
+        chosen = _chosen(block, positions)
+        written = values
+        if choice.magnitudes is not None:
+            of_chosen = np.repeat(choice.magnitudes[_lengths(block, positions) > 0], chosen.segment_numels)
+            written = torch.copysign(torch.from_numpy(of_chosen).to(values.device), values)
+        payload.zero_()
+        payload[:head].view(torch.int32).copy_(_packed(_wanted(block, choice.counts)))
+        coded = payload[head : head + self.values.size(chosen)]
+        self.values.encode(chosen, written, coded, key)
+        size = self.indices.size(len(positions), block.positions)
+        self.indices.encode(positions, block.positions, payload[edge : edge + size])
+        feedback.masked(block, positions)
+        if feedback.residual is not None:
+            sent = torch.empty_like(values)
+            self.values.decode(chosen, coded, sent)
+            kernels.for_device(gradient.device).subtract(block, feedback.residual, positions, sent)
+        self.criterion.sent(block, positions, values)
+
+    def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """Reads all payloads, checks counts and positions, then writes ``out`` once."""
+        head, edge, _ = self._edges(block)
+        room = self.room(block)
+        wanted = np.stack([_unpacked(payload[:head]) for payload in payloads])
+        finite = wanted != NOT_FINITE
+        numels = np.array([slot.numel for slot in block.slots])
+        if (finite & (wanted > numels)).any():
+            raise PayloadError("a payload counts more coordinates of a parameter than it has")
+        filled = np.minimum(np.where(finite, wanted, 0).sum(1), room)
+        shape = (len(payloads), int(filled.max()))
+        positions = torch.empty(shape, dtype=torch.int64, device=out.device)
+        values = torch.empty(shape, dtype=torch.float32, device=out.device)
+        for row, (payload, count) in enumerate(zip(payloads, filled.tolist(), strict=True)):
+            size = self.indices.size(count, block.positions)
+            self.indices.decode(payload[edge : edge + size], block.positions, positions[row, :count])
+            chosen = _chosen(block, positions[row, :count])
+            if chosen.numel != count:
+                raise PayloadError(f"of {count} positions {count - chosen.numel} lie in no run of the block")
+            self.values.decode(chosen, payload[head : head + self.values.size(chosen)], values[row, :count])
+        kernels.for_device(out.device).scatter_sum(block, positions, values, out, weight, filled)
+        for run in np.flatnonzero(~finite.all(0)[block.slot_of_run]).tolist():
+            start, length, _ = block.runs[run].tolist()
+            out[start : start + length] = torch.nan
+        self._learn(block, np.where(finite, wanted, -1))
+
+    def _edges(self, block: Block) -> tuple[int, int, int]:
+        """Where values start, where indices start, and the size of a payload."""
+        room = self.room(block)
+        head = 4 * len(block.slots)
+        edge = head + self.values.bound(room, block.segment_count)
+        return head, edge, edge + self.indices.bound(room, block.positions)
+
+    def _room_of(self, slot: Slot) -> int:
+        kept = None if self.store is None else self.store.get("capacity", slot.name)
+        capacity = 0 if kept is None else int(kept)
+        return capacity or _within(slot, self.capacity * slot.numel)
+
+    def _learn(self, block: Block, wanted: Int64Array) -> None:
+        """Makes the capacities of the next step; a parameter that is not finite on some rank keeps its own."""
+        if self.store is None:
+            return
+        rows = wanted.max(0).tolist(), wanted.min(0).tolist()
+        for slot, most, least in zip(block.slots, *rows, strict=True):
+            capacity = self._room_of(slot)
+            if least >= 0:
+                capacity = _within(slot, max(SPARE * most, SHRINK * capacity))
+            self.store.put("capacity", slot.name, torch.tensor(capacity))
+
+
+def _within(slot: Slot, capacity: float) -> int:
+    return min(slot.numel, max(LEAST, int(np.ceil(capacity))))
+
+
+def _largest(positions: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest magnitudes, ties to the lowest position."""
+    all_of_them = Block.dense("wanted", np.array([len(values)]))
+    kept = torch.empty(count, dtype=torch.int64, device=values.device)
+    largest = torch.empty(count, dtype=torch.float32, device=values.device)
+    kernels.for_device(values.device).topk_select(all_of_them, values, None, 1.0, 1.0, np.array([count]), kept, largest)
+    return positions[kept], largest
+
+
+def _lengths(block: Block, positions: Tensor) -> Int64Array:
+    """How many of some ascending positions lie in each segment: ``int64[S]``."""
+    if not block.segment_count:
+        return np.zeros(0, dtype=np.int64)
+    places = positions.cpu().numpy()
+    ends = np.searchsorted(places, block.runs[:, 2] + block.runs[:, 1])
+    lengths: Int64Array = np.add.reduceat(ends - np.searchsorted(places, block.runs[:, 2]), block.segments[:-1])
+    return lengths
+
+
+def _chosen(block: Block, positions: Tensor) -> Block:
+    """The block that the values at some positions form: one segment for each that has any."""
+    return Block.dense(f"values chosen from {block.slots[0].name}", _lengths(block, positions))
+
+
+def _wanted(block: Block, counts: Int64Array) -> Int64Array:
+    """From counts of runs to counts of slots."""
+    wanted = np.zeros(len(block.slots), dtype=np.int64)
+    np.add.at(wanted, block.slot_of_run, np.maximum(counts, 0))
+    wanted[block.slot_of_run[counts < 0]] = NOT_FINITE
+    return wanted
+
+
+def _packed(counts: Int64Array) -> Tensor:
+    return torch.from_numpy(counts.astype(np.uint32).view(np.int32))
+
+
+def _unpacked(head: Tensor) -> Int64Array:
+    counts: Int64Array = head.cpu().contiguous().numpy().view(np.uint32).astype(np.int64)
+    return counts

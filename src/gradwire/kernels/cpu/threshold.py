@@ -1,0 +1,417 @@
+"""Coordinates that reach a threshold, in passes over memory that list what they find."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.kernels.cpu._compiled import (
+    INFINITE,
+    array,
+    compensate,
+    compiled,
+    keep_finite,
+    largest_magnitude,
+    reaching_mask,
+    sum_of_lanes,
+    trailing_zeros,
+    values_and_memory,
+)
+from gradwire.kernels.reference._torch import CHUNK, LANES
+from gradwire.kernels.reference.threshold import LARGEST
+from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
+
+
+def magnitude_statistics(
+    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
+) -> tuple[Float64Array, Float32Array]:
+    """See :meth:`gradwire.kernels.Kernels.magnitude_statistics`."""
+    values, memory, keep = values_and_memory(gradient, residual)
+    if not keep:
+        beta, gamma = 0.0, 1.0
+    totals = np.empty(block.segment_count)
+    largest = np.empty(block.segment_count, np.float32)
+    _statistics(block.runs, block.segments, values, memory, keep, np.float32(beta), np.float32(gamma), totals, largest)
+    return totals, largest
+
+
+def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple[Int64Array, Float64Array]:
+    """See :meth:`gradwire.kernels.Kernels.exceedances`."""
+    counts, totals = np.zeros(block.segment_count, np.int64), np.zeros(block.segment_count)
+    _exceedances(block.runs, block.segments, array(source), thresholds, counts, totals)
+    return counts, totals
+
+
+def collect_reaching(
+    block: Block, source: Tensor, thresholds: Float32Array, room: int
+) -> tuple[Tensor, Tensor, Int64Array]:
+    """See :meth:`gradwire.kernels.Kernels.collect_reaching`."""
+    counts = np.empty(len(block.runs), np.int64)
+    found = _collect_reaching(block.runs, block.segments, array(source), thresholds, room, counts)
+    return *_tensors(*found), counts
+
+
+def collect_unambiguous(
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    squares: Tensor | None,
+    moments: Tensor,
+    alpha: float,
+    decay: float,
+    threshold: float,
+    room: int,
+) -> tuple[Tensor, Tensor, Int64Array]:
+    """See :meth:`gradwire.kernels.Kernels.collect_unambiguous`."""
+    values, memory, keep = values_and_memory(gradient, residual)
+    if not keep:
+        beta, gamma = 0.0, 1.0
+    counts = np.empty(len(block.runs), np.int64)
+    found = _collect_unambiguous(
+        block.runs,
+        block.segments,
+        values,
+        memory,
+        keep,
+        np.float32(beta),
+        np.float32(gamma),
+        array(moments if squares is None else squares),
+        squares is not None,
+        array(moments),
+        alpha,
+        np.float32(decay),
+        np.float32(threshold),
+        room,
+        counts,
+    )
+    return *_tensors(*found), counts
+
+
+def collect_local_maxima(
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    bins: Int64Array,
+    room: int,
+) -> tuple[Tensor, Tensor, Int64Array, Float32Array]:
+    """See :meth:`gradwire.kernels.Kernels.collect_local_maxima`."""
+    values, memory, keep = values_and_memory(gradient, residual)
+    if not keep:
+        beta, gamma = 0.0, 1.0
+    counts = np.empty(len(block.runs), np.int64)
+    scales = np.zeros(block.segment_count, np.float32)
+    found = _collect_local_maxima(
+        block.runs,
+        block.segments,
+        values,
+        memory,
+        keep,
+        np.float32(beta),
+        np.float32(gamma),
+        bins,
+        room,
+        counts,
+        scales,
+    )
+    return *_tensors(*found), counts, scales
+
+
+def _tensors(places: Int64Array, candidates: Float32Array, found: int) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(places[:found]), torch.from_numpy(candidates[:found])
+
+
+@compiled
+def _statistics(
+    runs: Int64Array,
+    segments: Int64Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
+    totals: Float64Array,
+    largest: Float32Array,
+) -> None:
+    t = np.empty(CHUNK, np.float32)
+    lanes = np.empty(LANES, np.float64)
+    bits = largest.view(np.uint32)
+    for segment in range(totals.size):
+        total, maximum = 0.0, np.uint32(0)
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length = runs[run, 0], runs[run, 1]
+            of_run = 0.0
+            for first in range(0, length, CHUNK):
+                low, high = start + first, start + min(first + CHUNK, length)
+                of_chunk = _take(gradient[low:high], residual[low:high], keep, beta, gamma, t)
+                maximum = max(maximum, of_chunk)
+                of_run += _total(t[: high - low], lanes)
+            total += of_run
+        finite = maximum < INFINITE
+        totals[segment] = total if finite else np.nan
+        bits[segment] = maximum
+        if not finite:
+            largest[segment] = np.nan
+
+
+@compiled
+def _take(
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
+    t: Float32Array,
+) -> np.uint32:
+    """Forms ``t`` and leaves it in the residual where finite; returns the bits of its largest magnitude."""
+    values = t[: gradient.size]
+    compensate(gradient, residual, beta, gamma, values)
+    largest = np.uint32(largest_magnitude(values))
+    if keep:
+        if largest >= INFINITE:
+            keep_finite(values, residual)
+        else:
+            for i in range(values.size):
+                residual[i] = values[i]
+    return largest
+
+
+@compiled
+def _total(t: Float32Array, lanes: Float64Array) -> float:
+    """Sum of ``|t|`` over one chunk, in the order the reference defines."""
+    lanes[:] = 0.0
+    whole = t.size // LANES * LANES
+    for row in range(0, whole, LANES):
+        of_row = t[row : row + LANES]
+        for i in range(LANES):
+            lanes[i] += np.float64(abs(of_row[i]))
+    for i in range(t.size - whole):
+        lanes[i] += np.float64(abs(t[whole + i]))
+    return float(sum_of_lanes(lanes))
+
+
+@compiled
+def _exceedances(
+    runs: Int64Array,
+    segments: Int64Array,
+    source: Float32Array,
+    thresholds: Float32Array,
+    counts: Int64Array,
+    totals: Float64Array,
+) -> None:
+    t = np.empty(CHUNK, np.float32)
+    lanes = np.empty(LANES, np.float64)
+    for segment in range(counts.size):
+        threshold = thresholds[segment]
+        if np.isnan(threshold):
+            continue
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length = runs[run, 0], runs[run, 1]
+            of_run = 0.0
+            for first in range(0, length, CHUNK):
+                piece = source[start + first : start + min(first + CHUNK, length)]
+                reaching = np.uint32(0)
+                for i in range(piece.size):
+                    exceeds = abs(piece[i]) >= threshold
+                    reaching = np.uint32(reaching + np.uint32(exceeds))
+                    t[i] = piece[i] if exceeds else np.float32(0)
+                counts[segment] += reaching
+                of_run += _total(t[: piece.size], lanes)
+            totals[segment] += of_run
+
+
+@compiled
+def _roomy(places: Int64Array, candidates: Float32Array, found: int, more: int) -> tuple[Int64Array, Float32Array]:
+    """The lists, with room for ``more`` beyond the first ``found``."""
+    if found + more <= places.size:
+        return places, candidates
+    size = max(found + more, 2 * places.size)
+    wider, longer = np.empty(size, np.int64), np.empty(size, np.float32)
+    wider[:found] = places[:found]
+    longer[:found] = candidates[:found]
+    return wider, longer
+
+
+@compiled
+def _list(
+    values: Float32Array, position: int, threshold: np.uint32, places: Int64Array, candidates: Float32Array, found: int
+) -> int:
+    """Lists the values, the first one at ``position``, whose magnitude bits reach the threshold, from ``found`` on."""
+    whole = values.size // LANES * LANES
+    for first in range(0, whole, LANES):
+        mask = reaching_mask(values, first, threshold)
+        while mask:
+            i = first + trailing_zeros(mask)
+            mask = np.uint32(mask & np.uint32(mask - np.uint32(1)))
+            places[found] = position + i
+            candidates[found] = values[i]
+            found += 1
+    bits = values.view(np.uint32)
+    for i in range(whole, values.size):
+        if (bits[i] & np.uint32(0x7FFFFFFF)) >= threshold:
+            places[found] = position + i
+            candidates[found] = values[i]
+            found += 1
+    return found
+
+
+@compiled
+def _collect_reaching(
+    runs: Int64Array,
+    segments: Int64Array,
+    source: Float32Array,
+    thresholds: Float32Array,
+    room: int,
+    counts: Int64Array,
+) -> tuple[Int64Array, Float32Array, int]:
+    places, candidates = np.empty(room + CHUNK, np.int64), np.empty(room + CHUNK, np.float32)
+    bits = thresholds.view(np.uint32)
+    found = 0
+    for segment in range(thresholds.size):
+        if np.isnan(thresholds[segment]):
+            counts[segments[segment] : segments[segment + 1]] = -1
+            continue
+        threshold = max(bits[segment], np.uint32(1))
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length, position = runs[run]
+            before = found
+            for first in range(0, length, CHUNK):
+                piece = source[start + first : start + min(first + CHUNK, length)]
+                places, candidates = _roomy(places, candidates, found, CHUNK)
+                found = _list(piece, position + first, threshold, places, candidates, found)
+            counts[run] = found - before
+    return places, candidates, found
+
+
+@compiled
+def _collect_unambiguous(
+    runs: Int64Array,
+    segments: Int64Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
+    squares: Float32Array,
+    given: bool,
+    moments: Float32Array,
+    alpha: float,
+    decay: np.float32,
+    threshold: np.float32,
+    room: int,
+    counts: Int64Array,
+) -> tuple[Int64Array, Float32Array, int]:
+    places, candidates = np.empty(room + CHUNK, np.int64), np.empty(room + CHUNK, np.float32)
+    t, marks = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    limit = np.float32(LARGEST)
+    found = 0
+    for segment in range(segments.size - 1):
+        finite, begin = True, found
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length, position = runs[run]
+            before = found
+            for first in range(0, length, CHUNK):
+                low, high = start + first, start + min(first + CHUNK, length)
+                g, v = gradient[low:high], moments[low:high]
+                values, marked = t[: high - low], marks[: high - low]
+                if _take(g, residual[low:high], keep, beta, gamma, t) >= INFINITE:
+                    finite = False
+                if given:
+                    square = squares[low:high]
+                    for i in range(v.size):
+                        summed = v[i] + square[i]
+                        square[i] = 0
+                        marked[i] = v[i] if np.isnan(summed) else min(summed, limit)
+                else:
+                    for i in range(v.size):
+                        summed = v[i] + g[i] * g[i]
+                        marked[i] = v[i] if np.isnan(summed) else min(summed, limit)
+                if finite:
+                    for i in range(v.size):
+                        wide = np.float64(values[i])
+                        wanted = (wide * wide > alpha * np.float64(marked[i])) & (abs(values[i]) > threshold)
+                        v[i] = marked[i] if wanted else marked[i] * decay
+                        marked[i] = values[i] if wanted else np.float32(0)
+                    places, candidates = _roomy(places, candidates, found, CHUNK)
+                    found = _list(marked, position + first, np.uint32(1), places, candidates, found)
+                else:
+                    _settle_with_gaps(values, marked, v, alpha, decay, threshold)
+            counts[run] = found - before
+        if not finite:
+            found = begin
+            counts[segments[segment] : segments[segment + 1]] = -1
+    return places, candidates, found
+
+
+@compiled
+def _settle_with_gaps(
+    t: Float32Array,
+    summed: Float32Array,
+    moments: Float32Array,
+    alpha: float,
+    decay: np.float32,
+    threshold: np.float32,
+) -> None:
+    """Second moments of a segment of which nothing is sent, unchanged where ``t`` is not finite."""
+    for i in range(t.size):
+        if np.isfinite(t[i]):
+            wide = np.float64(t[i])
+            wanted = (wide * wide > alpha * np.float64(summed[i])) & (abs(t[i]) > threshold)
+            moments[i] = summed[i] if wanted else summed[i] * decay
+
+
+@compiled
+def _collect_local_maxima(
+    runs: Int64Array,
+    segments: Int64Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
+    bins: Int64Array,
+    room: int,
+    counts: Int64Array,
+    scales: Float32Array,
+) -> tuple[Int64Array, Float32Array, int]:
+    widest = CHUNK
+    for run in range(bins.size):
+        widest = max(widest, min(bins[run], runs[run, 1]))
+    places, candidates = np.empty(room + widest, np.int64), np.empty(room + widest, np.float32)
+    t, marks = np.empty(widest, np.float32), np.empty(widest, np.float32)
+    found = 0
+    for segment in range(scales.size):
+        total, bins_seen, finite, begin = 0.0, 0, True, found
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length, position = runs[run]
+            before = found
+            width = min(bins[run], length)
+            step = max(CHUNK // width, 1) * width
+            for first in range(0, length, step):
+                low, high = start + first, start + min(first + step, length)
+                g, values, marked = gradient[low:high], t[: high - low], marks[: high - low]
+                if _take(g, residual[low:high], keep, beta, gamma, t) >= INFINITE:
+                    finite = False
+                for lower in range(0, values.size, width):
+                    upper = min(lower + width, values.size)
+                    of_bin, ahead, out = values[lower:upper], g[lower:upper], marked[lower:upper]
+                    largest = np.array([largest_magnitude(of_bin)], np.uint32).view(np.float32)[0]
+                    total += np.float64(largest)
+                    bins_seen += 1
+                    for i in range(out.size):
+                        wanted = abs(of_bin[i] + gamma * ahead[i]) >= largest
+                        out[i] = of_bin[i] if wanted else np.float32(0)
+                if finite:
+                    places, candidates = _roomy(places, candidates, found, widest)
+                    found = _list(marked, position + first, np.uint32(1), places, candidates, found)
+            counts[run] = found - before
+        if finite:
+            scales[segment] = np.float32(total / bins_seen)
+        else:
+            found = begin
+            counts[segments[segment] : segments[segment + 1]] = -1
+    return places, candidates, found

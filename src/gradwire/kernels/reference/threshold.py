@@ -1,0 +1,163 @@
+"""Coordinates that reach a threshold, however many they are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.kernels.reference._torch import compensated, flat_runs, keep, run_total
+from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
+
+LARGEST = float(np.finfo(np.float32).max)
+"""What second moments are cut at, so that they stay finite."""
+
+
+def magnitude_statistics(
+    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
+) -> tuple[Float64Array, Float32Array]:
+    """See :meth:`gradwire.kernels.Kernels.magnitude_statistics`. Runs are added up in order."""
+    totals = np.full(block.segment_count, math.nan)
+    largest = np.full(block.segment_count, math.nan, dtype=np.float32)
+    for segment in range(block.segment_count):
+        total, maximum, finite = 0.0, 0.0, True
+        for _, start, stop, _ in flat_runs(block, segment):
+            kept = None if residual is None else residual[start:stop]
+            t = compensated(gradient[start:stop], kept, beta, gamma)
+            finite = finite and bool(t.isfinite().all())
+            total += run_total(t.double().abs())
+            maximum = max(maximum, float(t.abs().max()))
+            keep(kept, t)
+        if finite:
+            totals[segment], largest[segment] = total, maximum
+    return totals, largest
+
+
+def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple[Int64Array, Float64Array]:
+    """See :meth:`gradwire.kernels.Kernels.exceedances`. Runs are added up in order."""
+    counts = np.zeros(block.segment_count, dtype=np.int64)
+    totals = np.zeros(block.segment_count)
+    for segment, threshold in enumerate(thresholds.tolist()):
+        if math.isnan(threshold):
+            continue
+        for _, start, stop, _ in flat_runs(block, segment):
+            magnitudes = source[start:stop].abs()
+            reaching = magnitudes >= threshold
+            counts[segment] += int(reaching.sum())
+            totals[segment] += run_total(torch.where(reaching, magnitudes, 0).double())
+    return counts, totals
+
+
+def collect_reaching(
+    block: Block, source: Tensor, thresholds: Float32Array, room: int
+) -> tuple[Tensor, Tensor, Int64Array]:
+    """See :meth:`gradwire.kernels.Kernels.collect_reaching`."""
+    chosen = _Chosen(block, source.device)
+    for segment, threshold in enumerate(thresholds.tolist()):
+        for run, start, stop, position in flat_runs(block, segment):
+            magnitudes = source[start:stop].abs()
+            chosen.add(run, position, source[start:stop], (magnitudes >= threshold) & (magnitudes > 0))
+        if math.isnan(threshold):
+            chosen.reject(segment)
+    return chosen.all()
+
+
+def collect_unambiguous(
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    squares: Tensor | None,
+    moments: Tensor,
+    alpha: float,
+    decay: float,
+    threshold: float,
+    room: int,
+) -> tuple[Tensor, Tensor, Int64Array]:
+    """See :meth:`gradwire.kernels.Kernels.collect_unambiguous`."""
+    chosen = _Chosen(block, gradient.device)
+    for segment in range(block.segment_count):
+        finite = True
+        for run, start, stop, position in flat_runs(block, segment):
+            kept = None if residual is None else residual[start:stop]
+            t = compensated(gradient[start:stop], kept, beta, gamma)
+            whole = t.isfinite()
+            finite = finite and bool(whole.all())
+            square = gradient[start:stop].square() if squares is None else squares[start:stop]
+            summed = moments[start:stop] + square
+            v = torch.where(whole & ~summed.isnan(), summed.clamp(max=LARGEST), moments[start:stop])
+            wanted = whole & (t.double().square() > alpha * v.double()) & (t.abs() > float(np.float32(threshold)))
+            moments[start:stop] = torch.where(whole & ~wanted, v * decay, v)
+            if squares is not None:
+                square.zero_()
+            chosen.add(run, position, t, wanted)
+            keep(kept, t)
+        if not finite:
+            chosen.reject(segment)
+    return chosen.all()
+
+
+def collect_local_maxima(
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    bins: Int64Array,
+    room: int,
+) -> tuple[Tensor, Tensor, Int64Array, Float32Array]:
+    """See :meth:`gradwire.kernels.Kernels.collect_local_maxima`."""
+    chosen = _Chosen(block, gradient.device)
+    scales = np.zeros(block.segment_count, dtype=np.float32)
+    for segment in range(block.segment_count):
+        total, count, finite = 0.0, 0, True
+        for run, start, stop, position in flat_runs(block, segment):
+            kept = None if residual is None else residual[start:stop]
+            t = compensated(gradient[start:stop], kept, beta, gamma)
+            ahead = t + gradient[start:stop] * (1.0 if residual is None else gamma)
+            finite = finite and bool(t.isfinite().all())
+            wanted = torch.zeros(t.shape, dtype=torch.bool, device=t.device)
+            for first in range(0, len(t), int(bins[run])):
+                of_bin = slice(first, first + int(bins[run]))
+                largest = t[of_bin].abs().max()
+                wanted[of_bin] = (ahead[of_bin].abs() >= largest) & (t[of_bin] != 0)
+                total += float(largest)
+                count += 1
+            chosen.add(run, position, t, wanted)
+            keep(kept, t)
+        if finite:
+            scales[segment] = total / count
+        else:
+            chosen.reject(segment)
+    positions, values, counts = chosen.all()
+    return positions, values, counts, scales
+
+
+class _Chosen:
+    """Positions and values that add up run by run, until a segment turns out not to be finite."""
+
+    def __init__(self, block: Block, device: torch.device) -> None:
+        self._block = block
+        self._counts = np.zeros(len(block.runs), dtype=np.int64)
+        self._positions = [torch.empty(0, dtype=torch.int64, device=device)] * len(block.runs)
+        self._values = [torch.empty(0, device=device)] * len(block.runs)
+
+    def add(self, run: int, position: int, values: Tensor, wanted: Tensor) -> None:
+        places = wanted.nonzero().flatten()
+        self._counts[run] = len(places)
+        self._positions[run] = places + position
+        self._values[run] = values[places]
+
+    def reject(self, segment: int) -> None:
+        for run in range(*self._block.segments[segment : segment + 2].tolist()):
+            self._counts[run] = -1
+            self._positions[run] = self._positions[run][:0]
+            self._values[run] = self._values[run][:0]
+
+    def all(self) -> tuple[Tensor, Tensor, Int64Array]:
+        if not self._positions:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0), self._counts
+        return torch.cat(self._positions), torch.cat(self._values), self._counts

@@ -1,0 +1,60 @@
+"""Sparsification by a threshold that is estimated, not searched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire import index
+from gradwire.adaptive import AdaptiveSparse
+from gradwire.index import IndexCoding
+from gradwire.methods.method import CodecMethod
+from gradwire.methods.registry import register
+from gradwire.methods.threshold import bound_of_a_subset
+from gradwire.quantize import values
+from gradwire.quantize.values import ValueCoding
+from gradwire.select import ExponentialTail
+
+
+@register("sidco")
+@dataclass(frozen=True, kw_only=True)
+class SIDCo(CodecMethod):
+    """About k of the largest magnitudes, by the threshold of a fitted exponential distribution, with error feedback.
+
+    The double-exponential variant. Every 5 steps the number of stages goes up or down by one if the counts were off by
+    more than 20 %; the first stage aims at a quarter. These numbers, and that stages share what is left evenly, are
+    those of the authors' public code. A later stage fits from the threshold before it, not from the smallest magnitude
+    that exceeds it. With tails heavier than exponential one stage sends too many, which fewer stages cannot mend: there
+    the capacity grows with what is sent. Stages are counted for each parameter, not for all together, and
+    every rank counts its own.
+
+    Attributes:
+        ratio: The share of a segment's elements to aim at, in (0, 1].
+        capacity: How many coordinates fit in the first step, as a share of each parameter, in (0, 1]; twice the ratio
+            if None.
+        values: How values are written: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``, ``"qsgd:4"``, or an object.
+        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+    """
+
+    citation = "Abdelmoniem et al. 2021, arXiv:2101.10761"
+    routes = ("gather",)
+    memory = "residual"
+    bias = "biased"
+    wire_bits = "32 + max(16, ceil(2 * ratio * d)) * (32 + 2 + log2(1 / (2 * ratio)))"
+
+    ratio: float = 0.01
+    capacity: float | None = None
+    values: str | ValueCoding = "fp32"
+    indices: str | IndexCoding = "elias-fano"
+
+    def __post_init__(self) -> None:
+        self.codec()
+
+    def codec(self) -> AdaptiveSparse:
+        """Criterion, capacity, value coding, index coding."""
+        criterion = ExponentialTail(self.ratio)
+        capacity = min(1.0, 2 * self.ratio) if self.capacity is None else self.capacity
+        return AdaptiveSparse(criterion, capacity, values.parse(self.values), index.parse(self.indices))
+
+    def error_bound(self, numel: int) -> float:
+        """Few magnitudes may exceed what is expected of the largest; none for values that are quantised."""
+        return bound_of_a_subset(self.values)
