@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire
+from codec_checks import check_compiled_once, check_residual_is_what_was_not_sent
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.kernels import cpu, reference
 from gradwire.kernels.reference.inceptionn import MOST_DOUBLINGS, inceptionn_edges, inceptionn_offsets
@@ -46,6 +47,12 @@ def compare(block: Block, gradient: Tensor, memory: tuple[float, float] | None, 
     reference.inceptionn_decode(block, payloads, other, 1 / 3, bound)
     assert same(out, other)
     assert same(out[~covered(block)], normal(1)[~covered(block)])
+
+
+@blocks
+@gradients
+def test_residual_is_what_was_not_sent(block: Block, gradient: Tensor) -> None:
+    check_residual_is_what_was_not_sent(Inceptionn(room=8), block, gradient)
 
 
 @settings(deadline=None, max_examples=25)
@@ -163,3 +170,7 @@ def test_other_payloads_are_rejected(kernels: Any) -> None:
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"{next(iter(options))}="):
         gradwire.methods.get("inceptionn")(**options)
+
+
+def test_warm_up_compiled_all() -> None:
+    check_compiled_once("inceptionn")

@@ -17,13 +17,13 @@ from gradwire.kernels.cpu._compiled import (
     UInt32Array,
     array,
     compensate,
+    compensation,
     compiled,
     element_pointer,
     intrinsic,
     keep_finite,
     largest_magnitude,
     rows_of_bytes,
-    values_and_memory,
 )
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.inceptionn import (
@@ -50,14 +50,12 @@ def inceptionn_encode(
     block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor, bound: int
 ) -> None:
     """See :meth:`gradwire.kernels.Kernels.inceptionn_encode`."""
-    values, memory, keep = values_and_memory(gradient, residual)
-    if not keep:
-        beta, gamma = 0.0, 1.0
+    values, memory, keep, memory_weight, weight = compensation(gradient, residual, beta, gamma)
     before_tags, before_values = inceptionn_offsets(block)
     room = payload.numel() - before_values - SLACK
     packed = array(payload)
     marks, head = packed[HEAD:before_tags], packed[:HEAD].view(np.int32)
-    source = (block.runs, block.segments, values, memory, np.float32(beta), np.float32(gamma))
+    source = (block.runs, block.segments, values, memory, memory_weight, weight)
     wanted = needed = _measure(*source, marks, np.array(inceptionn_edges(bound, 0)))
     doublings = 0
     if needed > room:
@@ -113,9 +111,8 @@ def store_word(typing_context: Any, octets: Any, index: Any, word: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         octets, index, word = args
-        builder.store(
-            word, element_pointer(context, builder, signature.args[0], octets, index, ir.IntType(32)), align=1
-        )
+        pointer = element_pointer(context, builder, signature.args[0], octets, index, ir.IntType(32))
+        builder.store(word, pointer, align=1)
         return context.get_dummy_value()
 
     return types.void(octets, types.intp, types.uint32), generate
@@ -218,7 +215,7 @@ def _encode(
     tags = np.zeros(CHUNK, np.uint8)
     codes = np.empty(CHUNK, np.uint32)
     packed_tags[:] = 0
-    cursor = 0
+    cursor = np.int64(0)
     for segment in range(segments.size - 1):
         marked = marks[segment >> 3] >> (segment & 7) & 1
         for run in range(segments[segment], segments[segment + 1]):
@@ -285,11 +282,11 @@ def _pack(tags: UInt32Array, packed: UInt8Array) -> None:
 
 
 @compiled
-def _write(tags: UInt8Array, codes: UInt32Array, written: UInt8Array, cursor: int) -> int:
+def _write(tags: UInt8Array, codes: UInt32Array, written: UInt8Array, cursor: np.int64) -> np.int64:
     """Writes as many bytes of each code as its tag says; what is written beyond, the next one overwrites."""
     for i in range(tags.size):
         store_word(written, cursor, codes[i])
-        cursor += int(tags[i] + (tags[i] == 3))
+        cursor = np.int64(cursor + tags[i] + (tags[i] == 3))
     return cursor
 
 
