@@ -44,6 +44,33 @@ class Kernels(Protocol):
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
         ...
 
+    def vote_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        key: int,
+    ) -> None:
+        """A sign payload with all scales 1: sent = sign(t), where a zero takes a random sign."""
+        ...
+
+    def two_means_payload_bytes(self, block: Block) -> int:
+        """Size of a two-means payload."""
+        ...
+
+    def two_means_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """One bit a position and two means a segment: sent = mean of the values on the same side of zero."""
+        ...
+
+    def two_means_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
     def stochastic_payload_bytes(self, block: Block, bits: int, bucket: int) -> int:
         """Size of a stochastic payload; ``bucket`` 0 means one scale a segment."""
         ...
@@ -60,14 +87,147 @@ class Kernels(Protocol):
         bucket: int,
         euclidean: bool,
         key: int,
+        nearest: bool = False,
     ) -> None:
-        """QSGD levels of ``bits`` bits (sign included) against the norm of each ``bucket`` elements of a segment."""
+        """QSGD levels of ``bits`` bits (sign included) against the norm of each ``bucket`` elements of a segment.
+
+        With ``nearest`` no level is drawn: the nearest one is taken.
+        """
         ...
 
     def stochastic_decode(
         self, block: Block, payloads: Tensor, out: Tensor, weight: float, bits: int, bucket: int
     ) -> None:
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def trits_payload_bytes(self, block: Block) -> int:
+        """Size of a payload of trits."""
+        ...
+
+    def ternary_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        clip: float,
+        key: int,
+    ) -> None:
+        """TernGrad's trits: sent = scale * sign(t) with probability ``|t| / scale``, else 0."""
+        ...
+
+    def three_level_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        multiplier: float,
+    ) -> None:
+        """3LC's trits: sent = scale * sign(t) where ``|t| > scale / 2``, with scale = multiplier * max ``|t|``."""
+        ...
+
+    def trits_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def power_of_two_payload_bytes(self, block: Block, bits: int) -> int:
+        """Size of a payload of powers of two, of 8 or 9 bits a position."""
+        ...
+
+    def power_of_two_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        bits: int,
+        key: int,
+    ) -> None:
+        """Natural compression: sent = one of the two powers of two around t, right on average."""
+        ...
+
+    def power_of_two_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float, bits: int) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def dynamic_payload_bytes(self, block: Block) -> int:
+        """Size of a payload of table entries."""
+        ...
+
+    def dynamic_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """The 8-bit dynamic tree: sent = the nearest entry of its table times the largest magnitude of a segment."""
+        ...
+
+    def dynamic_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def exponent_payload_bytes(self, block: Block) -> int:
+        """Size of a payload of 4-bit exponents."""
+        ...
+
+    def exponent_encode(
+        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    ) -> None:
+        """Sent = the nearest of the seven powers of two below the largest ``|t|`` of a segment, or 0, with the sign."""
+        ...
+
+    def exponent_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def zero_runs_encode(self, trits: Tensor, coded: Tensor) -> int:
+        """Writes packed trits with their runs of zeros shortened to ``coded``, of at least their size.
+
+        Returns how many bytes that took; PayloadError if a byte is not five trits.
+        """
+        ...
+
+    def zero_runs_decode(self, coded: Tensor, trits: Tensor) -> None:
+        """Reads all of ``coded``; PayloadError, and nothing written, unless an encoder wrote it for all ``trits``."""
+        ...
+
+    def quantile_payload_bytes(self, block: Block, bits: int) -> int:
+        """Size of a payload of ``2**bits`` buckets a segment; ``bits`` is 2, 4 or 8."""
+        ...
+
+    def quantile_encode(
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        bits: int,
+    ) -> None:
+        """Sent = the mean of those values of a segment that are in the same of ``2**bits`` buckets of equal count."""
+        ...
+
+    def quantile_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float, bits: int) -> None:
+        """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
+        ...
+
+    def inceptionn_bytes(self, count: int) -> int:
+        """The most that ``count`` values need; what they do need depends on them."""
+        ...
+
+    def inceptionn_encode(self, values: Tensor, bound: int, payload: Tensor) -> int:
+        """Writes float32 values to within ``2**-bound``, for ``bound`` from 1 to 14; returns the bytes used."""
+        ...
+
+    def inceptionn_decode(self, payload: Tensor, bound: int, values: Tensor) -> None:
+        """Reads all of ``payload``; PayloadError, and nothing written, unless it is as long as its tags call for."""
         ...
 
     def topk_select(

@@ -1,27 +1,29 @@
 """How values are written."""
 
-from __future__ import annotations
-
-from gradwire.codec import Codec
-from gradwire.errors import ConfigurationError
 from gradwire.quantize.cast import Cast
+from gradwire.quantize.dynamic import Dynamic
+from gradwire.quantize.exponent import Exponent
+from gradwire.quantize.names import parse
+from gradwire.quantize.power_of_two import PowerOfTwo
+from gradwire.quantize.quantile import Quantile
 from gradwire.quantize.sign import Sign
 from gradwire.quantize.stochastic import Stochastic
+from gradwire.quantize.ternary import Ternary
+from gradwire.quantize.three_level import ThreeLevel
+from gradwire.quantize.two_means import TwoMeans
+from gradwire.quantize.vote import Vote
 
-__all__ = ["Cast", "Sign", "Stochastic", "parse"]
-
-
-def parse(codec: str | Codec) -> Codec:
-    """Reads ``sign`` or ``qsgd:BITS``.
-
-    Raises:
-        ConfigurationError: If ``codec`` is neither these nor a codec.
-    """
-    match codec:
-        case Codec():
-            return codec
-        case "sign":
-            return Sign()
-        case str() if codec.startswith("qsgd:") and codec[5:].isdigit():
-            return Stochastic(bits=int(codec[5:]))
-    raise ConfigurationError(f"codec {codec!r} is not known; choose 'sign' or 'qsgd:4', or give a codec")
+__all__ = [
+    "Cast",
+    "Dynamic",
+    "Exponent",
+    "PowerOfTwo",
+    "Quantile",
+    "Sign",
+    "Stochastic",
+    "Ternary",
+    "ThreeLevel",
+    "TwoMeans",
+    "Vote",
+    "parse",
+]

@@ -1,4 +1,4 @@
-"""A few bits a value, rounded stochastically so that nothing is biased."""
+"""A few bits a value: evenly spaced levels."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ from gradwire.memory import Feedback
 
 @dataclass(frozen=True)
 class Stochastic(Codec):
-    """Levels between zero and the norm of a bucket of values, as QSGD has them.
+    """Levels between zero and the norm of a bucket of values, rounded as QSGD does it, so that nothing is biased.
+
+    With ``rounding="nearest"`` they are rounded to the nearest level, as block quantisation does it: every value is off
+    by half a level at most, but biased, which needs error feedback.
 
     Attributes:
         bits: Bits a value with its sign: 2, 4 or 8.
         bucket: Consecutive values that share a scale; 0 for a whole segment.
         norm: ``"max"`` (the paper's practice) or ``"l2"`` (its theory).
+        rounding: ``"stochastic"`` or ``"nearest"``.
     """
 
     bits: int = 4
     bucket: int = 512
     norm: Literal["max", "l2"] = "max"
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 4, 8):
@@ -38,6 +43,8 @@ class Stochastic(Codec):
             )
         if self.norm not in ("max", "l2"):
             raise ConfigurationError(f"norm={self.norm!r} is not known; choose 'max' or 'l2'")
+        if self.rounding not in ("stochastic", "nearest"):
+            raise ConfigurationError(f"rounding={self.rounding!r} is not known; choose 'stochastic' or 'nearest'")
 
     def payload_bytes(self, block: Block) -> int:
         """``bits`` a position and 4 bytes a bucket."""
@@ -56,6 +63,7 @@ class Stochastic(Codec):
             self.bucket,
             self.norm == "l2",
             key,
+            self.rounding == "nearest",
         )
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:

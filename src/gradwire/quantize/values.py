@@ -13,8 +13,7 @@ from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block
 from gradwire.memory import NONE
-from gradwire.quantize.sign import Sign
-from gradwire.quantize.stochastic import Stochastic
+from gradwire.quantize import names
 
 
 class ValueCoding(ABC):
@@ -98,7 +97,7 @@ class CodedValues(ValueCoding):
 
 
 def parse(coding: str | ValueCoding) -> ValueCoding:
-    """Reads ``fp32``, ``fp16``, ``bf16``, ``sign`` or ``qsgd:BITS``.
+    """Reads ``fp32``, ``fp16``, ``bf16``, or what :func:`gradwire.quantize.parse` reads.
 
     Raises:
         ConfigurationError: If ``coding`` is neither these nor a value coding.
@@ -112,10 +111,9 @@ def parse(coding: str | ValueCoding) -> ValueCoding:
             return FloatValues(torch.float16)
         case "bf16":
             return FloatValues(torch.bfloat16)
-        case "sign":
-            return CodedValues(Sign())
-        case str() if coding.startswith("qsgd:") and coding[5:].isdigit():
-            return CodedValues(Stochastic(bits=int(coding[5:])))
-    raise ConfigurationError(
-        f"value coding {coding!r} is not known; choose 'fp32', 'fp16', 'bf16', 'sign', or 'qsgd:4'"
-    )
+    found = names.find(coding) if isinstance(coding, str) else None
+    if found is None:
+        raise ConfigurationError(
+            f"value coding {coding!r} is not known; choose 'fp32', 'fp16', 'bf16', or one of {names.KNOWN}"
+        )
+    return CodedValues(found)

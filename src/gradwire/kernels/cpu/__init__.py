@@ -10,8 +10,13 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
+from gradwire.kernels.cpu.dynamic import dynamic_decode, dynamic_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
+from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
+from gradwire.kernels.cpu.inceptionn import inceptionn_decode, inceptionn_encode
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
+from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
+from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
@@ -22,8 +27,25 @@ from gradwire.kernels.cpu.threshold import (
     exceedances,
     magnitude_statistics,
 )
+from gradwire.kernels.cpu.ternary import ternary_encode
+from gradwire.kernels.cpu.three_level import three_level_encode
 from gradwire.kernels.cpu.topk import topk_select
-from gradwire.kernels.reference import elias_fano_bytes, sign_payload_bytes, stochastic_payload_bytes
+from gradwire.kernels.cpu.trits import trits_decode
+from gradwire.kernels.cpu.two_means import two_means_decode, two_means_encode
+from gradwire.kernels.cpu.vote import vote_encode
+from gradwire.kernels.cpu.zero_runs import zero_runs_decode, zero_runs_encode
+from gradwire.kernels.reference import (
+    dynamic_payload_bytes,
+    elias_fano_bytes,
+    exponent_payload_bytes,
+    inceptionn_bytes,
+    power_of_two_payload_bytes,
+    quantile_payload_bytes,
+    sign_payload_bytes,
+    stochastic_payload_bytes,
+    trits_payload_bytes,
+    two_means_payload_bytes,
+)
 from gradwire.layout import Block, Granularity, flat_slots
 
 __all__ = [
@@ -37,8 +59,27 @@ __all__ = [
     "exceedances",
     "gather",
     "magnitude_statistics",
+    "dynamic_decode",
+    "dynamic_encode",
+    "dynamic_payload_bytes",
+    "elias_fano_bytes",
+    "elias_fano_decode",
+    "elias_fano_encode",
+    "exponent_decode",
+    "exponent_encode",
+    "exponent_payload_bytes",
+    "gather",
+    "inceptionn_bytes",
+    "inceptionn_decode",
+    "inceptionn_encode",
+    "power_of_two_decode",
+    "power_of_two_encode",
+    "power_of_two_payload_bytes",
     "project_columns",
     "project_rows",
+    "quantile_decode",
+    "quantile_encode",
+    "quantile_payload_bytes",
     "randomk_positions",
     "scatter",
     "scatter_sum",
@@ -49,9 +90,19 @@ __all__ = [
     "stochastic_encode",
     "stochastic_payload_bytes",
     "subtract",
+    "ternary_encode",
+    "three_level_encode",
     "topk_select",
+    "trits_decode",
+    "trits_payload_bytes",
+    "two_means_decode",
+    "two_means_encode",
+    "two_means_payload_bytes",
+    "vote_encode",
     "warm_up",
     "write_product",
+    "zero_runs_decode",
+    "zero_runs_encode",
 ]
 
 
@@ -70,8 +121,33 @@ def warm_up() -> None:
     signs = torch.empty(2, sign_payload_bytes(block), dtype=torch.uint8)
     sign_encode(block, gradient, residual, 1.0, 1.0, signs[0])
     sign_decode(block, signs[:1], out, 1.0)
+    vote_encode(block, gradient, residual, 1.0, 1.0, signs[0], 0)
+    sides = torch.empty(1, two_means_payload_bytes(block), dtype=torch.uint8)
+    two_means_encode(block, gradient, residual, 1.0, 1.0, sides[0])
+    two_means_decode(block, sides, out, 1.0)
+    trits = torch.empty(1, trits_payload_bytes(block), dtype=torch.uint8)
+    ternary_encode(block, gradient, residual, 1.0, 1.0, trits[0], 2.5, 0)
+    three_level_encode(block, gradient, residual, 1.0, 1.0, trits[0], 1.0)
+    trits_decode(block, trits, out, 1.0)
+    for bits in (8, 9):
+        powers = torch.empty(1, power_of_two_payload_bytes(block, bits), dtype=torch.uint8)
+        power_of_two_encode(block, gradient, residual, 1.0, 1.0, powers[0], bits, 0)
+        power_of_two_decode(block, powers, out, 1.0, bits)
+    entries = torch.empty(1, dynamic_payload_bytes(block), dtype=torch.uint8)
+    dynamic_encode(block, gradient, residual, 1.0, 1.0, entries[0])
+    dynamic_decode(block, entries, out, 1.0)
+    exponents = torch.empty(1, exponent_payload_bytes(block), dtype=torch.uint8)
+    exponent_encode(block, gradient, residual, 1.0, 1.0, exponents[0])
+    exponent_decode(block, exponents, out, 1.0)
+    coded = torch.empty(8, dtype=torch.uint8)
+    zero_runs_decode(coded[: zero_runs_encode(trits[0, 4:12], coded)], trits[0, 4:12])
+    quantiles = torch.empty(1, quantile_payload_bytes(block, 4), dtype=torch.uint8)
+    quantile_encode(block, gradient, residual, 1.0, 1.0, quantiles[0], 4)
+    quantile_decode(block, quantiles, out, 1.0, 4)
+    bounded = torch.empty(inceptionn_bytes(16), dtype=torch.uint8)
+    inceptionn_decode(bounded[: inceptionn_encode(gradient, 10, bounded)], 10, out)
     levels = torch.empty(1, stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
-    stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0)
+    stochastic_encode(block, gradient, residual, 1.0, 1.0, levels[0], 4, 0, False, 0, False)
     stochastic_decode(block, levels, out, 1.0, 4, 0)
     counts = np.array([2], dtype=np.int64)
     positions, values = torch.empty(1, 2, dtype=torch.int64), torch.empty(1, 2)

@@ -47,6 +47,14 @@ def values_and_memory(gradient: Tensor, residual: Tensor | None) -> tuple[Float3
     return (values, values, False) if residual is None else (values, array(residual), True)
 
 
+def compensation(
+    gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
+) -> tuple[Float32Array, Float32Array, bool, np.float32, np.float32]:
+    """Gradient, residual, whether there is one, and the weights that make ``t`` of them."""
+    values, memory, keep = values_and_memory(gradient, residual)
+    return values, memory, keep, np.float32(beta if keep else 0), np.float32(gamma if keep else 1)
+
+
 def rows_of_bytes(payloads: Tensor) -> tuple[UInt8Array, int]:
     """The memory of strided payload rows as one contiguous array, and the distance of rows in bytes."""
     rows, size = payloads.shape
@@ -70,6 +78,27 @@ def largest_magnitude(t: Float32Array) -> np.uint32:
     largest = np.uint32(0)
     for i in range(bits.size):
         largest = max(largest, np.uint32(bits[i] & MAGNITUDE))
+    return largest
+
+
+@compiled
+def largest_of_runs(
+    runs: Int64Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    beta: np.float32,
+    gamma: np.float32,
+    t: Float32Array,
+) -> np.uint32:
+    """Bits of the largest ``|t|`` of some runs; at least ``INFINITE`` if any is not finite. ``t`` is scratch."""
+    largest = np.uint32(0)
+    for run in range(len(runs)):
+        start, length = runs[run, 0], runs[run, 1]
+        for first in range(0, length, CHUNK):
+            low, high = start + first, start + min(first + CHUNK, length)
+            values = t[: high - low]
+            compensate(gradient[low:high], residual[low:high], beta, gamma, values)
+            largest = max(largest, largest_magnitude(values))
     return largest
 
 
@@ -210,20 +239,35 @@ def negative_byte(typing_context: Any, values: Any, index: Any) -> Any:
 
 
 @intrinsic
-def add_signs(typing_context: Any, total: Any, index: Any, byte: Any, scale: Any) -> Any:
-    """``total[index + i] += -scale if bit i of the byte is set else scale``, for eight float32 values."""
+def add_either(typing_context: Any, total: Any, index: Any, byte: Any, if_set: Any, if_clear: Any) -> Any:
+    """``total[index + i] += if_set if bit i of the byte is set else if_clear``, for eight float32 values."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total, index, byte, scale = args
+        total, index, byte, if_set, if_clear = args
         vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
         pointer = _pointer(context, builder, signature.args[0], total, index, vector)
-        negative = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
-        scales = _splat(builder, scale, vector)
-        signed = builder.select(negative, builder.fneg(scales), scales)
-        builder.store(builder.fadd(builder.load(pointer, align=_ELEMENT_BYTES), signed), pointer, align=_ELEMENT_BYTES)
+        mask = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
+        chosen = builder.select(mask, _splat(builder, if_set, vector), _splat(builder, if_clear, vector))
+        builder.store(builder.fadd(builder.load(pointer, align=_ELEMENT_BYTES), chosen), pointer, align=_ELEMENT_BYTES)
         return context.get_dummy_value()
 
-    return types.void(total, types.intp, types.uint8, types.float32), generate
+    return types.void(total, types.intp, types.uint8, types.float32, types.float32), generate
+
+
+@intrinsic
+def sign_words(typing_context: Any, words: Any, index: Any, byte: Any) -> Any:
+    """``words[index + i] = 0x80000000 if bit i of the byte is set else 0``, for eight uint32 values."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words, index, byte = args
+        vector = ir.VectorType(ir.IntType(32), _BYTE_LANES)
+        pointer = _pointer(context, builder, signature.args[0], words, index, vector)
+        mask = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
+        signs = builder.and_(builder.sext(mask, vector), vector([1 << 31] * _BYTE_LANES))
+        builder.store(signs, pointer, align=_ELEMENT_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(words, types.intp, types.uint8), generate
 
 
 @intrinsic

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import (
     Float32Array,
     UInt8Array,
-    add_signs,
+    add_either,
     array,
     compensate,
     compiled,
@@ -85,14 +85,14 @@ def _encode(
                     if keep:
                         keep_finite(values, memory)
                     continue
-                _pack_signs(t, high - low, packed[(position + first) // 8 :])
+                pack_signs(t, high - low, packed[(position + first) // 8 :])
                 if keep:
                     for i in range(values.size):
                         memory[i] = values[i] - (-scale if values[i] < 0 else scale)
 
 
 @compiled
-def _pack_signs(t: Float32Array, count: int, packed: UInt8Array) -> None:
+def pack_signs(t: Float32Array, count: int, packed: UInt8Array) -> None:
     """Packs the first ``count`` values of ``t``, of which the size is a multiple of 8."""
     stop = -(-count // 8) * 8
     t[count:stop] = 0
@@ -125,7 +125,7 @@ def _decode(
                     packed = payloads[base : base + bytes_of_chunk]
                     scale = scales[row * stride // 4 + segment]
                     for byte in range(bytes_of_chunk):
-                        add_signs(total, 8 * byte, packed[byte], scale)
+                        add_either(total, 8 * byte, packed[byte], -scale, scale)
                 piece = out[start + first : start + first + count]
                 for i in range(count):
                     piece[i] = total[i] * weight

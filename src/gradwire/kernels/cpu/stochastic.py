@@ -22,6 +22,7 @@ from gradwire.kernels.cpu._compiled import (
     total_square,
     values_and_memory,
 )
+from gradwire.kernels.cpu._packed import pack, unpack
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.kernels.reference.stochastic import (
     LARGEST_SCALE,
@@ -43,6 +44,7 @@ def stochastic_encode(
     bucket: int,
     euclidean: bool,
     key: int,
+    nearest: bool = False,
 ) -> None:
     """See :meth:`gradwire.kernels.Kernels.stochastic_encode`."""
     values, memory, keep = values_and_memory(gradient, residual)
@@ -65,6 +67,7 @@ def stochastic_encode(
         bits,
         bucket,
         euclidean,
+        nearest,
     )
 
 
@@ -93,6 +96,7 @@ def _encode(
     bits: int,
     bucket: int,
     euclidean: bool,
+    nearest: bool,
 ) -> None:
     t = np.empty(CHUNK, np.float32)
     codes = np.empty(CHUNK, np.uint8)
@@ -133,6 +137,7 @@ def _encode(
                         codes[low - first :],
                         scales[number],
                         levels,
+                        nearest,
                         low_key,
                         high_key,
                         origins[run] + low,
@@ -140,7 +145,7 @@ def _encode(
                     if bucket and high == end:
                         number += 1
                     low = high
-                _pack(codes, last - first, bits, packed[(position + first) * bits // 8 :])
+                pack(codes, last - first, bits, packed[(position + first) * bits // 8 :])
 
 
 @compiled
@@ -195,6 +200,7 @@ def _quantise(
     codes: UInt8Array,
     scale: np.float32,
     levels: int,
+    nearest: bool,
     low_key: np.uint32,
     high_key: np.uint32,
     origin: int,
@@ -210,6 +216,14 @@ def _quantise(
     inverse = np.float32(zero / scale) if scale > 0 else np.float32(0)
     half = np.float32(levels + 2.0**-17)
     highest = np.int32(2 * levels)
+    if nearest:
+        middle = np.float32(levels + 0.5)
+        for i in range(t.size):
+            code = min(np.int32(t[i] * inverse + middle), highest)
+            codes[i] = code
+            if keep:
+                residual[i] = t[i] - (np.float32(code) - zero) * step
+        return
     counter = np.uint32(origin)
     for i in range(t.size):
         uniform = np.float32(hash32(low_key, high_key, counter) >> np.uint32(16))
@@ -219,42 +233,6 @@ def _quantise(
         if keep:
             residual[i] = t[i] - (np.float32(code) - zero) * step
         counter = np.uint32(counter + np.uint32(1))
-
-
-@compiled
-def _pack(codes: UInt8Array, count: int, bits: int, packed: UInt8Array) -> None:
-    """Packs ``count`` codes of a byte each; the size of ``codes`` is a multiple of 8."""
-    stop = (count + 7) // 8 * 8
-    codes[count:stop] = 0
-    if bits == 8:
-        for i in range(stop):
-            packed[i] = codes[i]
-    elif bits == 4:
-        pairs = codes[:stop].view(np.uint16)
-        for i in range(pairs.size):
-            packed[i] = np.uint8(pairs[i] | pairs[i] >> 4)
-    else:
-        quads = codes[:stop].view(np.uint32)
-        for i in range(quads.size):
-            packed[i] = np.uint8(quads[i] | quads[i] >> 6 | quads[i] >> 12 | quads[i] >> 18)
-
-
-@compiled
-def _unpack(packed: UInt8Array, bits: int, codes: UInt8Array) -> None:
-    """Inverse of ``_pack``, for all of ``packed``."""
-    if bits == 8:
-        for i in range(packed.size):
-            codes[i] = packed[i]
-    elif bits == 4:
-        pairs = codes.view(np.uint16)
-        for i in range(packed.size):
-            pair = np.uint16(packed[i])
-            pairs[i] = np.uint16((pair | pair << 4) & 0x0F0F)
-    else:
-        quads = codes.view(np.uint32)
-        for i in range(packed.size):
-            quad = np.uint32(packed[i])
-            quads[i] = np.uint32((quad | quad << 6 | quad << 12 | quad << 18) & 0x03030303)
 
 
 @compiled
@@ -285,7 +263,7 @@ def _decode(
                 total[:] = -0.0  # to which adding a row gives that row, whichever its sign of zero
                 for row in range(rows):
                     base = row * stride + head + (position + first) * bits // 8
-                    _unpack(payloads[base : base + (last - first + 7) // 8 * bits], bits, codes)
+                    unpack(payloads[base : base + (last - first + 7) // 8 * bits], bits, codes)
                     low = first
                     while low < last:
                         high = min(low // width * width + width, last)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from gradwire.layout import Block
+from gradwire.randomness import hash32
 
 CHUNK = 4096
 """Elements of a run that are added up before the sum goes on to the segment's total."""
@@ -32,6 +35,75 @@ def keep(residual: Tensor | None, values: Tensor) -> None:
     """Leaves the finite ``values`` in the residual."""
     if residual is not None:
         residual.copy_(torch.where(values.isfinite(), values, residual))
+
+
+class Piece(NamedTuple):
+    """One run of a segment.
+
+    Attributes:
+        run: Its number in the block.
+        span: Its positions.
+        t: Its compensated values.
+        memory: Where its residual lies, if there is one.
+    """
+
+    run: int
+    span: slice
+    t: Tensor
+    memory: Tensor | None
+
+
+def pieces_of(
+    block: Block, segment: int, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
+) -> list[Piece]:
+    """The runs of a segment with their compensated values."""
+    pieces = []
+    for run, start, stop, position in flat_runs(block, segment):
+        memory = None if residual is None else residual[start:stop]
+        t = compensated(gradient[start:stop], memory, beta, gamma)
+        pieces.append(Piece(run, slice(position, position + stop - start), t, memory))
+    return pieces
+
+
+def keep_all(pieces: list[Piece]) -> None:
+    """Leaves a segment of which nothing is sent in the residual."""
+    for piece in pieces:
+        keep(piece.memory, piece.t)
+
+
+def largest(pieces: list[Piece]) -> float:
+    """The largest magnitude; NaN if any value is not finite."""
+    if not all(bool(piece.t.isfinite().all()) for piece in pieces):
+        return torch.nan
+    return max(float(piece.t.abs().max()) for piece in pieces)
+
+
+def draws(block: Block, keys: list[int], piece: Piece) -> Tensor:
+    """32 random bits for each element of a run, as int64."""
+    counters = torch.arange(piece.t.numel(), device=piece.t.device) + int(block.origins[piece.run])
+    return hash32(keys[piece.run], counters)
+
+
+def segment_of_positions(block: Block, device: torch.device) -> Tensor:
+    """The segment of every position, as int64; 0 in gaps."""
+    numbers = torch.zeros(block.positions, dtype=torch.int64, device=device)
+    for segment in range(block.segment_count):
+        for _, start, stop, position in flat_runs(block, segment):
+            numbers[position : position + stop - start] = segment
+    return numbers
+
+
+def write_mean(block: Block, rows: Tensor, out: Tensor, weight: float) -> None:
+    """``out = weight * sum of rows`` of ``float32[n, positions]``, in row order."""
+    for start, length, position in block.runs.tolist():
+        out[start : start + length] = sum_in_order(list(rows[:, position : position + length])) * weight
+
+
+def write_payload(payload: Tensor, *parts: Tensor) -> None:
+    """Fills a payload with the bytes of ``parts``, then zeros."""
+    packed = torch.cat([as_bytes(part) for part in parts])
+    payload.zero_()
+    payload[: packed.numel()] = packed
 
 
 def run_total(values: Tensor) -> float:

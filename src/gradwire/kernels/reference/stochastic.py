@@ -68,12 +68,13 @@ def stochastic_encode(
     bucket: int,
     euclidean: bool,
     key: int,
+    nearest: bool = False,
 ) -> None:
     """See :meth:`gradwire.kernels.Kernels.stochastic_encode`.
 
     The level of ``x = t / scale * s`` is ``floor(x + u)``, formed as ``floor(x + (s + u)) - s`` in float32, with ``u``
     the middle of one of ``2**16`` equal parts of [0, 1): level ``floor(x) + 1`` has the probability ``x - floor(x)``,
-    rounded to 16 bits.
+    rounded to 16 bits. To the ``nearest`` level, ``u`` is 1/2.
     """
     levels = 2 ** (bits - 1) - 1
     keys = run_keys(key, block.streams).tolist()
@@ -94,8 +95,9 @@ def stochastic_encode(
         inverse = torch.full_like(scale, levels) / scale if scale > 0 else torch.zeros_like(scale)
         for (run, first, last, position), t, old in zip(pieces, values, kept, strict=True):
             counters = torch.arange(first, last, device=gradient.device) + int(block.origins[run])
-            uniform = ((hash32(keys[run], counters) >> 16).float() * 2.0**-16 + 2.0**-17) + levels
-            code = (t * inverse + uniform).to(torch.int32).clamp(max=2 * levels)
+            uniform = (hash32(keys[run], counters) >> 16).float() * 2.0**-16 + 2.0**-17
+            offset = torch.full_like(t, 0.5) if nearest else uniform
+            code = (t * inverse + (offset + levels)).to(torch.int32).clamp(max=2 * levels)
             codes[position : position + last - first] = code.to(torch.uint8)
             keep(old, t - (code - levels).float() * step)
     packed = torch.cat((as_bytes(scales), pack(codes, bits)))

@@ -1,0 +1,52 @@
+"""Runs of zeros in packed trits, shortened as in 3LC: what is saved depends on the data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import PayloadError
+
+ZEROS = 121
+"""Five zeros: the byte that runs are made of."""
+
+SHORTEST_RUN = 2
+LONGEST_RUN = 14
+
+RUNS = 243
+"""The first byte that stands for a run, the shortest: packed trits are smaller."""
+
+
+def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
+    """See :meth:`gradwire.kernels.Kernels.zero_runs_encode`."""
+    shorter: list[int] = []
+    run = 0
+    for byte in [*trits.tolist(), None]:
+        if byte == ZEROS:
+            run += 1
+            continue
+        shorter += [RUNS + LONGEST_RUN - SHORTEST_RUN] * (run // LONGEST_RUN)
+        rest = run % LONGEST_RUN
+        shorter += [RUNS + rest - SHORTEST_RUN] if rest >= SHORTEST_RUN else [ZEROS] * rest
+        run = 0
+        if byte is not None:
+            if byte >= RUNS:
+                raise PayloadError(f"byte {byte} is not five trits: it must be below {RUNS}")
+            shorter.append(byte)
+    coded[: len(shorter)] = torch.tensor(shorter, dtype=torch.uint8)
+    return len(shorter)
+
+
+def zero_runs_decode(coded: Tensor, trits: Tensor) -> None:
+    """See :meth:`gradwire.kernels.Kernels.zero_runs_decode`."""
+    longer: list[int] = []
+    ended = True
+    for byte in coded.tolist():
+        zeros = 1 if byte == ZEROS else max(byte - RUNS + SHORTEST_RUN, 0) if byte >= RUNS else 0
+        if zeros and not ended:
+            raise PayloadError("the bytes of a run of zeros are not the fewest")
+        longer += [ZEROS] * zeros or [byte]
+        ended = not 0 < zeros < LONGEST_RUN
+    if len(longer) != trits.numel():
+        raise PayloadError(f"the bytes decode to {len(longer)} bytes of trits, not {trits.numel()}")
+    trits.copy_(torch.tensor(longer, dtype=torch.uint8))

@@ -1,0 +1,112 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from codec_checks import (
+    cases,
+    check_any_bytes,
+    check_compiled_once,
+    check_is_the_reference,
+    check_residual_is_what_was_not_sent,
+    check_unbiased,
+    decoded,
+    decoded_once,
+    encoded,
+)
+from gradwire.errors import ConfigurationError
+from gradwire.kernels import cpu
+from gradwire.layout import Block
+from gradwire.memory import NONE
+from gradwire.quantize import PowerOfTwo
+from test_kernels import BUFFER, block_of, blocks, covered, gradients, memories, normal
+
+codecs = pytest.mark.parametrize("codec", [PowerOfTwo(9), PowerOfTwo(8)], ids=str)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    cpu.warm_up()
+
+
+@codecs
+@blocks
+@gradients
+@memories
+def test_is_the_reference(
+    codec: PowerOfTwo, block: Block, gradient: Tensor, memory: tuple[float, float] | None
+) -> None:
+    check_is_the_reference(codec, block, gradient, memory)
+
+
+@codecs
+@blocks
+@gradients
+def test_residual_is_what_was_not_sent(codec: PowerOfTwo, block: Block, gradient: Tensor) -> None:
+    check_residual_is_what_was_not_sent(codec, block, gradient)
+
+
+@codecs
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), content=st.binary(min_size=1, max_size=60))
+def test_any_values_and_any_bytes(codec: PowerOfTwo, case: tuple, content: bytes) -> None:
+    check_is_the_reference(codec, *case)
+    check_any_bytes(codec, case[0], content)
+
+
+@codecs
+def test_is_unbiased(codec: PowerOfTwo) -> None:
+    check_unbiased(codec)
+
+
+@codecs
+@pytest.mark.parametrize("scale", [1.0, 2.0**100, 2.0**-120])
+def test_sends_one_of_the_two_powers_around(codec: PowerOfTwo, scale: float) -> None:
+    block = block_of([9000])
+    gradient = normal() * scale
+    sent = decoded(codec, block, encoded(codec, block, gradient, NONE)[None])[covered(block)].double()
+    t = gradient[covered(block)].double()
+    lower = torch.ldexp(torch.ones_like(t), t.abs().frexp().exponent - 1)
+    assert ((sent.abs() == lower) | (sent.abs() == 2 * lower) | (t.abs() < 2.0**-126)).all()
+    assert (sent.sign() == t.sign()).sum() == (sent != 0).sum()
+    powers = torch.where(normal() < 0, -scale, scale)
+    exact = decoded(codec, block, encoded(codec, block, powers, NONE)[None])
+    assert torch.equal(exact[covered(block)], powers[covered(block)])
+
+
+@codecs
+@pytest.mark.parametrize(("value", "largest"), [(1e-39, 1e-39), (0.3, 2.0**127), (1.5 * 2.0**-130, 2.0)])
+def test_values_below_the_smallest_power_are_unbiased(codec: PowerOfTwo, value: float, largest: float) -> None:
+    """The mean of 9,000 draws lies within 5 standard errors, of at most one smallest power each."""
+    block = block_of([9001])
+    gradient = torch.full((BUFFER,), value)
+    gradient[2] = largest
+    sent = decoded_once(codec, block, encoded(codec, block, gradient, NONE))[3:9003].double()
+    smallest = max(2.0**-126, 2.0**-124 * largest if codec.bits == 8 else 0.0, value)
+    assert abs(sent.mean() - gradient[3].double()) <= 5 * smallest / 9000**0.5
+    assert sent.mean() > 0
+
+
+def test_the_largest_values_stay_finite() -> None:
+    block = block_of([3])
+    gradient = torch.full((BUFFER,), 3.4028234e38)
+    for bits in (8, 9):
+        sent = decoded(PowerOfTwo(bits), block, encoded(PowerOfTwo(bits), block, gradient, NONE)[None])
+        assert sent[2:5].tolist() == [2.0**127] * 3
+
+
+def test_sizes() -> None:
+    block = block_of([5, 64, 17])
+    assert PowerOfTwo(9).payload_bytes(block) == 96 + 12
+    assert PowerOfTwo(8).payload_bytes(block) == 3 * 4 + 96
+
+
+@pytest.mark.parametrize("bits", [7, 10, 32])
+def test_bits_out_of_range(bits: int) -> None:
+    with pytest.raises(ConfigurationError, match="bits"):
+        PowerOfTwo(bits)
+
+
+def test_compiled_once() -> None:
+    check_compiled_once("power_of_two", "sign")

@@ -1,0 +1,124 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from codec_checks import (
+    cases,
+    check_any_bytes,
+    check_compiled_once,
+    check_is_the_reference,
+    check_residual_is_what_was_not_sent,
+    check_unbiased,
+    decoded,
+    encoded,
+)
+from gradwire.codec import Codec
+from gradwire.errors import ConfigurationError
+from gradwire.kernels import cpu
+from gradwire.kernels.reference.trits import pack_trits, trits_stride, unpack_trits
+from gradwire.layout import Block
+from gradwire.memory import NONE
+from gradwire.quantize import Ternary, ThreeLevel
+from test_kernels import BLOCKS, BUFFER, block_of, blocks, covered, gradients, memories, normal
+
+codecs = pytest.mark.parametrize("codec", [Ternary(0), Ternary(2.5), ThreeLevel(1.0), ThreeLevel(1.75)], ids=str)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    cpu.warm_up()
+
+
+@codecs
+@blocks
+@gradients
+@memories
+def test_is_the_reference(codec: Codec, block: Block, gradient: Tensor, memory: tuple[float, float] | None) -> None:
+    check_is_the_reference(codec, block, gradient, memory)
+
+
+@codecs
+@blocks
+@gradients
+def test_residual_is_what_was_not_sent(codec: Codec, block: Block, gradient: Tensor) -> None:
+    check_residual_is_what_was_not_sent(codec, block, gradient)
+
+
+@codecs
+@settings(max_examples=40, deadline=None)
+@given(case=cases(), content=st.binary(min_size=1, max_size=60))
+def test_any_values_and_any_bytes(codec: Codec, case: tuple, content: bytes) -> None:
+    check_is_the_reference(codec, *case)
+    check_any_bytes(codec, case[0], content)
+
+
+@given(digits=st.lists(st.integers(0, 2), max_size=300))
+def test_trits_come_back(digits: list[int]) -> None:
+    values = torch.tensor(digits + [0] * (-len(digits) % 8), dtype=torch.uint8)
+    packed = pack_trits(values)
+    assert packed.numel() == trits_stride(values.numel())
+    assert packed.numel() <= values.numel() / 5 + 8
+    assert torch.equal(unpack_trits(packed, values.numel()), values.int())
+
+
+def test_ternary_is_unbiased() -> None:
+    check_unbiased(Ternary(0))
+
+
+def test_ternary_error_is_the_published_one() -> None:
+    """The mean squared error of 300 draws is within 10 % of ``scale |t|_1 - |t|^2``."""
+    block, gradient = block_of([9000]), normal()
+    t = gradient[covered(block)].double()
+    errors = []
+    for key in range(300):
+        sent = decoded(Ternary(0), block, encoded(Ternary(0), block, gradient, NONE, key)[None])
+        errors.append(float((sent[covered(block)].double() - t).square().sum()))
+    expected = float(t.abs().max() * t.abs().sum() - t.square().sum())
+    assert abs(sum(errors) / len(errors) / expected - 1) <= 0.1
+
+
+def test_clipping_is_at_standard_deviations() -> None:
+    block, gradient = block_of([9000]), 3 + normal()
+    t = gradient[covered(block)]
+    payload = encoded(Ternary(1.5), block, gradient, NONE)
+    assert payload[:4].view(torch.float32).item() == pytest.approx(1.5 * float(t.double().std(correction=0)), rel=1e-6)
+    equal = encoded(Ternary(2.5), block, torch.full((BUFFER,), 0.1), NONE)
+    assert equal[:4].view(torch.float32).item() == pytest.approx(0.1)
+
+
+def test_three_level_sends_the_nearest() -> None:
+    block, gradient = BLOCKS["one element"], normal()
+    gradient[2] = -3.0
+    assert decoded(ThreeLevel(), block, encoded(ThreeLevel(), block, gradient, NONE)[None])[2] == -3.0
+    block = block_of([9000])
+    gradient[5] = 4.0
+    sent = decoded(ThreeLevel(1.5), block, encoded(ThreeLevel(1.5), block, gradient, NONE)[None])[covered(block)]
+    scale = 1.5 * gradient[covered(block)].abs().max()
+    assert torch.equal(sent, scale * (gradient[covered(block)] / scale).round())
+
+
+def test_sizes() -> None:
+    for numel in (1, 40, 1000, 1_000_000):
+        block = block_of([numel])
+        assert Ternary().payload_bytes(block) <= 4 + block.positions / 5 + 8
+    assert Ternary().payload_bytes(block_of([1_000_000])) == 4 + 200_000
+
+
+@pytest.mark.parametrize("clip", [-1.0, math.inf, math.nan])
+def test_clip_out_of_range(clip: float) -> None:
+    with pytest.raises(ConfigurationError, match="clip"):
+        Ternary(clip)
+
+
+@pytest.mark.parametrize("multiplier", [0.9, 2.0, math.nan])
+def test_multiplier_out_of_range(multiplier: float) -> None:
+    with pytest.raises(ConfigurationError, match="multiplier"):
+        ThreeLevel(multiplier)
+
+
+def test_compiled_once() -> None:
+    check_compiled_once("ternary", "three_level", "trits")

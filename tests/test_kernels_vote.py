@@ -1,0 +1,82 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from codec_checks import (
+    cases,
+    check_any_bytes,
+    check_compiled_once,
+    check_is_the_reference,
+    check_residual_is_what_was_not_sent,
+    decoded,
+    encoded,
+)
+from gradwire.kernels import cpu
+from gradwire.layout import Block
+from gradwire.memory import NONE
+from gradwire.quantize import Vote
+from test_kernels import BLOCKS, BUFFER, KEY, block_of, blocks, covered, gradients, memories, normal
+
+CODEC = Vote()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    cpu.warm_up()
+
+
+@blocks
+@gradients
+@memories
+def test_is_the_reference(block: Block, gradient: Tensor, memory: tuple[float, float] | None) -> None:
+    check_is_the_reference(CODEC, block, gradient, memory)
+
+
+@blocks
+@gradients
+def test_residual_is_what_was_not_sent(block: Block, gradient: Tensor) -> None:
+    check_residual_is_what_was_not_sent(CODEC, block, gradient)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), content=st.binary(min_size=1, max_size=60))
+def test_any_values_and_any_bytes(case: tuple, content: bytes) -> None:
+    check_is_the_reference(CODEC, *case)
+    check_any_bytes(CODEC, case[0], content)
+
+
+def test_sends_signs() -> None:
+    block, gradient = BLOCKS["one bucket"], normal()
+    sent = decoded(CODEC, block, encoded(CODEC, block, gradient, NONE)[None])
+    assert torch.equal(sent[covered(block)], gradient.sign()[covered(block)])
+    assert CODEC.payload_bytes(block_of([1_000_000])) * 8 / 1e6 <= 1.01
+
+
+def test_ties_are_fair_and_the_same_however_the_block_is_cut() -> None:
+    """The number of +1 among 9,000 fair coins lies within 5 standard deviations of the half."""
+    zeros = torch.zeros(BUFFER)
+    whole = block_of([9000])
+    sent = decoded(CODEC, whole, encoded(CODEC, whole, zeros, NONE)[None])
+    assert abs(sent[covered(whole)].sum()) <= 5 * 9000**0.5
+    cut = block_of([9000], "block:100")
+    assert torch.equal(sent, decoded(CODEC, cut, encoded(CODEC, cut, zeros, NONE)[None]))
+    assert not torch.equal(sent, decoded(CODEC, whole, encoded(CODEC, whole, zeros, NONE, KEY + 1)[None]))
+    for shard in whole.shards(3):
+        part = decoded(CODEC, shard, encoded(CODEC, shard, zeros, NONE)[None])
+        assert torch.equal(part[covered(shard)], sent[covered(shard)])
+
+
+def test_the_vote_on_the_mean_of_votes_is_the_majority() -> None:
+    block = block_of([9000])
+    gradients = [normal(seed) for seed in range(3)]
+    votes = torch.stack([encoded(CODEC, block, gradient, NONE) for gradient in gradients])
+    mean = decoded(CODEC, block, votes, 1 / 3)
+    majority = decoded(CODEC, block, encoded(CODEC, block, mean, NONE)[None])
+    expected = torch.stack(gradients).sign().sum(0).sign()
+    assert torch.equal(majority[covered(block)], expected[covered(block)])
+
+
+def test_compiled_once() -> None:
+    check_compiled_once("vote", "sign")
