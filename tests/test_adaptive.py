@@ -104,7 +104,9 @@ def test_any_count_fits(coding: str, granularity: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12), more=st.integers(0, 50))
-@pytest.mark.parametrize("coding", ["fp16", "sign", "qsgd:2", "qsgd:4"])
+@pytest.mark.parametrize(
+    "coding", ["fp16", "sign", "two-means", "qsgd:2", "qsgd:4", "exponent", "natural", "terngrad", "3lc", "quantile:16"]
+)
 def test_bound_of_values_is_enough(coding: str, lengths: list[int], more: int) -> None:
     parsed: ValueCoding = values.parse(coding)
     size = parsed.size(Block.dense("test", np.array(lengths)))
@@ -240,7 +242,7 @@ def test_sidco_finds_its_ratio(power: int) -> None:
 def test_variance_sends_nothing_at_first_and_what_agrees_later() -> None:
     """A constant gradient is unambiguous as soon as ``t**2 > alpha * t``; noise around zero is not."""
     store = Store(torch.device("cpu"))
-    codec = gradwire.methods.get("variance")(alpha=1.5, decay=1.0, capacity=1.0).codec()
+    codec = gradwire.methods.get("variance")(alpha=1.5, decay=1.0, capacity=1.0, values="fp32").codec()
     codec = replace(codec.installed(store, SLOTS, NUMEL), store=None)
     feedback = Feedback(torch.zeros(NUMEL))
     for turn in range(3):
@@ -289,3 +291,21 @@ def test_adacomp_is_what_the_paper_says() -> None:
     assert 3 <= sent.sum() < 100
     torch.testing.assert_close(out, torch.where(sent.flatten(), grown.sign() * largest.mean(), 0))
     torch.testing.assert_close(out + residual, grown)
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.2, 1.0])
+def test_dryden_takes_the_same_share_of_either_side(ratio: float) -> None:
+    tensor = normal(7)[:1500] + 0.4
+    tensor[:300] = 0
+    decoded = gradwire.roundtrip(tensor, "dryden", ratio=ratio).decoded
+    above, below = int((tensor > 0).sum()), int((tensor < 0).sum())
+    count = round(1500 * ratio)
+    positive = round(min(count, above + below) * above / (above + below))
+    negative = min(count, above + below) - positive
+    zeros = count - positive - negative  # they go with the positive ones
+    for side, result, most in ((tensor, decoded, positive), (-tensor, -decoded, negative)):
+        largest = side.topk(most)
+        mean = float(largest.values.sum()) / (most + (zeros if side is tensor else 0))
+        torch.testing.assert_close(result[largest.indices], torch.full((most,), mean))
+    assert int((decoded < 0).sum()) == negative
+    assert int((decoded > 0).sum()) == positive + zeros

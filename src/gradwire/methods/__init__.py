@@ -3,6 +3,7 @@
 from gradwire.methods.acpsgd import ACPSGD
 from gradwire.methods.adacomp import AdaComp
 from gradwire.methods.adaptive import Adaptive
+from gradwire.methods.dryden import Dryden
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.hybrid import Hybrid
@@ -26,6 +27,7 @@ __all__ = [
     "Adaptive",
     "CodecMethod",
     "Dense",
+    "Dryden",
     "EFSignSGD",
     "Hybrid",
     "LayerMethod",

@@ -20,6 +20,8 @@ from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
+from gradwire.kernels.cpu.ternary import ternary_encode
+from gradwire.kernels.cpu.three_level import three_level_encode
 from gradwire.kernels.cpu.threshold import (
     collect_local_maxima,
     collect_reaching,
@@ -27,8 +29,6 @@ from gradwire.kernels.cpu.threshold import (
     exceedances,
     magnitude_statistics,
 )
-from gradwire.kernels.cpu.ternary import ternary_encode
-from gradwire.kernels.cpu.three_level import three_level_encode
 from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.cpu.trits import trits_decode
 from gradwire.kernels.cpu.two_means import two_means_decode, two_means_encode
@@ -53,18 +53,13 @@ __all__ = [
     "collect_local_maxima",
     "collect_reaching",
     "collect_unambiguous",
-    "elias_fano_bytes",
-    "elias_fano_decode",
-    "elias_fano_encode",
-    "exceedances",
-    "gather",
-    "magnitude_statistics",
     "dynamic_decode",
     "dynamic_encode",
     "dynamic_payload_bytes",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
+    "exceedances",
     "exponent_decode",
     "exponent_encode",
     "exponent_payload_bytes",
@@ -72,6 +67,7 @@ __all__ = [
     "inceptionn_bytes",
     "inceptionn_decode",
     "inceptionn_encode",
+    "magnitude_statistics",
     "power_of_two_decode",
     "power_of_two_encode",
     "power_of_two_payload_bytes",

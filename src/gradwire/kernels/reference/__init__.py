@@ -80,6 +80,8 @@ from gradwire.kernels.reference.sparse import (
     topk_select,
 )
 from gradwire.kernels.reference.stochastic import stochastic_decode, stochastic_encode, stochastic_payload_bytes
+from gradwire.kernels.reference.ternary import ternary_encode
+from gradwire.kernels.reference.three_level import three_level_encode
 from gradwire.kernels.reference.threshold import (
     collect_local_maxima,
     collect_reaching,
@@ -87,8 +89,6 @@ from gradwire.kernels.reference.threshold import (
     exceedances,
     magnitude_statistics,
 )
-from gradwire.kernels.reference.ternary import ternary_encode
-from gradwire.kernels.reference.three_level import three_level_encode
 from gradwire.kernels.reference.trits import trits_decode, trits_payload_bytes
 from gradwire.kernels.reference.two_means import two_means_decode, two_means_encode, two_means_payload_bytes
 from gradwire.kernels.reference.vote import vote_encode
@@ -103,18 +103,13 @@ __all__ = [
     "collect_local_maxima",
     "collect_reaching",
     "collect_unambiguous",
-    "elias_fano_bytes",
-    "elias_fano_decode",
-    "elias_fano_encode",
-    "exceedances",
-    "gather",
-    "magnitude_statistics",
     "dynamic_decode",
     "dynamic_encode",
     "dynamic_payload_bytes",
     "elias_fano_bytes",
     "elias_fano_decode",
     "elias_fano_encode",
+    "exceedances",
     "exponent_decode",
     "exponent_encode",
     "exponent_payload_bytes",
@@ -122,6 +117,7 @@ __all__ = [
     "inceptionn_bytes",
     "inceptionn_decode",
     "inceptionn_encode",
+    "magnitude_statistics",
     "power_of_two_decode",
     "power_of_two_encode",
     "power_of_two_payload_bytes",
