@@ -19,7 +19,7 @@ from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE, Feedback, Store
 from gradwire.quantize import values
 from gradwire.quantize.values import ValueCoding
-from gradwire.select import Fixed
+from gradwire.select import EitherSide, Fixed
 from pool import Pool
 
 SLOTS = flat_slots([("matrix", (30, 50)), ("vector", (77,))])
@@ -309,3 +309,25 @@ def test_dryden_takes_the_same_share_of_either_side(ratio: float) -> None:
         torch.testing.assert_close(result[largest.indices], torch.full((most,), mean))
     assert int((decoded < 0).sum()) == negative
     assert int((decoded > 0).sum()) == positive + zeros
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("granularity", ["layer", "bucket", "block:96"])
+def test_either_side_is_exact_in_every_segment(granularity: str, shift: float) -> None:
+    """Also where twice as many of both sides together do not hold enough of one."""
+    block = Block.cut(SLOTS, Granularity.parse(granularity))
+    selector, source = EitherSide(0.11), normal(8) + shift
+    counts = selector.counts(block)
+    positions, chosen = torch.empty(counts.sum(), dtype=torch.int64), torch.empty(counts.sum())
+    selector.select(block, source, NONE, counts, positions, chosen)
+    first = 0
+    for segment, count in enumerate(counts.tolist()):
+        runs = block.runs[block.segments[segment] : block.segments[segment + 1]]
+        t = torch.cat([source[start : start + length] for start, length, _ in runs])
+        places = torch.cat([torch.arange(place, place + length) for _, length, place in runs])
+        positive = round(count * int((t > 0).sum()) / len(t))
+        expected = torch.cat([t.clamp(min=0).topk(positive).indices, (-t).clamp(min=0).topk(count - positive).indices])
+        expected = expected.sort().values
+        assert torch.equal(positions[first : first + count], places[expected])
+        assert torch.equal(chosen[first : first + count], t[expected])
+        first += count

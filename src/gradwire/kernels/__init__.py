@@ -284,6 +284,10 @@ class Kernels(Protocol):
         """``sum |t|`` and ``max |t|`` of each segment, NaN where ``t`` is not finite; leaves ``t`` in the residual."""
         ...
 
+    def sign_counts(self, block: Block, source: Tensor) -> tuple[Int64Array, Int64Array]:
+        """How many values of each segment are positive, and how many negative."""
+        ...
+
     def exceedances(self, block: Block, source: Tensor, thresholds: Float32Array) -> tuple[Int64Array, Float64Array]:
         """How many magnitudes of ``source`` reach their segment's threshold, and their sum; 0 for a NaN threshold."""
         ...

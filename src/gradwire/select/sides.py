@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.layout import Block, Int64Array
+from gradwire.layout import Block, Float32Array, Int64Array
 from gradwire.memory import Feedback
 from gradwire.select.selector import Selector, check_ratio, counts_for
-
-SMALLEST = np.float32(2**-149)
-"""The smallest positive float32."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +36,40 @@ class EitherSide(Selector):
     def select(
         self, block: Block, gradient: Tensor, feedback: Feedback, counts: Int64Array, positions: Tensor, values: Tensor
     ) -> None:
-        """Exact top-k of each side, over copies that hold that side alone."""
+        """The largest magnitudes of both sides together, twice as many; they hold each side's own, or nearly always."""
         kernel = kernels.for_device(gradient.device)
-        _, largest = kernel.magnitude_statistics(block, gradient, feedback.residual, feedback.beta, feedback.gamma)
-        finite = ~np.isnan(largest)
+        doubled = np.minimum(2 * counts, block.segment_numels)
+        candidates = torch.empty(int(doubled.sum()), dtype=torch.int64, device=gradient.device)
+        found = torch.empty(candidates.shape, dtype=torch.float32, device=gradient.device)
+        kernel.topk_select(
+            block, gradient, feedback.residual, feedback.beta, feedback.gamma, doubled, candidates, found
+        )
+        among = Block.dense("candidates", doubled)
+        whole = torch.from_numpy(np.repeat(np.isfinite(_largest(among, found)), counts)).to(gradient.device)
         source = feedback.buffer(gradient)
-        if not finite.all():
-            source = source.nan_to_num(0.0)
-        sides = [source.clamp(min=0), (-source).clamp_(min=0)]
-        any_at_all = np.full(len(counts), SMALLEST)
-        above, below = (kernel.exceedances(block, side, any_at_all)[0] for side in sides)
-        of_sides = _split(counts, above, below)
-        if of_sides[2].any():
-            sides.append((source == 0).float())
-        chosen = [_top(block, side, wanted) for side, wanted in zip(sides, of_sides, strict=False)]
-        positions.copy_(torch.cat(chosen).sort().values)
+        positive, negative, zeros = _split(counts, *kernel.sign_counts(block, source))
+        above, below = kernel.sign_counts(among, found)
+        if (above >= positive).all() and (below >= negative).all() and not zeros.any():
+            padding = torch.from_numpy(np.repeat(among.runs[:, 2] - among.runs[:, 0], counts)).to(gradient.device)
+            chosen = candidates[_of_sides(among, found, positive, negative, zeros) - padding]
+        else:
+            chosen = _of_sides(block, source.nan_to_num(0.0), positive, negative, zeros)
+        positions.copy_(chosen)
         kernel.gather(block, source, positions, values)
-        if not finite.all():
-            values[torch.from_numpy(np.repeat(~finite, counts)).to(values.device)] = torch.nan
+        values.masked_fill_(~whole, torch.nan)
+
+
+def _largest(block: Block, values: Tensor) -> Float32Array:
+    """NaN in segments that have a value that is not finite."""
+    return kernels.for_device(values.device).magnitude_statistics(block, values, None, 1.0, 1.0)[1]
+
+
+def _of_sides(block: Block, source: Tensor, positive: Int64Array, negative: Int64Array, zeros: Int64Array) -> Tensor:
+    """Positions of the largest positive and negative values, and of zeros, from copies that hold these alone."""
+    sides = [(source.clamp(min=0), positive), ((-source).clamp_(min=0), negative)]
+    if zeros.any():
+        sides.append(((source == 0).float(), zeros))
+    return torch.cat([_top(block, side, wanted) for side, wanted in sides]).sort().values
 
 
 def _split(counts: Int64Array, above: Int64Array, below: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:

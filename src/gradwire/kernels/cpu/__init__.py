@@ -28,6 +28,7 @@ from gradwire.kernels.cpu.threshold import (
     collect_unambiguous,
     exceedances,
     magnitude_statistics,
+    sign_counts,
 )
 from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.cpu.trits import trits_decode
@@ -79,6 +80,7 @@ __all__ = [
     "randomk_positions",
     "scatter",
     "scatter_sum",
+    "sign_counts",
     "sign_decode",
     "sign_encode",
     "sign_payload_bytes",
@@ -156,6 +158,7 @@ def warm_up() -> None:
     scatter(block, out, positions[0], values[0])
     thresholds = np.array([0.5], dtype=np.float32)
     magnitude_statistics(block, gradient, residual, 1.0, 1.0)
+    sign_counts(block, gradient)
     exceedances(block, gradient, thresholds)
     collect_reaching(block, gradient, thresholds, 2)
     collect_unambiguous(block, gradient, residual, 1.0, 1.0, None, out, 1.5, 0.9, 0.0, 2)
