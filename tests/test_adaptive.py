@@ -19,7 +19,7 @@ from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE, Feedback, Store
 from gradwire.quantize import values
 from gradwire.quantize.values import ValueCoding
-from gradwire.select import Fixed
+from gradwire.select import EitherSide, Fixed
 from pool import Pool
 
 SLOTS = flat_slots([("matrix", (30, 50)), ("vector", (77,))])
@@ -104,7 +104,9 @@ def test_any_count_fits(coding: str, granularity: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12), more=st.integers(0, 50))
-@pytest.mark.parametrize("coding", ["fp16", "sign", "qsgd:2", "qsgd:4"])
+@pytest.mark.parametrize(
+    "coding", ["fp16", "sign", "two-means", "qsgd:2", "qsgd:4", "exponent", "natural", "terngrad", "3lc", "quantile:16"]
+)
 def test_bound_of_values_is_enough(coding: str, lengths: list[int], more: int) -> None:
     parsed: ValueCoding = values.parse(coding)
     size = parsed.size(Block.dense("test", np.array(lengths)))
@@ -240,7 +242,7 @@ def test_sidco_finds_its_ratio(power: int) -> None:
 def test_variance_sends_nothing_at_first_and_what_agrees_later() -> None:
     """A constant gradient is unambiguous as soon as ``t**2 > alpha * t``; noise around zero is not."""
     store = Store(torch.device("cpu"))
-    codec = gradwire.methods.get("variance")(alpha=1.5, decay=1.0, capacity=1.0).codec()
+    codec = gradwire.methods.get("variance")(alpha=1.5, decay=1.0, capacity=1.0, values="fp32").codec()
     codec = replace(codec.installed(store, SLOTS, NUMEL), store=None)
     feedback = Feedback(torch.zeros(NUMEL))
     for turn in range(3):
@@ -289,3 +291,43 @@ def test_adacomp_is_what_the_paper_says() -> None:
     assert 3 <= sent.sum() < 100
     torch.testing.assert_close(out, torch.where(sent.flatten(), grown.sign() * largest.mean(), 0))
     torch.testing.assert_close(out + residual, grown)
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.2, 1.0])
+def test_dryden_takes_the_same_share_of_either_side(ratio: float) -> None:
+    tensor = normal(7)[:1500] + 0.4
+    tensor[:300] = 0
+    decoded = gradwire.roundtrip(tensor, "dryden", ratio=ratio).decoded
+    above, below = int((tensor > 0).sum()), int((tensor < 0).sum())
+    count = round(1500 * ratio)
+    positive = round(min(count, above + below) * above / (above + below))
+    negative = min(count, above + below) - positive
+    zeros = count - positive - negative  # they go with the positive ones
+    for side, result, most in ((tensor, decoded, positive), (-tensor, -decoded, negative)):
+        largest = side.topk(most)
+        mean = float(largest.values.sum()) / (most + (zeros if side is tensor else 0))
+        torch.testing.assert_close(result[largest.indices], torch.full((most,), mean))
+    assert int((decoded < 0).sum()) == negative
+    assert int((decoded > 0).sum()) == positive + zeros
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("granularity", ["layer", "bucket", "block:96"])
+def test_either_side_is_exact_in_every_segment(granularity: str, shift: float) -> None:
+    """Also where twice as many of both sides together do not hold enough of one."""
+    block = Block.cut(SLOTS, Granularity.parse(granularity))
+    selector, source = EitherSide(0.11), normal(8) + shift
+    counts = selector.counts(block)
+    positions, chosen = torch.empty(counts.sum(), dtype=torch.int64), torch.empty(counts.sum())
+    selector.select(block, source, NONE, counts, positions, chosen)
+    first = 0
+    for segment, count in enumerate(counts.tolist()):
+        runs = block.runs[block.segments[segment] : block.segments[segment + 1]]
+        t = torch.cat([source[start : start + length] for start, length, _ in runs])
+        places = torch.cat([torch.arange(place, place + length) for _, length, place in runs])
+        positive = round(count * int((t > 0).sum()) / len(t))
+        expected = torch.cat([t.clamp(min=0).topk(positive).indices, (-t).clamp(min=0).topk(count - positive).indices])
+        expected = expected.sort().values
+        assert torch.equal(positions[first : first + count], places[expected])
+        assert torch.equal(chosen[first : first + count], t[expected])
+        first += count

@@ -37,6 +37,7 @@ def test_statistics_and_collections_are_the_reference(
     assert left is None or same(left, right)
     largest = found[1]
     source = gradient if left is None else left
+    assert both_same(cpu.sign_counts(block, source), reference.sign_counts(block, source))
     for share in (0.0, 0.5, 1.0, math.inf):
         thresholds = np.full_like(largest, math.inf) if share == math.inf else np.float32(share) * largest
         thresholds[np.isnan(largest)] = np.nan

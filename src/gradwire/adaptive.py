@@ -183,8 +183,7 @@ def _chosen(block: Block, positions: Tensor) -> Block:
 
 def _wanted(block: Block, counts: Int64Array) -> Int64Array:
     """From counts of runs to counts of slots."""
-    wanted = np.zeros(len(block.slots), dtype=np.int64)
-    np.add.at(wanted, block.slot_of_run, np.maximum(counts, 0))
+    wanted = np.bincount(block.slot_of_run, np.maximum(counts, 0), len(block.slots)).astype(np.int64)
     wanted[block.slot_of_run[counts < 0]] = NOT_FINITE
     return wanted
 

@@ -537,6 +537,10 @@ class Kernels(Protocol):
         """``out = weight * sum of the decoded payloads`` over the runs, in row order; PayloadError unless sound."""
         ...
 
+    def sign_counts(self, block: Block, source: Tensor) -> tuple[Int64Array, Int64Array]:
+        """How many values of each segment are positive, and how many negative."""
+        ...
+
 
 def for_device(device: torch.device) -> Kernels:
     """The kernels for tensors on ``device``: Numba on the CPU, the plain torch reference elsewhere."""

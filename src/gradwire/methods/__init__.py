@@ -6,6 +6,7 @@ from gradwire.methods.adaptive import Adaptive
 from gradwire.methods.atomo import Atomo
 from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
+from gradwire.methods.dryden import Dryden
 from gradwire.methods.ef21 import EF21
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.eightbit import EightBit
@@ -53,6 +54,7 @@ __all__ = [
     "CodecMethod",
     "DeMo",
     "Dense",
+    "Dryden",
     "EFSignSGD",
     "EightBit",
     "GTopK",

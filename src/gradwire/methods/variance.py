@@ -29,16 +29,15 @@ class Variance(CodecMethod):
     with ``moments="step"`` the whole step stands for one sample, otherwise :class:`gradwire.SecondMoments` provides
     them. The first step then sends nothing, since there ``r**2 = v``.
 
-    Only the paper's abstract was at hand: the criterion, the decay and the defaults are from memory. There values take
-    4 bits, as powers of two below the largest of a tensor; here they are floats unless ``values`` says otherwise. What
-    a value coding loses stays in the residual, whereas r = 0 drops it.
+    Only the paper's abstract was at hand: the criterion, the decay, the defaults and values of 4 bits, powers of two
+    below the largest of a tensor, are from memory. What these lose stays in the residual, whereas r = 0 drops it.
 
     Attributes:
         alpha: How unambiguous a coordinate must be, positive; 1 to 2 in the paper.
         decay: zeta, in (0, 1].
         moments: Where squares come from: ``"step"``, or ``"microbatches"`` or ``"samples"`` by SecondMoments.
         capacity: How many coordinates fit in the first step, as a share of each parameter, in (0, 1].
-        values: How values are written: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``, ``"qsgd:4"``, or an object.
+        values: How values are written: ``"exponent"``, ``"fp32"``, ``"fp16"``, ``"qsgd:4"``, or an object.
         indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
     """
 
@@ -47,13 +46,13 @@ class Variance(CodecMethod):
     memory = "residual"
     memories = ("none", "residual")
     bias = "biased"
-    wire_bits = "32 + max(16, ceil(capacity * d)) * (32 + 2 + log2(1 / capacity))"
+    wire_bits = "64 + max(16, ceil(capacity * d)) * (4 + 2 + log2(1 / capacity))"
 
     alpha: float = 1.5
     decay: float = 0.999
     moments: Moments = "step"
     capacity: float = 0.02
-    values: str | ValueCoding = "fp32"
+    values: str | ValueCoding = "exponent"
     indices: str | IndexCoding = "elias-fano"
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
-from gradwire.layout import Block
+from gradwire.layout import ALIGNMENT, Block
 from gradwire.memory import NONE
 from gradwire.quantize import names
 
@@ -29,13 +29,14 @@ class ValueCoding(ABC):
     def bound(self, count: int, segments: int) -> int:
         """Bytes that are enough for up to ``count`` values in up to ``segments`` segments, a multiple of 4.
 
-        What a segment takes grows with its first value and then with every so many more, if at all, so nothing takes
-        more than one value in each segment but the last.
+        What a segment takes grows either with its first value and then with every so many more, and then most is taken
+        by one value in each segment but the last; or with its first so many values, and then by equal segments.
         """
         segments = min(segments, count)
-        lengths = np.ones(segments, dtype=np.int64)
-        lengths[-1:] += count - segments
-        return self.size(Block.dense("bound", lengths))
+        uneven = np.ones(segments, dtype=np.int64)
+        uneven[-1:] += count - segments
+        even = np.full(segments, -(-count // max(segments, 1)) + ALIGNMENT)
+        return max(self.size(Block.dense("bound", lengths)) for lengths in (uneven, even))
 
     @abstractmethod
     def encode(self, chosen: Block, values: Tensor, payload: Tensor, key: int) -> None:

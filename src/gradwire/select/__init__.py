@@ -5,6 +5,7 @@ from gradwire.select.criterion import Choice, Criterion, Thresholds
 from gradwire.select.exponential import ExponentialTail
 from gradwire.select.random import SharedRandom
 from gradwire.select.selector import Selector, count_for, counts_for
+from gradwire.select.sides import EitherSide
 from gradwire.select.thresholds import Fixed, HalfMaximum, Steps
 from gradwire.select.top import TopMagnitudes
 from gradwire.select.variance import Unambiguous
@@ -13,6 +14,7 @@ from gradwire.select.warmup import WarmUp
 __all__ = [
     "Choice",
     "Criterion",
+    "EitherSide",
     "ExponentialTail",
     "Fixed",
     "HalfMaximum",

@@ -63,7 +63,7 @@ class Thresholds(Criterion):
         kernel = kernels.for_device(gradient.device)
         totals, largest = kernel.magnitude_statistics(block, gradient, feedback.residual, feedback.beta, feedback.gamma)
         source = feedback.buffer(gradient)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             thresholds = self.thresholds(block, source, totals, largest).astype(np.float32)
         thresholds[np.isnan(largest)] = np.nan
         positions, values, counts = kernel.collect_reaching(block, source, thresholds, room)

@@ -34,6 +34,7 @@ from gradwire.kernels.cpu.threshold import (
     collect_unambiguous,
     exceedances,
     magnitude_statistics,
+    sign_counts,
 )
 from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.cpu.trits import trits_decode
@@ -96,6 +97,7 @@ __all__ = [
     "scatter",
     "scatter_mean",
     "scatter_sum",
+    "sign_counts",
     "sign_decode",
     "sign_encode",
     "sign_payload_bytes",

@@ -149,7 +149,7 @@ def _encode(
             place += length
         sketch = np.full(rows * wide, (1 << bits) - 1, np.uint8)
         finite = largest_magnitude(t) < INFINITE
-        share = 0
+        share = np.int64(0)
         if finite:
             _sort(t, keys[:numel], order[:numel], other_keys[:numel], other_order[:numel])
             share = _fill_buckets(keys[:numel], order[:numel], other_keys[:numel], other_order[:numel], mine, bucket)
@@ -325,14 +325,14 @@ def _decode(
     for segment in range(segments.size - 1):
         wide = columns[segment]
         mine = means[firsts[segment] : firsts[segment + 1]]
-        share = 0
+        share = np.int64(0)
         for number in range(mine.size):
             share += int(np.signbit(mine[number]))
         sketch = np.empty(rows * wide, np.uint8)
         for cell in range(sketch.size):
             sketch[cell] = (cells[before_cells + (cell * bits >> 3)] >> (cell * bits & 7)) & mask
         before_cells += (sketch.size + 7) // 8 * bits
-        ordinal = 0
+        ordinal = np.int64(0)
         for run in range(segments[segment], segments[segment + 1]):
             start, length, position = runs[run]
             for first in range(0, length, CHUNK):

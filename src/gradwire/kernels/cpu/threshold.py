@@ -36,6 +36,13 @@ def magnitude_statistics(
     return totals, largest
 
 
+def sign_counts(block: Block, source: Tensor) -> tuple[Int64Array, Int64Array]:
+    """See :meth:`gradwire.kernels.Kernels.sign_counts`."""
+    above, below = np.zeros(block.segment_count, np.int64), np.zeros(block.segment_count, np.int64)
+    _sign_counts(block.runs, block.segments, array(source), above, below)
+    return above, below
+
+
 def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple[Int64Array, Float64Array]:
     """See :meth:`gradwire.kernels.Kernels.exceedances`."""
     counts, totals = np.zeros(block.segment_count, np.int64), np.zeros(block.segment_count)
@@ -192,6 +199,23 @@ def _total(t: Float32Array, lanes: Float64Array) -> float:
     for i in range(t.size - whole):
         lanes[i] += np.float64(abs(t[whole + i]))
     return float(sum_of_lanes(lanes))
+
+
+@compiled
+def _sign_counts(
+    runs: Int64Array, segments: Int64Array, source: Float32Array, above: Int64Array, below: Int64Array
+) -> None:
+    for segment in range(above.size):
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length = runs[run, 0], runs[run, 1]
+            for first in range(0, length, CHUNK):
+                piece = source[start + first : start + min(first + CHUNK, length)]
+                positive, negative = np.uint32(0), np.uint32(0)
+                for i in range(piece.size):
+                    positive = np.uint32(positive + np.uint32(piece[i] > 0))
+                    negative = np.uint32(negative + np.uint32(piece[i] < 0))
+                above[segment] += positive
+                below[segment] += negative
 
 
 @compiled

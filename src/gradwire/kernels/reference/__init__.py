@@ -110,6 +110,7 @@ from gradwire.kernels.reference.threshold import (
     collect_unambiguous,
     exceedances,
     magnitude_statistics,
+    sign_counts,
 )
 from gradwire.kernels.reference.trits import trits_decode, trits_payload_bytes
 from gradwire.kernels.reference.two_means import two_means_decode, two_means_encode, two_means_payload_bytes
@@ -162,6 +163,7 @@ __all__ = [
     "scatter",
     "scatter_mean",
     "scatter_sum",
+    "sign_counts",
     "sign_decode",
     "sign_encode",
     "sign_payload_bytes",

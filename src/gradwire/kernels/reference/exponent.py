@@ -47,7 +47,7 @@ def exponent_encode(
             keep_all(pieces)
             continue
         top = int(gradient.new_tensor(peak).view(torch.int32)) >> 23
-        scales[segment] = scale = torch.tensor(top << 23, dtype=torch.int32).view(torch.float32)
+        scales[segment] = scale = gradient.new_tensor(top << 23, dtype=torch.int32).view(torch.float32)
         for piece in pieces:
             field = (piece.t.abs().view(torch.int32) + (1 << 22)) >> 23
             distance = (top - field).clamp(0, ZERO).masked_fill(field == 0, ZERO)

@@ -35,6 +35,16 @@ def magnitude_statistics(
     return totals, largest
 
 
+def sign_counts(block: Block, source: Tensor) -> tuple[Int64Array, Int64Array]:
+    """See :meth:`gradwire.kernels.Kernels.sign_counts`."""
+    above, below = np.zeros(block.segment_count, dtype=np.int64), np.zeros(block.segment_count, dtype=np.int64)
+    for segment in range(block.segment_count):
+        for _, start, stop, _ in flat_runs(block, segment):
+            above[segment] += int((source[start:stop] > 0).sum())
+            below[segment] += int((source[start:stop] < 0).sum())
+    return above, below
+
+
 def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple[Int64Array, Float64Array]:
     """See :meth:`gradwire.kernels.Kernels.exceedances`. Runs are added up in order."""
     counts = np.zeros(block.segment_count, dtype=np.int64)

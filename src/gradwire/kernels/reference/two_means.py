@@ -46,7 +46,7 @@ def two_means_encode(
             keep_all(pieces)
             continue
         others = int(block.segment_numels[segment]) - negatives
-        means[segment] = torch.tensor([above / max(others, 1), below / max(negatives, 1)], dtype=torch.float32)
+        means[segment] = gradient.new_tensor([above / max(others, 1), below / max(negatives, 1)])
         for piece in pieces:
             negative[piece.span] = piece.t < 0
             keep(piece.memory, piece.t - means[segment][(piece.t < 0).long()])

@@ -1,0 +1,48 @@
+"""Adaptive quantisation: a share of either side, each side by its mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire import index
+from gradwire.index import IndexCoding
+from gradwire.methods.method import CodecMethod
+from gradwire.methods.registry import register
+from gradwire.quantize import TwoMeans
+from gradwire.quantize.values import CodedValues
+from gradwire.select import EitherSide
+from gradwire.sparse import Sparse
+
+
+@register("dryden")
+@dataclass(frozen=True, kw_only=True)
+class Dryden(CodecMethod):
+    """The same share of positive and of negative values, the largest, each side as its mean, with error feedback.
+
+    That sides are apart, share one proportion and go as means is as in a public implementation, which estimates the two
+    thresholds from a sample; the paper was not at hand. Here the choice is exact, and the number fixed: the proportion
+    of the whole segment, divided as the segment's signs are.
+
+    Attributes:
+        ratio: pi, the share of either side, in (0, 1].
+        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+    """
+
+    citation = "Dryden et al. 2016, Communication Quantization for Data-parallel Training, doi:10.1109/MLHPC.2016.4"
+    memory = "residual"
+    bias = "biased"
+    wire_bits = "64 + k * (1 + 2 + log2(d / k))"
+
+    ratio: float = 0.01
+    indices: str | IndexCoding = "elias-fano"
+
+    def __post_init__(self) -> None:
+        self.codec()
+
+    def codec(self) -> Sparse:
+        """Selector, value coding, index coding."""
+        return Sparse(EitherSide(self.ratio), CodedValues(TwoMeans()), index.parse(self.indices))
+
+    def error_bound(self, numel: int) -> float:
+        """A mean never adds to the error, and a side that is too few to be sent may hold nearly all."""
+        return 1.0
