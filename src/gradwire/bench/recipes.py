@@ -25,10 +25,20 @@ class Recipe:
 
 
 _RECIPES = {
-    "signsgd": Recipe(0.002),  # every coordinate moves by it
+    # Every coordinate moves by the learning rate.
+    "signsgd": Recipe(0.002),
     "signum": Recipe(0.002),
-    "dgc": Recipe(LEARNING_RATE / 10, "ratio=0.01,warmup=40"),  # its momentum of 0.9 multiplies the step by ten
-    "sketchedsgd": Recipe(LEARNING_RATE / 10, "ratio=0.01"),  # the same
+    "demo": Recipe(0.002),
+    # A momentum of 0.9 in the memory makes a step ten times as long.
+    "dgc": Recipe(0.04, "ratio=0.01,warmup=40"),
+    "sketchedsgd": Recipe(0.04, "ratio=0.01"),
+    # In a hundred steps, what is sent of 1 % or less comes too late.
+    "randomk": Recipe(options="ratio=0.1"),
+    "gtopk": Recipe(options="ratio=0.02"),
+    "ef21": Recipe(options="ratio=0.05"),
+    "sidco": Recipe(options="ratio=0.03"),
+    "scalecom": Recipe(options="ratio=0.02"),
+    "adaptive": Recipe(options="memory=residual"),
 }
 
 
