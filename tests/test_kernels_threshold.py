@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -165,11 +164,9 @@ def test_fewer_positions_need_at_most_a_word_more_in_small_universes() -> None:
         assert all(max(sizes[: count + 1]) <= sizes[count] + 4 for count in range(universe + 1))
 
 
-def test_nothing_compiles_twice() -> None:
+def test_what_is_called_from_python_compiles_once() -> None:
     module = sys.modules["gradwire.kernels.cpu.threshold"]
-    signatures = {
-        name: len(function.signatures)
-        for name, function in vars(module).items()
-        if isinstance(function, numba.core.dispatcher.Dispatcher)
-    }
-    assert {name: count for name, count in signatures.items() if count > 1} == {}
+    for name in ("statistics", "sign_counts", "exceedances"):
+        assert len(getattr(module, f"_{name}").signatures) == 1, name
+    for name in ("reaching", "unambiguous", "local_maxima"):
+        assert len(getattr(module, f"_collect_{name}").signatures) == 1, name

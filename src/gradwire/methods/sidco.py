@@ -23,9 +23,11 @@ class SIDCo(CodecMethod):
     The double-exponential variant. Every 5 steps the number of stages goes up or down by one if the counts were off by
     more than 20 %; the first stage aims at a quarter. These numbers, and that stages share what is left evenly, are
     those of the authors' public code. A later stage fits from the threshold before it, not from the smallest magnitude
-    that exceeds it. With tails heavier than exponential one stage sends too many, which fewer stages cannot mend: there
-    the capacity grows with what is sent. Stages are counted for each parameter, not for all together, and
-    every rank counts its own.
+    that exceeds it. Stages are counted for each parameter, not for all together, and every rank counts its own.
+
+    With tails heavier than exponential one stage sends too many, which fewer stages cannot mend. Where no number of
+    stages comes within the 20 %, the rule goes back and forth between two: on the demo's CNN at 1 %, five steps of
+    three stages (1.25 %) took turns with five of two (under 0.1 %).
 
     Attributes:
         ratio: The share of a segment's elements to aim at, in (0, 1].
