@@ -119,7 +119,7 @@ def test_room_follows_what_was_wanted() -> None:
     block, store = BLOCKS["large"], Store(torch.device("cpu"))
     sizes = []
     for step, scale in enumerate([1e-2, 1e-2, 1e-5, 1e-5, 1e-2, 1e-2]):
-        codec = Inceptionn().at(step, store)
+        codec = Inceptionn().installed(store, block.slots, BUFFER)
         payload = torch.empty(1, codec.payload_bytes(block), dtype=torch.uint8)
         codec.encode(block, normal() * scale, NONE, payload[0], 0)
         assert int(payload[0, 0]) == 0 or step == 4, "only what was not foreseen is cut"

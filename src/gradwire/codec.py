@@ -18,12 +18,11 @@ class Codec(ABC):
     selects: ClassVar[bool] = False
     """Whether it sends some coordinates and says which, as memories that mask them need."""
 
-    def at(self, step: int, store: Store) -> Codec:
-        """The codec as it is in one step: a schedule, or what all ranks saw of earlier payloads, may change its size.
+    def at(self, step: int) -> Codec:
+        """The codec as it is in one step; a schedule may change its size.
 
         Args:
             step: Counts synchronisations, from 0, the same on every rank.
-            store: Where a codec keeps what it learns.
         """
         return self
 

@@ -13,7 +13,7 @@ from gradwire import kernels
 from gradwire.codec import Codec
 from gradwire.index import EliasFano, IndexCoding
 from gradwire.layout import Block, Granularity, Int64Array, flat_slots
-from gradwire.memory import Feedback, Store
+from gradwire.memory import Feedback
 from gradwire.quantize.values import FloatValues, ValueCoding
 from gradwire.select import Selector
 
@@ -34,7 +34,7 @@ class Sparse(Codec):
     values: ValueCoding = field(default_factory=FloatValues)
     indices: IndexCoding = field(default_factory=EliasFano)
 
-    def at(self, step: int, store: Store) -> Sparse:
+    def at(self, step: int) -> Sparse:
         """With the selector's choice of this step."""
         return replace(self, select=self.select.at(step))
 

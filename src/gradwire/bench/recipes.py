@@ -31,7 +31,7 @@ _RECIPES = {
     "demo": Recipe(0.002),
     # A momentum of 0.9 in the memory makes a step ten times as long.
     "dgc": Recipe(0.04, "ratio=0.01,warmup=40"),
-    "sketchedsgd": Recipe(0.04, "ratio=0.01"),
+    "sketchedsgd": Recipe(0.1, "ratio=0.02,columns=4.0"),
     # In a hundred steps, what is sent of 1 % or less comes too late.
     "randomk": Recipe(options="ratio=0.1"),
     "gtopk": Recipe(options="ratio=0.02"),

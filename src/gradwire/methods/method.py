@@ -201,9 +201,9 @@ class CodecMethod(Method):
     def synchronize(self, gradient: Tensor, state: _CodecState, step: int) -> Synchronization:
         """Takes the chosen route."""
         site = state.site
-        worker = Operator(state.worker.at(step, site.store), state.feedback, site.key(step))
+        worker = Operator(state.worker.at(step), state.feedback, site.key(step))
         key = site.shared_key(step) if state.shards is None else site.owner_key(step)
-        owner = None if state.owner is None else Operator(state.owner.at(step, site.store), state.owner_feedback, key)
+        owner = None if state.owner is None else Operator(state.owner.at(step), state.owner_feedback, key)
         if state.shards is not None and owner is not None:
             return sharded(worker, owner, site.block, state.shards, gradient)
         return gather(worker, owner, site.block, gradient, site.world_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from gradwire import kernels
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import inceptionn_payload_bytes
-from gradwire.layout import Block
+from gradwire.layout import Block, Slot
 from gradwire.memory import Feedback, Store
 
 FIELD = "inceptionn.room"
@@ -55,8 +56,8 @@ class Inceptionn(Codec):
                 f"room={self.room!r} is out of range; choose 1 to 32 bits a value, tags aside, usually 16"
             )
 
-    def at(self, step: int, store: Store) -> Inceptionn:
-        """With the room that earlier payloads ask for."""
+    def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> Inceptionn:
+        """With the store for the room that earlier payloads ask for."""
         return replace(self, seen=store)
 
     def payload_bytes(self, block: Block) -> int:

@@ -141,11 +141,12 @@ def default_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def _sibling(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     """Another group of the same ranks, backend and timeout."""
     ranks = dist.get_process_group_ranks(group)
+    backend = dist.get_backend(group)  # "undefined" where devices have different ones
     options = getattr(group._get_backend(device), "options", None)
     sibling = dist.new_group(
         ranks,
         timeout=getattr(options, "_timeout", None),
-        backend=str(dist.get_backend_config(group)),
+        backend=backend if backend != "undefined" else str(dist.get_backend_config(group)),
         use_local_synchronization=len(ranks) < dist.get_world_size(),
     )
     if not isinstance(sibling, dist.ProcessGroup):
