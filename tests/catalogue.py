@@ -72,32 +72,37 @@ class Case:
 
 
 def cases(memory: str | None = None) -> list[Case]:
-    """All names, with all their options, granularities and routes, and both memories unless one is given.
+    """All names, on all their routes, with one memory or with all they can carry.
 
-    Segments of whole layers get every memory that the method can carry.
+    The first options go through all granularities with and without error feedback, and with whole layers through every
+    memory; other options come with whole layers and with the method's own memory or error feedback.
     """
     found = []
     for name in methods.names():
         kind = methods.get(name)
-        for options in OPTIONS.get(name, [{}]):
-            for scope in kind.granularities:
-                for route in kind.routes:
-                    for carried in possible_memories(kind, scope) if memory is None else (memory,):
-                        if carried in kind.memories:
-                            granularity = "block:96" if scope == "block" else scope
-                            found.append(Case(name, options, granularity, route, carried))
-                    for carried in kind.memories:
-                        if memory not in (None, carried):
-                            continue
-                        if memories.NAMES[carried]().masks and name not in ("topk", "randomk", "sketchedsgd"):
-                            continue
-                        granularity = "block:96" if scope == "block" else scope
-                        found.append(Case(name, options, granularity, route, carried))
+        first, *others = OPTIONS.get(name, [{}])
+        combinations = [
+            (first, scope, carried)
+            for scope in kind.granularities
+            for carried in possible_memories(kind)
+            if carried in ("none", "residual") or scope == kind.granularities[0]
+        ]
+        combinations += [
+            (options, kind.granularities[0], carried)
+            for options in others
+            for carried in kind.memories
+            if carried in (kind.memory, "residual")
+        ]
+        found += [
+            Case(name, options, "block:96" if scope == "block" else scope, route, carried)
+            for options, scope, carried in combinations
+            for route in kind.routes
+            if memory in (None, carried)
+        ]
     return found
 
 
-def possible_memories(kind: type[methods.Method], scope: str) -> list[str]:
+def possible_memories(kind: type[methods.Method]) -> list[str]:
     """Memories that mask coordinates are for methods that choose some."""
     masking = {name for name, make in memories.NAMES.items() if make().masks}
-    carried = [name for name in kind.memories if kind().selects or name not in masking]
-    return carried if scope == "layer" else [name for name in carried if name in ("none", "residual")]
+    return [name for name in kind.memories if kind().selects or name not in masking]

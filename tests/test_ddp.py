@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from catalogue import Case, cases
+from gradwire import methods
 from pool import Pool
 
 
@@ -57,7 +58,8 @@ def fifty_steps(chosen: list[Case], **ddp: Any) -> dict[str, bytes]:
     return digests
 
 
-CHOSEN = [case for case in cases() if case.granularity in ("layer", "model")][::3]
+USUAL = [case for case in cases() if case.memory == methods.get(case.method).memory]
+CHOSEN = [case for case in USUAL if case.granularity in ("layer", "model")][::3]
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -239,14 +241,16 @@ def raise_in_backward() -> None:
     from gradwire.methods.floats import Dense
 
     class Broken(Dense):
-        def begin(self, site: Any) -> Any:
-            raise ZeroDivisionError("broken on purpose")
+        def synchronize(self, gradient: torch.Tensor, state: Any, step: int) -> Any:
+            if step == 5:
+                raise ZeroDivisionError("broken on purpose")
+            return super().synchronize(gradient, state, step)
 
     registry._CATALOGUE.pop("broken", None)
     model = DistributedDataParallel(network())
     handle = gradwire.compress(model, Broken())
     with pytest.raises(Exception, match="broken on purpose"):
-        train(model, range(1))
+        train(model, range(6))
     with pytest.raises(gradwire.GradwireError, match="an earlier step failed"):
         handle.wire.promise()
     handle.close()
@@ -254,6 +258,26 @@ def raise_in_backward() -> None:
 
 def test_an_error_in_a_method_reaches_the_training_loop(pool: Pool) -> None:
     pool.run(1, raise_in_backward)
+
+
+def raise_at_once() -> None:
+    """A method that cannot work at all is found when it is attached, and the model stays as it was."""
+    from gradwire.methods.floats import Dense
+
+    class Broken(Dense):
+        def begin(self, site: Any) -> Any:
+            raise ZeroDivisionError("broken on purpose")
+
+    model = DistributedDataParallel(network())
+    with pytest.raises(ZeroDivisionError, match="broken on purpose"):
+        gradwire.compress(model, Broken())
+    handle = gradwire.compress(model, "dense")
+    train(model, range(1))
+    handle.close()
+
+
+def test_an_error_in_the_rehearsal_leaves_the_model_as_it_was(pool: Pool) -> None:
+    pool.run(1, raise_at_once)
 
 
 def timeout_is_the_groups_own() -> None:

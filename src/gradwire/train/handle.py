@@ -34,12 +34,12 @@ class Handle:
     def __init__(self, configuration: Configuration, parameters: Named, group: dist.ProcessGroup) -> None:
         check_parameters(parameters)
         device = parameters[0][1].device
+        if device.type == "cpu":
+            rehearse(configuration)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         self._group = _sibling(group, device)
         transport = ProcessGroupTransport(self._group)
         check_agreement(configuration, parameters, transport, device)
-        if device.type == "cpu":
-            rehearse(configuration)
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
         self.wire = Wire(transport, self.engine.meter, configuration.fuse_bytes, device)
