@@ -51,17 +51,24 @@ def conserve(case: Case, workers: int, steps: int) -> None:
             owed += remembered["residual"][name].double() / workers
         total = owed.clone()
         dist.all_reduce(total)
-        owed_by_owners = torch.zeros(SHAPES[name], dtype=torch.float64)
-        if name in remembered.get("owner_residual", {}):
-            unit = sync.configuration.granularity.size or ALIGNMENT
-            low, high = shard_bounds(owed_by_owners.numel(), rank, workers, unit)
-            owed_by_owners.view(-1)[low:high] = remembered["owner_residual"][name].double()
-        dist.all_reduce(owed_by_owners)
-        total += owed_by_owners
+        total += owed_by_owners(case, remembered.get("owner_residual", {}).get(name), SHAPES[name], workers)
         scale = 1 + max(values[name].abs().max().item() for values in (total_in, total_out)) + total.abs().max().item()
         off = (total_out[name] + total - total_in[name]).abs().max().item()
         assert off < ROUNDING.get(case.method, 1e-5) * scale, (str(case), name, off)
     sync.close()
+
+
+def owed_by_owners(case: Case, mine: torch.Tensor | None, shape: tuple[int, ...], workers: int) -> torch.Tensor:
+    """What owners did not send: each its own shard, or, where payloads are gathered, all of them the same."""
+    owed = torch.zeros(shape, dtype=torch.float64)
+    if mine is not None and case.route == "gather":
+        owed.copy_(mine).div_(workers)
+    elif mine is not None:
+        size = int(case.granularity.partition(":")[2] or ALIGNMENT)
+        low, high = shard_bounds(owed.numel(), dist.get_rank(), workers, size)
+        owed.view(-1)[low:high] = mine
+    dist.all_reduce(owed)
+    return owed
 
 
 def conserve_all(chosen: list[Case], workers: int) -> None:
