@@ -81,15 +81,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def accuracy_gains(path: Path) -> dict[str, float]:
-    """Percentage points of accuracy above plain DDP by method, from a file that ``gradwire bench train`` wrote.
+    """Percentage points of accuracy above plain DDP by contender, from a file that ``gradwire bench train`` wrote.
 
     Raises:
         ConfigurationError: If the file is not such a file.
     """
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        accuracies = {row["method"].partition(":")[0]: row["accuracy"] for row in rows if row["accuracy"] is not None}
-        return {name: 100 * (accuracy - accuracies[DDP]) for name, accuracy in accuracies.items()}
+        accuracies = {row["method"]: row["accuracy"] for row in rows if row["accuracy"] is not None}
+        return {contender: 100 * (accuracy - accuracies[DDP]) for contender, accuracy in accuracies.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{path} does not hold training results; make it with gradwire bench train") from error
 
