@@ -63,7 +63,7 @@ def test_methods_writes_the_page_of_the_documentation(tmp_path, monkeypatch, cap
     assert "encode GB/s" in out
     page = (tmp_path / "methods.md").read_text()
     assert "| `qsgd` |" in page
-    assert "-1.0 |" in page
+    assert "-1.0 (ratio=0.01) |" in page
     assert (tmp_path / "images" / "methods_size_error.png").read_bytes().startswith(b"\x89PNG")
 
 
