@@ -322,7 +322,14 @@ class TestShaped:
     def test_a_signal_to_who_opened_it_leaves_nothing(self, number: signal.Signals) -> None:
         interfaces = set(os.listdir("/sys/class/net"))
         command = [sys.executable, "-c", OPENS_A_LAB]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell that starts tests in the background has them ignore SIGINT, and so would their children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             reports = [process.stdout.readline().split() for _ in range(2)]
