@@ -135,7 +135,7 @@ def test_room_is_kept_by_parameter() -> None:
     store = Store(torch.device("cpu"))
     for name, scale in (("odd layers", 1e-3), ("large", 1e-2)):
         block = BLOCKS[name]
-        codec = Inceptionn().at(0, store)
+        codec = Inceptionn().installed(store, (), BUFFER)
         payload = torch.empty(1, codec.payload_bytes(block), dtype=torch.uint8)
         codec.encode(block, torch.full((BUFFER,), scale), NONE, payload[0], 0)
         codec.decode(block, payload, torch.zeros(BUFFER), 1.0)
@@ -143,7 +143,7 @@ def test_room_is_kept_by_parameter() -> None:
     assert rooms.keys() == {f"parameter{number}" for number in range(5)}
     assert [round(float(rooms[f"parameter{number}"])) for number in range(5)] == [10, 10, 10, 10, 10]
     bucket = BLOCKS["one bucket"]
-    room = Inceptionn().at(1, store).payload_bytes(bucket) - inceptionn_offsets(bucket)[1] - 4
+    room = Inceptionn().installed(store, (), BUFFER).payload_bytes(bucket) - inceptionn_offsets(bucket)[1] - 4
     assert SPARE * bucket.numel <= room <= SPARE * bucket.numel + 8
 
 

@@ -29,14 +29,14 @@ class Settings:
     momentum: float = 0.9
 
 
-SIGNS = Settings(learning_rate=0.002, momentum=0.0)  # every coordinate moves by it
-OWN_MOMENTUM = {"learning_rate": 0.05, "momentum": 0.0}
+SIGNS = Settings(learning_rate=0.004, momentum=0.0)  # every coordinate moves by it
+OWN_MOMENTUM = Settings({"ratio": 0.1}, learning_rate=0.3, momentum=0.0)  # forgotten wherever it was sent
 SETTINGS = {
     "signsgd": SIGNS,
     "signum": SIGNS,
     "demo": SIGNS,
-    "dgc": Settings({"ratio": 0.05}, **OWN_MOMENTUM),
-    "sketchedsgd": Settings({"ratio": 0.05}, **OWN_MOMENTUM),
+    "dgc": OWN_MOMENTUM,
+    "sketchedsgd": OWN_MOMENTUM,
     "topk": Settings({"ratio": 0.05}),
     "ef21": Settings({"ratio": 0.1}),
     "randomk": Settings({"ratio": 0.1}),

@@ -294,7 +294,7 @@ def _collect_reaching(
 ) -> tuple[Int64Array, Float32Array, int]:
     places, candidates = np.empty(room + CHUNK, np.int64), np.empty(room + CHUNK, np.float32)
     bits = thresholds.view(np.uint32)
-    found = 0
+    found = np.int64(0)
     for segment in range(thresholds.size):
         if np.isnan(thresholds[segment]):
             counts[segments[segment] : segments[segment + 1]] = -1
@@ -305,7 +305,7 @@ def _collect_reaching(
             before = found
             for first in range(0, length, CHUNK):
                 piece = source[start + first : start + min(first + CHUNK, length)]
-                places, candidates = _roomy(places, candidates, found, CHUNK)
+                places, candidates = _roomy(places, candidates, found, piece.size)
                 found = _list(piece, position + first, threshold, places, candidates, found)
             counts[run] = found - before
     return places, candidates, found
@@ -332,7 +332,7 @@ def _collect_unambiguous(
     places, candidates = np.empty(room + CHUNK, np.int64), np.empty(room + CHUNK, np.float32)
     t, marks = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
     limit = np.float32(LARGEST)
-    found = 0
+    found = np.int64(0)
     for segment in range(segments.size - 1):
         finite, begin = True, found
         for run in range(segments[segment], segments[segment + 1]):
@@ -360,7 +360,7 @@ def _collect_unambiguous(
                         wanted = (wide * wide > alpha * np.float64(marked[i])) & (abs(values[i]) > threshold)
                         v[i] = marked[i] if wanted else marked[i] * decay
                         marked[i] = values[i] if wanted else np.float32(0)
-                    places, candidates = _roomy(places, candidates, found, CHUNK)
+                    places, candidates = _roomy(places, candidates, found, marked.size)
                     found = _list(marked, position + first, np.uint32(1), places, candidates, found)
                 else:
                     _settle_with_gaps(values, marked, v, alpha, decay, threshold)
@@ -407,7 +407,7 @@ def _collect_local_maxima(
         widest = max(widest, min(bins[run], runs[run, 1]))
     places, candidates = np.empty(room + widest, np.int64), np.empty(room + widest, np.float32)
     t, marks = np.empty(widest, np.float32), np.empty(widest, np.float32)
-    found = 0
+    found = np.int64(0)
     for segment in range(scales.size):
         total, bins_seen, finite, begin = 0.0, 0, True, found
         for run in range(segments[segment], segments[segment + 1]):
@@ -430,7 +430,7 @@ def _collect_local_maxima(
                         wanted = abs(of_bin[i] + gamma * ahead[i]) >= largest
                         out[i] = of_bin[i] if wanted else np.float32(0)
                 if finite:
-                    places, candidates = _roomy(places, candidates, found, widest)
+                    places, candidates = _roomy(places, candidates, found, marks.size)
                     found = _list(marked, position + first, np.uint32(1), places, candidates, found)
             counts[run] = found - before
         if finite:
