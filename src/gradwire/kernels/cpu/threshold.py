@@ -291,7 +291,7 @@ def _collect_reaching(
     thresholds: Float32Array,
     room: int,
     counts: Int64Array,
-) -> tuple[Int64Array, Float32Array, int]:
+) -> tuple[Int64Array, Float32Array, np.int64]:
     places, candidates = np.empty(room + CHUNK, np.int64), np.empty(room + CHUNK, np.float32)
     bits = thresholds.view(np.uint32)
     found = np.int64(0)
@@ -328,7 +328,7 @@ def _collect_unambiguous(
     threshold: np.float32,
     room: int,
     counts: Int64Array,
-) -> tuple[Int64Array, Float32Array, int]:
+) -> tuple[Int64Array, Float32Array, np.int64]:
     places, candidates = np.empty(room + CHUNK, np.int64), np.empty(room + CHUNK, np.float32)
     t, marks = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
     limit = np.float32(LARGEST)
@@ -401,7 +401,7 @@ def _collect_local_maxima(
     room: int,
     counts: Int64Array,
     scales: Float32Array,
-) -> tuple[Int64Array, Float32Array, int]:
+) -> tuple[Int64Array, Float32Array, np.int64]:
     widest = CHUNK
     for run in range(bins.size):
         widest = max(widest, min(bins[run], runs[run, 1]))
