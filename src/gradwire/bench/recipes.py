@@ -39,6 +39,8 @@ _RECIPES = {
     "sidco": Recipe(options="ratio=0.03"),
     "scalecom": Recipe(options="ratio=0.02"),
     "adaptive": Recipe(options="memory=residual"),
+    # By default it would only learn its bases in so few steps.
+    "gradiveq": Recipe(options="learn_steps=20,use_steps=80"),
 }
 
 
