@@ -14,9 +14,9 @@ from gradwire.layout import Slot, flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.engine import Unit
 from gradwire.train.handle import Handle
 from gradwire.train.policy import DensePolicy
+from gradwire.train.unit import Unit
 from gradwire.wire import Synchronization
 from gradwire.wire.wire import TensorFuture
 
@@ -44,9 +44,10 @@ class _Buckets:
             return synchronizations
 
         def done() -> None:
+            engine.landed(self._unit(index, parameters), staged)
             wire.keep(future, buffer if staged is buffer else buffer.copy_(staged))
 
-        wire.submit(begin, done, last)
+        wire.submit(begin, done, engine.ended if last else None)
         return future
 
     def _unit(self, index: int, parameters: list[Tensor]) -> Unit:
@@ -90,13 +91,14 @@ class _WholeModel:
 
         def done() -> None:
             if last:
+                engine.landed(self._unit, self._flat)
                 waiting, self._waiting = self._waiting, []
                 for future, buffer, slots in waiting:
                     for slot, values in zip(slots, torch.split(buffer, [slot.numel for slot in slots]), strict=True):
                         values.copy_(self._flat[slot.offset : slot.stop])
                     wire.keep(future, buffer)
 
-        wire.submit(begin, done, last)
+        wire.submit(begin, done, engine.ended if last else None)
         return future
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,31 +11,9 @@ from gradwire.layout import Block, Slot
 from gradwire.memory import NoMemory, Store
 from gradwire.methods import Dense, Method, Site
 from gradwire.train.configuration import Configuration
+from gradwire.train.guards import Guard
+from gradwire.train.unit import Share, Unit
 from gradwire.wire import Meter, Synchronization
-
-
-@dataclass(frozen=True, eq=False)
-class _Share:
-    """What one method does in a buffer."""
-
-    method: Method
-    site: Site
-    state: Any
-
-
-@dataclass(frozen=True, eq=False)
-class Unit:
-    """A flat buffer and who handles which of its parameters.
-
-    Attributes:
-        slots: All parameters, back to back.
-        numel: Elements of the buffer.
-        shares: The compressing method's share, and the dense one's, where there are any.
-    """
-
-    slots: tuple[Slot, ...]
-    numel: int
-    shares: tuple[_Share, ...]
 
 
 class Engine:
@@ -48,10 +24,14 @@ class Engine:
         rank: This worker.
         world_size: Number of workers.
         device: Where the gradients live.
+
+    Attributes:
+        guards: What goes along with every gradient, the outermost first.
     """
 
     def __init__(self, configuration: Configuration, rank: int, world_size: int, device: torch.device) -> None:
         self.configuration = configuration
+        self.guards: list[Guard] = []
         self.store = Store(device)
         self.meter = Meter()
         self.step = 0
@@ -73,15 +53,28 @@ class Engine:
             shares.append(self._share(dense, Block.cut(left, choice.granularity), numel, dense.routes[0]))
         return Unit(tuple(slots), numel, tuple(shares))
 
-    def _share(self, method: Method, block: Block, numel: int, route: str) -> _Share:
+    def _share(self, method: Method, block: Block, numel: int, route: str) -> Share:
         choice = self.configuration
         memory, owner = (choice.memory, choice.owner) if method is choice.method else (NoMemory(), None)
         site = Site(block, numel, self.store, memory, route, owner, self._rank, self._world_size, choice.seed)
-        return _Share(method, site, method.begin(site))
+        return Share(method, site, method.begin(site))
 
     def synchronizations(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
         """Starts the average of a buffer, ``float32[numel]``, in place."""
-        return [share.method.synchronize(gradient, share.state, self.step) for share in unit.shares]
+        for guard in self.guards:
+            guard.taken(unit, gradient)
+        started = [share.method.synchronize(gradient, share.state, self.step) for share in unit.shares]
+        return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
+
+    def landed(self, unit: Unit, average: Tensor) -> None:
+        """To be called when a buffer holds its average, before that is handed on."""
+        for guard in reversed(self.guards):
+            guard.landed(unit, average)
+
+    def ended(self) -> None:
+        """To be called when all averages of a step have been handed on."""
+        for guard in reversed(self.guards):
+            guard.ended()
 
     def count(self, gradient: Tensor, last: bool) -> None:
         """Counts a gradient that was taken in, and the step if it is the step's last."""

@@ -117,13 +117,14 @@ class _Bucket:
             return synchronizations
 
         def done() -> None:
+            engine.landed(self._unit, self._flat)
             for view, (_, parameter) in zip(self._views, self._parameters, strict=True):
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 parameter.grad.copy_(view)
             wire.keep(future, self._flat)
 
-        wire.submit(begin, done, last)
+        wire.submit(begin, done, engine.ended if last else None)
         return future
 
 

@@ -66,13 +66,18 @@ class Wire:
         del self._promised[future]
         future.set_result(result)
 
-    def submit(self, begin: Callable[[], Sequence[Synchronization]], on_done: Callable[[], None], last: bool) -> None:
+    def submit(
+        self,
+        begin: Callable[[], Sequence[Synchronization]],
+        on_done: Callable[[], None],
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
         """Queues synchronizations that finish together.
 
         Args:
             begin: Makes the generators; called on the wire's thread.
             on_done: Called on the wire's thread once all of them have ended.
-            last: Whether this is the last submission of the step.
+            on_end: Given with the last submission of a step; called on the wire's thread once all of them have ended.
         """
         ready = torch.cuda.current_stream(self._device).record_event() if self._stream is not None else None
 
@@ -80,8 +85,9 @@ class Wire:
             if ready is not None and self._stream is not None:
                 self._stream.wait_event(ready)
             self._scheduler.submit(Task(begin(), on_done))
-            if last:
+            if on_end is not None:
                 self._scheduler.flush()
+                on_end()
 
         self._orders.put(order)
 

@@ -1,0 +1,5 @@
+"""What is done around every average, whatever the method."""
+
+from gradwire.train.guards.guard import Guard
+
+__all__ = ["Guard"]

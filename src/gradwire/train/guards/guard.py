@@ -1,0 +1,28 @@
+"""What is done around every average, whatever the method."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gradwire.train.unit import Unit
+from gradwire.wire.requests import Synchronization
+
+
+class Guard:
+    """Goes along with every gradient: before it is compressed, beside it on the wire, and when its average has landed.
+
+    All calls come on the wire's thread, in the same order on every rank. This one does nothing.
+    """
+
+    def taken(self, unit: Unit, gradient: Tensor) -> None:
+        """Called with a gradient before it is compressed, ``float32[unit.numel]``; may change it."""
+
+    def beside(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
+        """What else is to be sent, in the same rounds; the gradient's buffer must not be changed by it."""
+        return []
+
+    def landed(self, unit: Unit, average: Tensor) -> None:
+        """Called with the average before it is handed on; may change it."""
+
+    def ended(self) -> None:
+        """Called once every average of a step has been handed on, before the next step's first gradient is taken."""
