@@ -138,7 +138,7 @@ class Periodic(Handle):
         self._hook = optimizer.register_step_post_hook(self._after_step)
 
     def synchronize(self) -> None:
-        """Averages now what took local steps since its last average, such as at the end of training.
+        """Averages now whatever may differ between ranks, such as at the end of training.
 
         What is on its way is taken first. The averages are taken undelayed and unmixed, so that all ranks have the
         same parameters afterwards, and a new period begins.
@@ -147,7 +147,7 @@ class Periodic(Handle):
             GradwireError: If an earlier average failed.
         """
         self._take(self._flights)
-        behind = [fragment for fragment in self._fragments if fragment.launched < self.steps_done]
+        behind = [fragment for fragment in self._fragments if fragment.level < self.steps_done]
         outer = None if self._warm else self.outer
         self._take([self._launch(fragment, self.steps_done, 1.0, outer) for fragment in behind])
         if self.steps_done > self._began:
@@ -177,7 +177,7 @@ class Periodic(Handle):
                 "schedule": self._schedule.describe(),
                 **{name: getattr(self, name) for name in _COUNTERS},
                 "rounds": [fragment.rounds for fragment in self._fragments],
-                "launched": [fragment.launched for fragment in self._fragments],
+                "level": [fragment.level for fragment in self._fragments],
                 "anchors": _copied(each for fragment in self._fragments for each in fragment.named(fragment.anchor)),
                 "averages": _copied(each for fragment in flying for each in fragment.named(fragment.change)),
                 "flights": [
@@ -210,7 +210,8 @@ class Periodic(Handle):
         for key, value in {**saved["schedule"], "outer": saved["outer"] is not None}.items():
             if ours[key] != value:
                 raise ConfigurationError(
-                    f"the state was saved with {key}={value!r}, this handle has {key}={ours[key]!r}; attach with the same"
+                    f"the state was saved with {key}={value!r}, this handle has {key}={ours[key]!r}; "
+                    "attach with the same"
                 )
         kept = {} if self._buffers is None else self._buffers.last
         _check_shapes("buffers", {name: tuple(each.shape) for name, each in kept.items()}, saved["buffers"])
@@ -221,8 +222,8 @@ class Periodic(Handle):
         for name in _COUNTERS:
             setattr(self, name, saved[name])
         numbers = [flight["fragment"] for flight in saved["flights"]]
-        for fragment, rounds, launched in zip(self._fragments, saved["rounds"], saved["launched"], strict=True):
-            fragment.rounds, fragment.launched = rounds, launched
+        for fragment, rounds, level in zip(self._fragments, saved["rounds"], saved["level"], strict=True):
+            fragment.rounds, fragment.level = rounds, level
             for name, anchor in fragment.named(fragment.anchor):
                 anchor.copy_(saved["anchors"][name])
             for name, average in fragment.named(fragment.change) if fragment.number in numbers else ():
@@ -305,7 +306,6 @@ class Periodic(Handle):
             beside.update(each.collect(fragment))
         flight = _Flight(fragment, due, mix, outer, beside, landing=landing)
         fragment.measure()
-        fragment.launched = self.steps_done
         step, names = fragment.rounds, {piece.name for piece in fragment.pieces}
         bring_back: Callable[[], None] | None = None
 
@@ -342,6 +342,8 @@ class Periodic(Handle):
             flight.wait()
             self._flights.remove(flight)
             fragment = flight.fragment
+            if flight.dropped or flight.mix == 1:
+                fragment.level = self.steps_done
             if flight.dropped:
                 self.dropped += 1
                 fragment.hand_on(mix=1.0)

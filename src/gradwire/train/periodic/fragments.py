@@ -84,7 +84,7 @@ class Fragment:
         change: ``float32[numel]``, how far local steps went from there, downhill: anchor minus parameter.
         buffers: Stretches of ``change`` that are averaged at once, with the slots in them.
         rounds: Averages taken.
-        launched: The local step at which it was averaged last.
+        level: The local step after which all ranks last had the anchor for parameters.
     """
 
     def __init__(self, number: int, pieces: Sequence[Piece], in_one: bool) -> None:
@@ -98,7 +98,7 @@ class Fragment:
         self._changes = [view for _, view in self.named(self.change)]
         self.buffers = list(_buffers(self.change, slots, in_one))
         self.rounds = 0
-        self.launched = 0
+        self.level = 0
 
     def named(self, buffer: Tensor) -> list[tuple[str, Tensor]]:
         """Views of ``anchor`` or ``change``, each with its piece's name."""
