@@ -52,6 +52,9 @@ def attachments_that_are_refused() -> None:
     refused("powersgd cannot work on cut='contiguous'", net, method="powersgd", fragments=2)
     refused("names 2 of the 6 that the optimizer has", net, parameters=list(net.named_parameters())[:2])
     refused("outer is an optimizer over 6 parameters of which 0", net, outer=sgd(other))
+    refused("two of them 'same'", net, parameters=[("same", each) for each in net.parameters()])
+    local = sgd(net)
+    refused("outer is the optimizer of the local steps itself", net, local, outer=local)
     refused("outer is a float; give", net, outer=0.7)
     refused("outer made a list", net, outer=lambda parameters: parameters)
     refused("outer made an optimizer over other tensors", net, outer=lambda parameters: nesterov(parameters[:1]))
@@ -119,6 +122,16 @@ def growing_periods_after_a_warmup() -> None:
     assert averaged == [1, 2, 3, 4, 6, 9, 13]
     handle.close()
 
+    net = network()
+    uneven = gradwire.periodic(
+        sgd(net), every=lambda period: (9, 4)[period % 2], fragments=3, cut="strided", delay=3, method="topk", ratio=0.1
+    )
+    train(net, uneven._optimizer, range(45))
+    uneven.synchronize()
+    assert same_everywhere(flat(net))
+    uneven.close()
+
+    net = network()
     short = gradwire.periodic(sgd(net), every=lambda period: 2 - period)
     optimizer = short._optimizer
     train(net, optimizer, range(2))
