@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import random
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ import gradwire
 from catalogue import OPTIONS
 from gradwire import memory as memories
 from gradwire import methods
+from gradwire.train.periodic.fragments import Piece, cut
+from gradwire.train.periodic.schedule import Cut, Schedule
 from local_training import ByHand, flat, gathered, loss, nesterov, network, same_everywhere, sgd, train
 from pool import Pool
 
@@ -213,6 +216,36 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "post-local SGD": {"every": 8, "method": "dense", "warmup_steps": 4},
 }
+
+
+@pytest.mark.parametrize("way", get_args(Cut))
+def test_fragments_hold_every_coordinate_once(way: Cut) -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        shapes = [draw.choices(range(1, 9), k=draw.randrange(4)) for _ in range(draw.randrange(1, 12))]
+        parameters = [(str(index), nn.Parameter(torch.zeros(shape))) for index, shape in enumerate(shapes)]
+        total = sum(each.numel() for _, each in parameters)
+        count = draw.randint(1, min(12, len(parameters) if way == "layers" else total))
+        fragments = cut(parameters, Schedule(12, count, way, 0, 1.0, 0, "keep"), in_one=False)
+        assert len(fragments) == count
+        with torch.no_grad():
+            for fragment in fragments:
+                for piece in fragment.pieces:
+                    piece.write(piece.parameter, piece.read(piece.parameter) + 1)
+        assert all((each == 1).all() for _, each in parameters)
+        sizes = [fragment.anchor.numel() for fragment in fragments]
+        assert min(sizes) >= 1
+        assert way == "layers" or count == 1 or max(sizes) - min(sizes) <= 1
+
+
+def test_pieces_of_tensors_that_are_not_contiguous() -> None:
+    parameter = nn.Parameter(torch.randn(3, 4, 5, 6).to(memory_format=torch.channels_last))
+    rows = parameter.detach().contiguous().view(-1).clone()
+    piece = Piece.some("filter", parameter, 7, 300, 5)
+    assert torch.equal(piece.read(parameter).view(-1), rows[7:300:5])
+    piece.write(parameter, torch.arange(piece.numel).float())
+    rows[7:300:5] = torch.arange(piece.numel)
+    assert torch.equal(parameter.detach().contiguous().view(-1), rows)
 
 
 def test_pqasgd(pool: Pool) -> None:
