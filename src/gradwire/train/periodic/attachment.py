@@ -339,8 +339,8 @@ class Periodic(Handle):
     def _take(self, flights: Iterable[_Flight]) -> None:
         """Waits for averages and moves the model by them."""
         for flight in list(flights):
-            flight.wait()
             self._flights.remove(flight)
+            flight.wait()
             fragment = flight.fragment
             if flight.dropped or flight.mix == 1:
                 fragment.level = self.steps_done
