@@ -20,7 +20,7 @@ from test_ddp import batch, flat, network
 from test_laws import gradient, parameters
 
 INF = float("inf")
-# Of the last bucket, dense by policy, and of the first one; one bad worker, or all of them.
+# In the last bucket, in the first one but dense by policy, and in the first one; on one worker, or on all of them.
 BAD = list(product(("conv", "odd", "tall"), (INF, -INF, float("nan")), ("one", "all")))
 HUGE = 3e38
 
@@ -35,9 +35,9 @@ def bits(handle: gradwire.Handle) -> dict[tuple[str, str], bytes]:
 
 
 def attach(case: Case, **options: Any) -> tuple[list[tuple[str, nn.Parameter]], gradwire.Synchronizer]:
-    """With buckets of a thousand elements: four of them."""
+    """With buckets of three thousand elements: two of them, one with several compressed parameters."""
     named, usual = parameters(), synchronizer.BUCKET_ELEMENTS
-    synchronizer.BUCKET_ELEMENTS = 1000
+    synchronizer.BUCKET_ELEMENTS = 3000
     try:
         return named, gradwire.Synchronizer(named, case.method, **case.arguments, **options)
     finally:
