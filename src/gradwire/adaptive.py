@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -83,6 +83,10 @@ class AdaptiveSparse(Codec):
         room = self.room(block)
         choice = self.criterion.choose(block, gradient, feedback, room)
         positions, values = choice.positions, choice.values
+        wanted = _wanted(block, choice.counts)
+        if (wanted == NOT_FINITE).any():
+            sendable = _among(block, positions, wanted != NOT_FINITE)
+            positions, values = positions[sendable], values[sendable]
         if len(positions) > room:
             positions, values = _largest(positions, values, room)
         chosen = _chosen(block, positions)
@@ -91,7 +95,7 @@ class AdaptiveSparse(Codec):
             of_chosen = np.repeat(choice.magnitudes[_lengths(block, positions) > 0], chosen.segment_numels)
             written = torch.copysign(torch.from_numpy(of_chosen).to(values.device), values)
         payload.zero_()
-        payload[:head].view(torch.int32).copy_(_packed(_wanted(block, choice.counts)))
+        payload[:head].view(torch.int32).copy_(_packed(wanted))
         coded = payload[head : head + self.values.size(chosen)]
         self.values.encode(chosen, written, coded, key)
         size = self.indices.size(len(positions), block.positions)
@@ -179,6 +183,12 @@ def _lengths(block: Block, positions: Tensor) -> Int64Array:
 def _chosen(block: Block, positions: Tensor) -> Block:
     """The block that the values at some positions form: one segment for each that has any."""
     return Block.dense(f"values chosen from {block.slots[0].name}", _lengths(block, positions))
+
+
+def _among(block: Block, positions: Tensor, slots: np.ndarray[Any, np.dtype[np.bool_]]) -> Tensor:
+    """Which of some positions lie in one of the slots chosen: ``bool[k]``."""
+    runs = np.searchsorted(block.runs[:, 2], positions.cpu().numpy(), side="right") - 1
+    return torch.from_numpy(slots[block.slot_of_run[runs]]).to(positions.device)
 
 
 def _wanted(block: Block, counts: Int64Array) -> Int64Array:

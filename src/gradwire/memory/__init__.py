@@ -6,6 +6,7 @@ from gradwire.memory.feedback import NONE, Feedback, Memory, NoMemory, Residual
 from gradwire.memory.lowpass import LowPass
 from gradwire.memory.momentum import Momentum
 from gradwire.memory.names import NAMES, parse
+from gradwire.memory.snapshot import Snapshot
 from gradwire.memory.store import Store
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Momentum",
     "NoMemory",
     "Residual",
+    "Snapshot",
     "Store",
     "parse",
 ]

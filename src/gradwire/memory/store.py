@@ -22,24 +22,42 @@ class Store:
 
     Args:
         device: Where the tensors live.
+
+    Attributes:
+        layouts: Counts how often tensors were laid out or loaded.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.layouts = 0
         self._views: Tensors = {}
+        self._buffers: Tensors = {}
+        self._given: set[str] = set()
 
-    def flat(self, field: str, slots: Sequence[Slot], numel: int) -> Tensor:
-        """A float32 buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first."""
+    def flat(self, field: str, slots: Sequence[Slot], numel: int, given: bool = False) -> Tensor:
+        """A float32 buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first.
+
+        Args:
+            field: What to keep the values as.
+            slots: Where each parameter's values lie in the buffer.
+            numel: Elements of the buffer.
+            given: Whether the values come from outside between steps and are cleared when a step reads them, so that
+                they are no part of what a step leaves behind.
+        """
         buffer = torch.zeros(numel, dtype=torch.float32, device=self.device)
+        if given:
+            self._given.add(field)
         for slot in slots:
-            self._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape))
+            self._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape), buffer)
+        self.layouts += 1
         return buffer
 
     def stacked(self, field: str, names: Sequence[str], first: Callable[[str], Tensor]) -> Tensor:
         """Tensors of one shape stacked along a new first dimension, ``first(name)`` for those not yet kept."""
         stack = torch.stack([first(name) for name in names]).to(self.device)
         for name, view in zip(names, stack, strict=True):
-            self._keep(field, name, view)
+            self._keep(field, name, view, stack)
+        self.layouts += 1
         return stack
 
     def get(self, field: str, name: str) -> Tensor | None:
@@ -49,6 +67,32 @@ class Store:
     def put(self, field: str, name: str, value: Tensor) -> None:
         """Keeps a tensor of one parameter in place of what was kept."""
         self._views.setdefault(field, {})[name] = value
+        self._buffers.get(field, {}).pop(name, None)
+
+    def drop(self, field: str, name: str) -> None:
+        """Keeps nothing of one parameter any more."""
+        del self._views[field][name]
+        self._buffers.get(field, {}).pop(name, None)
+
+    def buffers(self) -> list[Tensor]:
+        """The allocations that :meth:`flat` and :meth:`stacked` made and that are still in use, but what is given."""
+        kept = [
+            buffer
+            for field, buffers in self._buffers.items()
+            if field not in self._given
+            for buffer in buffers.values()
+        ]
+        return list({id(buffer): buffer for buffer in kept}.values())
+
+    def singles(self) -> dict[tuple[str, str], Tensor]:
+        """What lies in no such allocation because it was :meth:`put` or loaded, by field and parameter name."""
+        return {
+            (field, name): value
+            for field, views in self._views.items()
+            if field not in self._given
+            for name, value in views.items()
+            if name not in self._buffers.get(field, {})
+        }
 
     def state(self) -> Tensors:
         """A copy of everything kept, on the CPU."""
@@ -82,8 +126,9 @@ class Store:
                     self._views[field][name] = value.detach().to(self.device, copy=True)
                 else:
                     kept.copy_(value)
+        self.layouts += 1
 
-    def _keep(self, field: str, name: str, view: Tensor) -> None:
+    def _keep(self, field: str, name: str, view: Tensor, buffer: Tensor) -> None:
         views = self._views.setdefault(field, {})
         if (former := views.get(name)) is not None:
             if former.shape != view.shape:
@@ -93,3 +138,4 @@ class Store:
                 )
             view.copy_(former)
         views[name] = view
+        self._buffers.setdefault(field, {})[name] = buffer

@@ -104,7 +104,7 @@ class GradiVeQ(Method):
         for slices, basis, uses in zip(state.slices, state.bases, used, strict=True):
             whole = _parameter(slices, values)
             code = slices.encode(values, basis) if uses else whole.clone()
-            if not finite:
+            if not (finite and (not uses or slices.fits(code))):
                 code.fill_(torch.nan)
             elif feedback.residual is not None:
                 if uses:

@@ -11,21 +11,24 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.train.configuration import Configuration
+from gradwire.train.guards import Guard
 from gradwire.wire import Transport
 
 
 def check_agreement(
     configuration: Configuration,
+    guards: Sequence[Guard],
     parameters: Sequence[tuple[str, torch.nn.Parameter]],
     transport: Transport,
     device: torch.device,
 ) -> None:
-    """Compares configuration and parameters over all ranks; every rank must call it.
+    """Compares configuration, guards and parameters over all ranks; every rank must call it.
 
     Raises:
         ConfigurationError: On every rank, naming the first difference, if two ranks differ.
     """
     lines = [f"{key}={value}" for key, value in configuration.describe().items()]
+    lines += [f"guard {guard}" for guard in guards]
     lines += [
         f"parameter {name} with shape {tuple(parameter.shape)} and dtype {parameter.dtype}"
         for name, parameter in parameters

@@ -117,6 +117,8 @@ def compress(
     dense: DensePolicy | None = None,
     seed: int = 0,
     fuse_bytes: int = FUSE_BYTES,
+    grad_scaler: torch.amp.GradScaler | None = None,
+    rollback: bool | None = None,
     **options: Any,
 ) -> Handle:
     """Averages a DDP model's gradients through a compression method from now on.
@@ -135,6 +137,13 @@ def compress(
         dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
         seed: Where all randomness starts; torch's generators are never touched.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
+        grad_scaler: The ``torch.amp.GradScaler`` that scales the loss, starting alike on all ranks. Then gradients are
+            divided by its scale before anything else and their averages multiplied by it, so what is remembered and
+            every threshold are in units of the unscaled loss. Without it a change of scale cannot be told from a change
+            of the gradient, and what was remembered before has the wrong weight after it.
+        rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
+            on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
+            of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then.
         **options: The method's hyper-parameters.
 
     Returns:
@@ -150,7 +159,7 @@ def compress(
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
     _check_model(model)
     parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
-    handle = Handle(configuration, parameters, model.process_group)
+    handle = Handle(configuration, parameters, model.process_group, grad_scaler, rollback)
     if configuration.granularity.scope == "model":
         model.register_comm_hook(_WholeModel(handle, parameters), _on_bucket)
     else:

@@ -13,6 +13,8 @@ from gradwire.errors import ConfigurationError
 from gradwire.train.agreement import check_agreement
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
+from gradwire.train.guards.loss_scale import LossScale, check_scaler
+from gradwire.train.guards.rollback import Rollback, check_rollback
 from gradwire.train.together import rehearse
 from gradwire.wire import ProcessGroupTransport, Stats, Wire
 
@@ -29,19 +31,35 @@ class Handle:
         parameters: Names and parameters whose gradients are averaged, in the model's order.
         group: The workers; the handle makes a group of its own from the same ranks, so that its collectives cannot
             mix with others'.
+        grad_scaler: What scales the loss, if anything.
+        rollback: Whether a step that is not finite is taken back; None for wherever there is a ``grad_scaler``.
     """
 
-    def __init__(self, configuration: Configuration, parameters: Named, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        parameters: Named,
+        group: dist.ProcessGroup,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        rollback: bool | None = None,
+    ) -> None:
         check_parameters(parameters)
+        check_scaler(grad_scaler)
+        check_rollback(rollback)
         device = parameters[0][1].device
         if device.type == "cpu":
             rehearse(configuration)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         self._group = _sibling(group, device)
         transport = ProcessGroupTransport(self._group)
-        check_agreement(configuration, parameters, transport, device)
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
+        if rollback or (rollback is None and grad_scaler is not None):
+            dtypes = {name: parameter.dtype for name, parameter in parameters}
+            self.engine.guards.append(Rollback(self.engine, dtypes))
+        if grad_scaler is not None:
+            self.engine.guards.append(LossScale(grad_scaler, self.engine.store))
+        check_agreement(configuration, self.engine.guards, parameters, transport, device)
         self.wire = Wire(transport, self.engine.meter, configuration.fuse_bytes, device)
         self._closer = weakref.finalize(self, self.wire.close)
 
@@ -54,6 +72,7 @@ class Handle:
 
         Every rank has its own; save it on each.
         """
+        self.wire.rest()
         return {
             "version": 1,
             "configuration": self.configuration.describe(),
@@ -79,6 +98,7 @@ class Handle:
             for name in tensors:
                 if name not in self._shapes:
                     raise ConfigurationError(f"the state keeps {field} of {name!r}, which this model does not have")
+        self.wire.rest()
         self.engine.store.load(state["tensors"])
         self.engine.step = int(state["step"])
 

@@ -40,6 +40,8 @@ class Synchronizer(Handle):
         dense: See there.
         seed: See there.
         fuse_bytes: See there.
+        grad_scaler: See there.
+        rollback: See there.
         **options: The method's hyper-parameters.
 
     Raises:
@@ -63,11 +65,13 @@ class Synchronizer(Handle):
         dense: DensePolicy | None = None,
         seed: int = 0,
         fuse_bytes: int = FUSE_BYTES,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        rollback: bool | None = None,
         **options: Any,
     ) -> None:
         configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
         named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
-        super().__init__(configuration, named, default_group(process_group))
+        super().__init__(configuration, named, default_group(process_group), grad_scaler, rollback)
         self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.granularity.scope)]
 
     def synchronize(self) -> None:

@@ -51,6 +51,10 @@ class Slices:
         """Coordinates of each slice in the rows of ``basis``, then the tail."""
         return torch.cat(((self.whole(buffer) @ basis.T).view(-1), self.tail(buffer)))
 
+    def fits(self, code: Tensor) -> bool:
+        """Whether a code and what it stands for, which is no longer, are within float32's range."""
+        return bool(torch.linalg.vector_norm(code, dtype=torch.float64) <= torch.finfo(torch.float32).max)
+
     def subtract(self, code: Tensor, basis: Tensor, buffer: Tensor) -> None:
         """Takes away what a code stands for."""
         self.whole(buffer).addmm_(self._coordinates(code, basis), basis, alpha=-1)

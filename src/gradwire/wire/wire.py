@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
 
@@ -90,6 +90,14 @@ class Wire:
                 on_end()
 
         self._orders.put(order)
+
+    def rest(self) -> None:
+        """Waits until all that was submitted is done; at once if the wire has failed or is closed."""
+        if self._failure is None and not self._closed:
+            done = self.promise()
+            self._orders.put(lambda: self.keep(done, torch.empty(0)))
+            with suppress(Exception):
+                done.wait()
 
     def close(self) -> None:
         """Ends the thread once it has done what was submitted; a thread stuck in a collective is left to the exit."""
