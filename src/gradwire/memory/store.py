@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Slot
+from gradwire.memory.kind import Kind
 
 Tensors = dict[str, dict[str, Tensor]]
 """Field name, then parameter name, to tensor."""
+
+
+def _zero(name: str) -> Tensor:
+    return torch.zeros(())
 
 
 class Store:
@@ -20,6 +26,9 @@ class Store:
     When parameters are bucketed anew, the same names are asked for in another layout; the store then moves their
     values there, so what is remembered of a parameter never depends on its bucket.
 
+    Every field is of a :class:`~gradwire.memory.Kind`, ``Kind.MEAN`` where none is given, which says what becomes of it
+    when the number of workers changes.
+
     Args:
         device: Where the tensors live.
     """
@@ -27,27 +36,39 @@ class Store:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._views: Tensors = {}
+        self._kinds: dict[str, Kind] = {}
+        self._firsts: dict[tuple[str, str], Callable[[str], Tensor]] = {}
+        self._usual = Kind.MEAN
 
-    def flat(self, field: str, slots: Sequence[Slot], numel: int) -> Tensor:
+    def usually(self, kind: Kind) -> Store:
+        """The same store, where a field that is asked for without a kind is of this one."""
+        same = copy(self)
+        same._usual = kind
+        return same
+
+    def flat(self, field: str, slots: Sequence[Slot], numel: int, kind: Kind | None = None) -> Tensor:
         """A float32 buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first."""
         buffer = torch.zeros(numel, dtype=torch.float32, device=self.device)
         for slot in slots:
-            self._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape))
+            self._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape), _zero, kind)
         return buffer
 
-    def stacked(self, field: str, names: Sequence[str], first: Callable[[str], Tensor]) -> Tensor:
+    def stacked(
+        self, field: str, names: Sequence[str], first: Callable[[str], Tensor], kind: Kind | None = None
+    ) -> Tensor:
         """Tensors of one shape stacked along a new first dimension, ``first(name)`` for those not yet kept."""
         stack = torch.stack([first(name) for name in names]).to(self.device)
         for name, view in zip(names, stack, strict=True):
-            self._keep(field, name, view)
+            self._keep(field, name, view, first, kind)
         return stack
 
     def get(self, field: str, name: str) -> Tensor | None:
         """What is kept of one parameter, if anything."""
         return self._views.get(field, {}).get(name)
 
-    def put(self, field: str, name: str, value: Tensor) -> None:
+    def put(self, field: str, name: str, value: Tensor, kind: Kind | None = None) -> None:
         """Keeps a tensor of one parameter in place of what was kept."""
+        self._kinds.setdefault(field, kind or self._usual)
         self._views.setdefault(field, {})[name] = value
 
     def state(self) -> Tensors:
@@ -57,34 +78,60 @@ class Store:
             for field, views in self._views.items()
         }
 
-    def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Replaces everything kept; tensors asked for later start from what is loaded.
+    def kinds(self) -> dict[str, str]:
+        """Whose each field is, as plain text."""
+        return {field: str(self._kinds[field]) for field in self._views}
+
+    def check(self, state: Mapping[str, Mapping[str, Tensor]], complete: bool) -> None:
+        """Compares a state with what is laid out here.
+
+        Args:
+            state: What :meth:`state` gave.
+            complete: Whether the state must have all that is laid out here.
 
         Raises:
-            ConfigurationError: If a tensor's shape is not that of the tensor kept now; nothing is changed.
+            ConfigurationError: If a tensor is missing, or has another shape or dtype.
         """
-        for field, views in state.items():
-            for name, value in views.items():
-                kept = self._views.get(field, {}).get(name)
-                if kept is not None and kept.shape != value.shape:
-                    raise ConfigurationError(
-                        f"the state's {field} of {name!r} has shape {tuple(value.shape)}, this model's has "
-                        f"{tuple(kept.shape)}; load a state saved from the same model, method and world size"
-                    )
-        for field, views in self._views.items():
-            for name, view in views.items():
-                if name not in state.get(field, {}):
-                    view.zero_()
-        for field, values in state.items():
-            for name, value in values.items():
-                kept = self._views.setdefault(field, {}).get(name)
-                if kept is None:
-                    self._views[field][name] = value.detach().to(self.device, copy=True)
-                else:
-                    kept.copy_(value)
+        for field, name in self._firsts:
+            kept, value = self._views[field][name], state.get(field, {}).get(name)
+            if value is None and complete:
+                raise ConfigurationError(
+                    f"the state lacks {field} of {name!r}; load a whole state of the same model and method"
+                )
+            if value is not None and (value.shape, value.dtype) != (kept.shape, kept.dtype):
+                raise ConfigurationError(
+                    f"the state's {field} of {name!r} has shape {tuple(value.shape)} and dtype {value.dtype}, this "
+                    f"model's has {tuple(kept.shape)} and {kept.dtype}; load a state saved from the same model, method "
+                    "and world size"
+                )
 
-    def _keep(self, field: str, name: str, view: Tensor) -> None:
+    def load(self, state: Mapping[str, Mapping[str, Tensor]], kinds: Mapping[str, str]) -> None:
+        """Replaces everything kept by a checked state; tensors asked for later start from what is loaded."""
+        for field, views in self._views.items():
+            for name in [name for name in views if name not in state.get(field, {})]:
+                if (field, name) in self._firsts:
+                    views[name].copy_(self._firsts[field, name](name))
+                else:
+                    del views[name]
+        for field, values in state.items():
+            self._kinds[field] = Kind(kinds[field])
+            for name, value in values.items():
+                if (field, name) in self._firsts:
+                    self._views[field][name].copy_(value)
+                else:
+                    self._views.setdefault(field, {})[name] = value.detach().to(self.device, copy=True)
+
+    def _keep(
+        self,
+        field: str,
+        name: str,
+        view: Tensor,
+        first: Callable[[str], Tensor] = _zero,
+        kind: Kind | None = None,
+    ) -> None:
         views = self._views.setdefault(field, {})
+        self._kinds[field] = kind or self._usual
+        self._firsts[field, name] = first
         if (former := views.get(name)) is not None:
             if former.shape != view.shape:
                 raise ConfigurationError(
