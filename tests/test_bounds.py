@@ -47,7 +47,9 @@ def run_between_guards(chosen: Sequence[Case]) -> None:
     for case in chosen:
         for at_the_end in (True, False):
 
-            def flat(store: Store, field: str, of: Sequence[Slot], size: int, end: bool = at_the_end) -> torch.Tensor:
+            def flat(
+                store: Store, field: str, of: Sequence[Slot], size: int, kind: Any = None, end: bool = at_the_end
+            ) -> torch.Tensor:
                 buffer = guarded(max(size, 1), end)[:size]
                 for slot in of:
                     store._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape))

@@ -13,7 +13,17 @@ if TYPE_CHECKING:
     from gradwire import lab, memory, methods
     from gradwire.analysis import Analysis, analyze
     from gradwire.errors import ConfigurationError, GradwireError, LabError, PayloadError
-    from gradwire.train import DensePolicy, Handle, Roundtrip, SecondMoments, Synchronizer, compress, roundtrip
+    from gradwire.train import (
+        DensePolicy,
+        Handle,
+        PerRank,
+        Roundtrip,
+        SecondMoments,
+        Synchronizer,
+        compress,
+        redistribute,
+        roundtrip,
+    )
     from gradwire.wire import Stats
 
 __version__ = "0.1.0"
@@ -26,12 +36,14 @@ _HOMES = {
     "Handle": "gradwire.train",
     "LabError": "gradwire.errors",
     "PayloadError": "gradwire.errors",
+    "PerRank": "gradwire.train",
     "Roundtrip": "gradwire.train",
     "SecondMoments": "gradwire.train",
     "Stats": "gradwire.wire",
     "Synchronizer": "gradwire.train",
     "analyze": "gradwire.analysis",
     "compress": "gradwire.train",
+    "redistribute": "gradwire.train",
     "roundtrip": "gradwire.train",
 }
 _ROOMS = ("lab", "memory", "methods")
@@ -44,6 +56,7 @@ __all__ = [
     "Handle",
     "LabError",
     "PayloadError",
+    "PerRank",
     "Roundtrip",
     "SecondMoments",
     "Stats",
@@ -53,6 +66,7 @@ __all__ = [
     "lab",
     "memory",
     "methods",
+    "redistribute",
     "roundtrip",
 ]
 

@@ -15,7 +15,7 @@ from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.index import EliasFano, IndexCoding
 from gradwire.layout import Block, Int64Array, Slot
-from gradwire.memory import Feedback, Store
+from gradwire.memory import Feedback, Kind, Store
 from gradwire.quantize.values import FloatValues, ValueCoding
 from gradwire.select.criterion import Criterion
 
@@ -154,7 +154,7 @@ class AdaptiveSparse(Codec):
             capacity = self._room_of(slot)
             if least >= 0:
                 capacity = _within(slot, max(SPARE * most, SHRINK * capacity))
-            self.store.put("capacity", slot.name, torch.tensor(capacity))
+            self.store.put("capacity", slot.name, torch.tensor(capacity), Kind.SHARED)
 
 
 def _within(slot: Slot, capacity: float) -> int:

@@ -3,6 +3,7 @@
 from gradwire.memory.dgc import MaskedMomentum
 from gradwire.memory.ef21 import EF21
 from gradwire.memory.feedback import NONE, Feedback, Memory, NoMemory, Residual
+from gradwire.memory.kind import Kind
 from gradwire.memory.lowpass import LowPass
 from gradwire.memory.momentum import Momentum
 from gradwire.memory.names import NAMES, parse
@@ -14,6 +15,7 @@ __all__ = [
     "NAMES",
     "NONE",
     "Feedback",
+    "Kind",
     "LowPass",
     "MaskedMomentum",
     "Memory",

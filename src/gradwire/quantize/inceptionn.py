@@ -15,7 +15,7 @@ from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import inceptionn_payload_bytes
 from gradwire.layout import Block, Slot
-from gradwire.memory import Feedback, Store
+from gradwire.memory import Feedback, Kind, Store
 
 FIELD = "inceptionn.room"
 """What the room of the next step is kept as: bits a value, by parameter name."""
@@ -79,7 +79,7 @@ class Inceptionn(Codec):
             words = int(payloads[:, 4:8].contiguous().view(torch.int32).max())
             room = min(max(SPARE * 32 * words / block.numel, LEAST * self.room), float(self.room))
             for slot in block.slots:
-                self.seen.put(FIELD, slot.name, torch.tensor(room, dtype=torch.float64))
+                self.seen.put(FIELD, slot.name, torch.tensor(room, dtype=torch.float64), Kind.SHARED)
 
     @property
     def _exponent(self) -> int:

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
-from gradwire.layout import Slot, flat_slots
+from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
@@ -22,15 +22,48 @@ from gradwire.wire.wire import TensorFuture
 
 
 class _Buckets:
-    """Averages each bucket as it comes."""
+    """Averages each bucket as it comes.
+
+    DDP forms its final buckets only after a backward pass. A run that goes on from a saved state therefore averages in
+    the buckets that the state tells of until DDP's own are final, so that it gives the same bits.
+    """
 
     def __init__(self, handle: Handle, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         self._handle = handle
+        self._parameters = parameters
         self._names = {id(parameter): name for name, parameter in parameters}
         self._units: dict[int, tuple[tuple[int, ...], Unit]] = {}
+        self._known = handle.buckets
+        self._coming: list[tuple[str, ...]] = []
+        self._first: tuple[str, ...] = ()
+        self._resumed: _Collected | None = None
 
     def on_bucket(self, bucket: GradBucket) -> TensorFuture:
         """Queues a bucket; its future holds the averaged buffer."""
+        names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
+        if not self._coming:
+            self._begin(names)
+        self._coming.append(names)
+        resumed = self._resumed
+        if bucket.is_last():
+            came, self._coming = tuple(self._coming), []
+            if resumed is None:
+                self._handle.buckets = came
+            elif came == self._handle.buckets:
+                self._resumed = None
+            self._known = self._handle.buckets
+        return self._average(bucket) if resumed is None else resumed.on_bucket(bucket)
+
+    def _begin(self, names: tuple[str, ...]) -> None:
+        """Before a step: has a state been loaded, or has DDP formed its buckets anew?"""
+        if self._handle.buckets is not self._known:
+            self._first, self._units = names, {}
+            buckets = self._handle.buckets
+            self._resumed = _Collected(self._handle, self._parameters, buckets) if buckets else None
+        elif names != self._first:
+            self._resumed = None
+
+    def _average(self, bucket: GradBucket) -> TensorFuture:
         wire, engine = self._handle.wire, self._handle.engine
         buffer, index, parameters, last = bucket.buffer(), bucket.index(), bucket.parameters(), bucket.is_last()
         future = wire.promise()
@@ -61,48 +94,71 @@ class _Buckets:
         return known[1]
 
 
-class _WholeModel:
-    """Collects all buckets of a step, then averages them as one buffer in the model's order."""
+class _Collected:
+    """Collects all buckets of a step, then averages them in other ones."""
 
-    def __init__(self, handle: Handle, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        buckets: Sequence[Sequence[str]],
+    ) -> None:
         self._handle = handle
-        slots = flat_slots([(name, tuple(parameter.shape)) for name, parameter in parameters])
-        self._slots: dict[int, Slot] = {
-            id(parameter): slot for (_, parameter), slot in zip(parameters, slots, strict=True)
-        }
-        self._unit = handle.engine.unit(slots)
-        self._flat = torch.zeros(self._unit.numel, dtype=torch.float32, device=parameters[0][1].device)
-        self._waiting: list[tuple[TensorFuture, Tensor, list[Slot]]] = []
+        self._names = {id(parameter): name for name, parameter in parameters}
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+        self._units: list[tuple[Unit, Tensor]] = []
+        self._places: dict[str, Tensor] = {}
+        for names in buckets:
+            slots = flat_slots([(name, shapes[name]) for name in names])
+            unit = handle.engine.unit(slots)
+            flat = torch.zeros(unit.numel, dtype=torch.float32, device=parameters[0][1].device)
+            self._units.append((unit, flat))
+            self._places.update({slot.name: flat[slot.offset : slot.stop] for slot in slots})
+        self._waiting: list[tuple[TensorFuture, Tensor, list[Tensor]]] = []
 
     def on_bucket(self, bucket: GradBucket) -> TensorFuture:
         """Takes in a bucket; the last one of a step sets all of them going."""
         wire, engine = self._handle.wire, self._handle.engine
         buffer, last = bucket.buffer(), bucket.is_last()
-        slots = [self._slots[id(parameter)] for parameter in bucket.parameters()]
+        places = [self._places[self._names[id(parameter)]] for parameter in bucket.parameters()]
         future = wire.promise()
 
         def begin() -> list[Synchronization]:
-            self._waiting.append((future, buffer, slots))
-            for slot, values in zip(slots, torch.split(buffer, [slot.numel for slot in slots]), strict=True):
-                self._flat[slot.offset : slot.stop].copy_(values)
-            synchronizations = engine.synchronizations(self._unit, self._flat) if last else []
-            engine.count(buffer, last)
-            return synchronizations
+            self._waiting.append((future, buffer, places))
+            for place, values in zip(places, torch.split(buffer, [len(each) for each in places]), strict=True):
+                place.copy_(values)
+            if not last:
+                engine.count(buffer, last)
+            return []
 
-        def done() -> None:
-            if last:
-                engine.landed(self._unit, self._flat)
-                waiting, self._waiting = self._waiting, []
-                for future, buffer, slots in waiting:
-                    for slot, values in zip(slots, torch.split(buffer, [slot.numel for slot in slots]), strict=True):
-                        values.copy_(self._flat[slot.offset : slot.stop])
-                    wire.keep(future, buffer)
-
-        wire.submit(begin, done, engine.ended if last else None)
+        wire.submit(begin, lambda: None)
+        if last:
+            for unit, flat in self._units:
+                self._submit(unit, flat, buffer if flat is self._units[-1][1] else None)
         return future
 
+    def _submit(self, unit: Unit, flat: Tensor, last: Tensor | None) -> None:
+        """Queues a unit; ``last`` is the step's last bucket, with its last unit."""
+        engine = self._handle.engine
 
-def _on_bucket(state: _Buckets | _WholeModel, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def begin() -> list[Synchronization]:
+            synchronizations = engine.synchronizations(unit, flat)
+            if last is not None:
+                engine.count(last, True)
+            return synchronizations
+
+        def end() -> None:
+            waiting, self._waiting = self._waiting, []
+            for future, buffer, places in waiting:
+                for place, values in zip(places, torch.split(buffer, [len(each) for each in places]), strict=True):
+                    values.copy_(place)
+                self._handle.wire.keep(future, buffer)
+            engine.ended()
+
+        self._handle.wire.submit(begin, lambda: engine.landed(unit, flat), None if last is None else end)
+
+
+def _on_bucket(state: _Buckets | _Collected, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     return state.on_bucket(bucket)
 
 
@@ -161,7 +217,8 @@ def compress(
     parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
     handle = Handle(configuration, parameters, model.process_group, grad_scaler, rollback)
     if configuration.granularity.scope == "model":
-        model.register_comm_hook(_WholeModel(handle, parameters), _on_bucket)
+        whole = [name for name, _ in parameters]
+        model.register_comm_hook(_Collected(handle, parameters, [whole]), _on_bucket)
     else:
         model.register_comm_hook(_Buckets(handle, parameters), _on_bucket)
     return handle

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, GradwireError
+from gradwire.layout import flat_slots
+from gradwire.memory import Store
 from gradwire.train.agreement import check_agreement
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
 from gradwire.train.guards.loss_scale import LossScale, check_scaler
 from gradwire.train.guards.rollback import Rollback, check_rollback
+from gradwire.train.state import VERSION, check_form, check_same, described
 from gradwire.train.together import rehearse
 from gradwire.wire import ProcessGroupTransport, Stats, Wire
 
@@ -33,6 +36,10 @@ class Handle:
             mix with others'.
         grad_scaler: What scales the loss, if anything.
         rollback: Whether a step that is not finite is taken back; None for wherever there is a ``grad_scaler``.
+
+    Attributes:
+        buckets: Names of the parameters that came together in the last step; empty where the gradients' owner forms
+            buckets by a rule of its own.
     """
 
     def __init__(
@@ -50,6 +57,8 @@ class Handle:
         if device.type == "cpu":
             rehearse(configuration)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+        self._parameters = described(parameters)
+        self.buckets: tuple[tuple[str, ...], ...] = ()
         self._group = _sibling(group, device)
         transport = ProcessGroupTransport(self._group)
         self.configuration = configuration
@@ -70,37 +79,79 @@ class Handle:
     def state_dict(self) -> dict[str, Any]:
         """What a later run needs to go on as if it had not stopped: tensors and plain values, by parameter name.
 
-        Every rank has its own; save it on each.
+        Every rank has its own; save it on each, between two steps. ``torch.load(weights_only=True)`` reads it;
+        :class:`gradwire.PerRank` is for ``torch.distributed.checkpoint``, :func:`gradwire.redistribute` for another
+        number of workers. The form is documented in ``train/state.py``.
+
+        A run that goes on from it in a new process gives the same bits, provided that DDP had its final buckets: it
+        forms them after its first backward pass (its second with ``static_graph=True``). Before that, averages are the
+        same up to the rounding of sums whose order depends on buckets, and up to what a method chooses by bucket.
+
+        Raises:
+            GradwireError: If some of a step's gradients have been taken in and others not yet, or a step failed.
         """
-        self.wire.rest()
+        return self.wire.call(self._state)
+
+    def _state(self) -> dict[str, Any]:
+        self._check_between_steps()
         return {
-            "version": 1,
-            "configuration": self.configuration.describe(),
+            "version": VERSION,
+            **self._identity(),
             "step": self.engine.step,
+            "buckets": [list(names) for names in self.buckets],
+            "kinds": self.engine.store.kinds(),
             "tensors": self.engine.store.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from where :meth:`state_dict` was taken.
+        """Goes on from where :meth:`state_dict` was taken, between two steps.
 
         Raises:
-            ConfigurationError: If the state is of another version, configuration or model; nothing is changed.
+            ConfigurationError: If the state is malformed, or of another version, configuration, model, rank or number
+                of workers; nothing is changed.
+            GradwireError: If a step is under way or failed.
         """
-        if state.get("version") != 1:
-            raise ConfigurationError(f"state version {state.get('version')!r} is not known; this gradwire reads 1")
-        for key, ours in self.configuration.describe().items():
-            theirs = state["configuration"].get(key)
-            if ours != theirs:
-                raise ConfigurationError(
-                    f"the state was saved with {key}={theirs!r}, this handle has {key}={ours!r}; attach with the same"
-                )
-        for field, tensors in state["tensors"].items():
-            for name in tensors:
-                if name not in self._shapes:
-                    raise ConfigurationError(f"the state keeps {field} of {name!r}, which this model does not have")
-        self.wire.rest()
-        self.engine.store.load(state["tensors"])
-        self.engine.step = int(state["step"])
+        self.wire.call(lambda: self._load(state))
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._check_between_steps()
+        check_form(state)
+        check_same(state, self._identity(), "this handle")
+        theirs, ours = (state["rank"], state["world_size"]), (self.engine.rank, self.engine.world_size)
+        if theirs[1] != ours[1]:
+            raise ConfigurationError(
+                f"the state was saved by rank {theirs[0]} of {theirs[1]} workers, this is rank {ours[0]} of {ours[1]}; "
+                f"gradwire.redistribute makes states for {ours[1]} workers of those of all {theirs[1]}"
+            )
+        if theirs[0] != ours[0]:
+            raise ConfigurationError(
+                f"the state was saved by rank {theirs[0]}, this is rank {ours[0]}; load on each rank what it saved"
+            )
+        self._laid_out().check(state["tensors"], complete=state["step"] > 0)
+        self.engine.store.load(state["tensors"], state["kinds"])
+        self.engine.step = state["step"]
+        self.buckets = tuple(tuple(names) for names in state["buckets"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "configuration": self.configuration.describe(),
+            "parameters": self._parameters,
+            "rank": self.engine.rank,
+            "world_size": self.engine.world_size,
+        }
+
+    def _check_between_steps(self) -> None:
+        if self.engine.under_way:
+            raise GradwireError(
+                "a step is under way: some of its gradients have been taken in, others not yet; save and load between "
+                "backward passes"
+            )
+
+    def _laid_out(self) -> Store:
+        """What is remembered of this model once all of it has been averaged, without room for any of it."""
+        nowhere = Engine(self.configuration, self.engine.rank, self.engine.world_size, torch.device("meta"))
+        nowhere.unit(flat_slots(list(self._shapes.items())))
+        return nowhere.store
 
     def close(self) -> None:
         """Ends the wire's thread and process group; no gradients can be averaged through this handle any more."""
