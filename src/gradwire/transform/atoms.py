@@ -57,6 +57,7 @@ class Atoms(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Adds up the atoms of all payloads in one product."""
+        self.check(block, payloads)
         numbers = payloads.contiguous().view(torch.float32)
         written = 0
         for slot, rank, n, m in self._matrices(block):
