@@ -59,7 +59,7 @@ def spoilt(answer: Tensor, program: bytes) -> Tensor:
     for at in range(1, len(program) - 3, 4) if size >= 4 else ():
         kind, high, low, value = program[at : at + 4]
         place = (high << 8 | low) * size >> 16
-        word = content[place // 4 * 4 :][:4].view(np.uint32)
+        word = content[min(place, size - 4) // 4 * 4 :][:4].view(np.uint32)
         match kind % 8:
             case 0:
                 content[place] ^= 1 << value % 8
@@ -203,7 +203,7 @@ def decodings(name: str) -> list[Decoding]:
     return list(found.values())
 
 
-def value_decodings() -> list[Decoding]:
+def named_decodings() -> list[Decoding]:
     """All codecs with a name of their own."""
     found: dict[tuple[str, str], Decoding] = {}
     named = [*("sign vote two-means dynamic natural natural:8 terngrad 3lc exponent".split()), "qsgd:4", "quantile:256"]
