@@ -109,6 +109,7 @@ class AdaptiveSparse(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Reads all payloads, checks counts and positions, then writes ``out`` once."""
+        self.check(block, payloads)
         head, edge, _ = self._edges(block)
         room = self.room(block)
         wanted = np.stack([_unpacked(payload[:head]) for payload in payloads])

@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from gradwire.errors import PayloadError
 from gradwire.layout import Block, Slot
 from gradwire.memory import Feedback, Store
 
@@ -63,8 +65,21 @@ class Codec(ABC):
             weight: Usually 1 / n.
 
         Raises:
-            PayloadError: If the bytes are not what any encoder writes; ``out`` is not touched outside the block.
+            PayloadError: If the bytes are not what any encoder writes; then nothing has been written.
         """
+
+    def check(self, block: Block, payloads: Tensor) -> None:
+        """To be called first by :meth:`decode`, since kernels rely on what it checks.
+
+        Raises:
+            PayloadError: Unless payloads are ``uint8[n, payload_bytes(block)]`` with ``n >= 1``.
+        """
+        size = self.payload_bytes(block)
+        if payloads.dtype != torch.uint8 or payloads.dim() != 2 or not len(payloads) or payloads.shape[1] != size:
+            raise PayloadError(
+                f"payloads are {payloads.dtype} of shape {tuple(payloads.shape)}, and not one row or more of {size} "
+                "bytes; were they encoded with another configuration?"
+            )
 
 
 Decode = Callable[[Tensor, Tensor], None]

@@ -74,6 +74,7 @@ class Inceptionn(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what the tags say, and learns what the next step needs."""
+        self.check(block, payloads)
         kernels.for_device(out.device).inceptionn_decode(block, payloads, out, weight, self._exponent)
         if self.seen is not None and block.numel:
             words = int(payloads[:, 4:8].contiguous().view(torch.int32).max())

@@ -72,7 +72,8 @@ class Slices:
 def principal_components(moment: Tensor, rank: int) -> Tensor:
     """The ``rank`` directions of largest second moment, orthonormal rows, largest first.
 
-    The same bits in give the same bits out wherever the same LAPACK runs.
+    The same bits in give the same bits out wherever the same LAPACK runs. It runs in double precision, because a moment
+    of values of very different sizes has denormal entries in single precision, with which it does not converge.
     """
-    ascending: Tensor = torch.linalg.eigh(moment).eigenvectors
+    ascending = torch.linalg.eigh(moment.double()).eigenvectors.float()
     return ascending.flip(1).T[:rank]
