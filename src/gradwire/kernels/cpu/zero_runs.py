@@ -21,14 +21,15 @@ def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
     return int(used)
 
 
-def zero_runs_decode(coded: Tensor, trits: Tensor) -> None:
+def zero_runs_decode(coded: Tensor, trits: Tensor) -> int:
     """See :meth:`gradwire.kernels.Kernels.zero_runs_decode`."""
     length = _decoded_length(array(coded))
     if length == _NOT_FEWEST:
         raise PayloadError("the bytes of a run of zeros are not the fewest")
-    if length != trits.numel():
-        raise PayloadError(f"the bytes decode to {length} bytes of trits, not {trits.numel()}")
+    if length > trits.numel():
+        raise PayloadError(f"the bytes decode to {length} bytes of trits, more than {trits.numel()}")
     _decode(array(coded), array(trits))
+    return int(length)
 
 
 @compiled
