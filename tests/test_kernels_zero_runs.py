@@ -58,8 +58,8 @@ def test_any_bytes_are_read_or_refused_alike(values: list[int], data: st.DataObj
             assert (memory == 7).all()
             outcomes.append(None)
         else:
-            assert memory[0] == 7
-            assert (memory[1 + read :] == 7).all()
+            assert memory[0] == memory[-1] == 7
+            assert (memory[1 + read : -1] == 121).all()
             assert coded(memory[1 : 1 + read].tolist()) == values
             outcomes.append(memory.tolist())
     assert outcomes[0] == outcomes[1]

@@ -398,7 +398,7 @@ class Kernels(Protocol):
         ...
 
     def zero_runs_decode(self, coded: Tensor, trits: Tensor) -> int:
-        """Reads all of ``coded`` and returns how many bytes of ``trits`` that makes, from the first on.
+        """Reads all of ``coded`` to ``trits``, whose rest is zeros then, and returns how many bytes that made.
 
         PayloadError, and nothing written, unless an encoder can have written it, and has for no more than ``trits``.
         """

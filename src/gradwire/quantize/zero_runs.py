@@ -95,7 +95,6 @@ class ZeroRuns(Codec):
             read = kernel.zero_runs_decode(payload[edge : edge + min(wanted, room)], row[head:])
             if wanted <= room and read < stride:
                 raise PayloadError(f"the bytes decode to {read} bytes of trits, fewer than {stride}")
-            row[head + read :] = ZEROS
         kernel.trits_decode(block, whole, out, weight)
 
     def news(self, block: Block, payloads: Tensor) -> Tensor:
@@ -131,7 +130,7 @@ def _take_back(block: Block, whole: Tensor, coded: Tensor, gradient: Tensor, res
     """Adds to the residual what the trits stand for of which ``coded`` says nothing any more."""
     kernel = kernels.for_device(gradient.device)
     head = 4 * block.segment_count
-    read = kernel.zero_runs_decode(coded, whole[head:])
+    read = kernel.zero_runs_decode(coded, torch.empty_like(whole[head:]))
     whole[head : head + read] = ZEROS
     whole[:head].view(torch.float32).nan_to_num_(nan=0.0)  # nothing of a segment that is not finite was sent
     unsent = torch.empty_like(gradient)

@@ -49,5 +49,6 @@ def zero_runs_decode(coded: Tensor, trits: Tensor) -> int:
         ended = not 0 < zeros < LONGEST_RUN
     if len(longer) > trits.numel():
         raise PayloadError(f"the bytes decode to {len(longer)} bytes of trits, more than {trits.numel()}")
+    trits.fill_(ZEROS)
     trits[: len(longer)] = torch.tensor(longer, dtype=torch.uint8)
     return len(longer)
