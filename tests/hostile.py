@@ -54,7 +54,9 @@ def spoilt(answer: Tensor, program: bytes) -> Tensor:
     """A copy of an answer, changed as a program says: first its shape, then four bytes for each change."""
     program = program or b"\0"
     changed = reshaped(answer, program[0])
-    content = np.frombuffer(bytearray(changed.clone(memory_format=torch.contiguous_format).untyped_storage()), dtype=np.uint8)
+    content = np.frombuffer(
+        bytearray(changed.clone(memory_format=torch.contiguous_format).untyped_storage()), dtype=np.uint8
+    )
     size = content.size
     for at in range(1, len(program) - 3, 4) if size >= 4 else ():
         kind, high, low, value = program[at : at + 4]
@@ -188,7 +190,9 @@ def check_same_state(name: str, left: Any, right: Any) -> None:
     assert left.keys() == right.keys(), name
     for field in left:
         for parameter, kept in left[field].items():
-            assert same_bits(kept, right[field][parameter]), f"{name}: another {field} of {parameter} than the reference"
+            assert same_bits(kept, right[field][parameter]), (
+                f"{name}: another {field} of {parameter} than the reference"
+            )
 
 
 def decodings(name: str) -> list[Decoding]:
@@ -212,9 +216,7 @@ def named_decodings() -> list[Decoding]:
     return list(found.values())
 
 
-def _collect(
-    found: dict[tuple[str, str], Decoding], codecs: Sequence[Codec], granularity: str, sharded: bool
-) -> None:
+def _collect(found: dict[tuple[str, str], Decoding], codecs: Sequence[Codec], granularity: str, sharded: bool) -> None:
     blocks = {granularity: Block.cut(SLOTS, Granularity.parse(granularity))}
     if sharded:
         blocks[f"{granularity}, a shard"] = blocks[granularity].shards(WORKERS)[1]

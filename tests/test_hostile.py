@@ -30,7 +30,9 @@ fixed = settings(derandomize=True, database=None, deadline=None, max_examples=EX
 def other_shapes(answer: Tensor) -> list[bytes]:
     """Programs that do nothing but make another shape or type of an answer."""
     found = [bytes([how]) for how in SHAPES]
-    return [each for each in found if (made := spoilt(answer, each)).shape != answer.shape or made.dtype != answer.dtype]
+    return [
+        each for each in found if (made := spoilt(answer, each)).shape != answer.shape or made.dtype != answer.dtype
+    ]
 
 
 def lie_to_decoders(found: list[Decoding]) -> None:
@@ -44,7 +46,9 @@ def lie_to_decoders(found: list[Decoding]) -> None:
         assert each.check(b""), f"{each.name} refused what it wrote"
         for program in other_shapes(each.honest):
             rows = spoilt(each.honest, program)
-            right = rows.dim() == 2 and len(rows) and rows.shape[1] == each.honest.shape[1] and rows.dtype == torch.uint8
+            right = (
+                rows.dim() == 2 and len(rows) and rows.shape[1] == each.honest.shape[1] and rows.dtype == torch.uint8
+            )
             assert each.check(program, only_compiled=True) == right, f"{each.name}: {tuple(rows.shape)} {rows.dtype}"
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.capacity import following
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.index import EliasFano, IndexCoding
@@ -18,12 +19,6 @@ from gradwire.layout import Block, Int64Array, Slot
 from gradwire.memory import Feedback, Kind, Store
 from gradwire.quantize.values import FloatValues, ValueCoding
 from gradwire.select.criterion import Criterion
-
-SPARE = 5 / 4
-"""A step's capacity, relative to the most that any rank wanted to send in the step before."""
-
-SHRINK = 1 / 2
-"""A capacity never falls to less than this in one step, because a quiet step does not mean that the next one is."""
 
 LEAST = 16
 """No parameter's capacity falls below this, unless it is smaller itself."""
@@ -154,7 +149,7 @@ class AdaptiveSparse(Codec):
         for slot, most, least in zip(block.slots, *rows, strict=True):
             capacity = self._room_of(slot)
             if least >= 0:
-                capacity = _within(slot, max(SPARE * most, SHRINK * capacity))
+                capacity = _within(slot, following(capacity, most))
             self.store.put("capacity", slot.name, torch.tensor(capacity), Kind.SHARED)
 
 

@@ -81,6 +81,26 @@ class Codec(ABC):
                 "bytes; were they encoded with another configuration?"
             )
 
+    def news(self, block: Block, payloads: Tensor) -> Tensor:
+        """What some payloads say of the room that those of the next step need: ``uint8[m]``.
+
+        ``m`` is a multiple of 4 and the same for every block and rank; 0 for payloads whose size depends on nothing.
+
+        Args:
+            block: As encoded.
+            payloads: ``uint8[n, payload_bytes(block)]``, as :meth:`decode` took them.
+        """
+        return torch.empty(0, dtype=torch.uint8, device=payloads.device)
+
+    def heard(self, block: Block, news: Tensor) -> None:
+        """Makes the room of the next step, the same on every rank because all of them hear the same.
+
+        Args:
+            block: All that this codec writes in a step, or all of its shards together.
+            news: ``uint8[k, m]``, from every rank that decodes for others; or only this one's, where all decode alike.
+        """
+        return
+
 
 Decode = Callable[[Tensor, Tensor], None]
 """``decode(mean, out)`` writes an averaged code to its block's elements of a ``float32`` flat buffer."""

@@ -190,7 +190,9 @@ class CodecMethod(Method):
     def begin(self, site: Site) -> _CodecState:
         """Sets up the memories; an owner has one like the workers'."""
         worker = self.codec().installed(site.store, site.block.slots, site.numel)
-        owner = site.owner or self.owner_codec(site.route)
+        owner = site.owner
+        if owner is None and (usual := self.owner_codec(site.route)) is not None:
+            owner = usual.installed(site.store, site.block.slots, site.numel)
         shards, owner_feedback = None, NONE
         if site.route == "sharded":
             shards = Shards.of(site.block, site.rank, site.world_size)
