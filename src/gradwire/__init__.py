@@ -13,15 +13,27 @@ if TYPE_CHECKING:
     from gradwire import lab, memory, methods
     from gradwire.analysis import Analysis, analyze
     from gradwire.errors import ConfigurationError, GradwireError, LabError, PayloadError
-    from gradwire.train import DensePolicy, Handle, Roundtrip, SecondMoments, Synchronizer, compress, roundtrip
+    from gradwire.train import (
+        Audit,
+        DensePolicy,
+        Deviation,
+        Handle,
+        Roundtrip,
+        SecondMoments,
+        Synchronizer,
+        compress,
+        roundtrip,
+    )
     from gradwire.wire import Stats
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Analysis": "gradwire.analysis",
+    "Audit": "gradwire.train",
     "ConfigurationError": "gradwire.errors",
     "DensePolicy": "gradwire.train",
+    "Deviation": "gradwire.train",
     "GradwireError": "gradwire.errors",
     "Handle": "gradwire.train",
     "LabError": "gradwire.errors",
@@ -38,8 +50,10 @@ _ROOMS = ("lab", "memory", "methods")
 
 __all__ = [
     "Analysis",
+    "Audit",
     "ConfigurationError",
     "DensePolicy",
+    "Deviation",
     "GradwireError",
     "Handle",
     "LabError",

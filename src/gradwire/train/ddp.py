@@ -117,6 +117,7 @@ def compress(
     dense: DensePolicy | None = None,
     seed: int = 0,
     fuse_bytes: int = FUSE_BYTES,
+    audit_every: int = 0,
     **options: Any,
 ) -> Handle:
     """Averages a DDP model's gradients through a compression method from now on.
@@ -135,6 +136,10 @@ def compress(
         dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
         seed: Where all randomness starts; torch's generators are never touched.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
+        audit_every: Every so many steps, beginning with the first, gradients are averaged densely, too, beside the
+            compressed averages and without changing them, and both are compared: ``handle.audits()``,
+            ``handle.stats().audit``, ``handle.write(writer)``, and a line from the logger ``"gradwire"`` on rank 0.
+            0 for never.
         **options: The method's hyper-parameters.
 
     Returns:
@@ -150,7 +155,7 @@ def compress(
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
     _check_model(model)
     parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
-    handle = Handle(configuration, parameters, model.process_group)
+    handle = Handle(configuration, parameters, model.process_group, audit_every)
     if configuration.granularity.scope == "model":
         model.register_comm_hook(_WholeModel(handle, parameters), _on_bucket)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from gradwire.errors import ConfigurationError
 from gradwire.train.agreement import check_agreement
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
+from gradwire.train.guards import Audit, Auditor
+from gradwire.train.guards.audit import ScalarWriter, check_audit_every, write
 from gradwire.train.together import rehearse
 from gradwire.wire import ProcessGroupTransport, Stats, Wire
 
@@ -29,9 +32,13 @@ class Handle:
         parameters: Names and parameters whose gradients are averaged, in the model's order.
         group: The workers; the handle makes a group of its own from the same ranks, so that its collectives cannot
             mix with others'.
+        audit_every: Steps from one audit to the next; 0 for none.
     """
 
-    def __init__(self, configuration: Configuration, parameters: Named, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, configuration: Configuration, parameters: Named, group: dist.ProcessGroup, audit_every: int = 0
+    ) -> None:
+        check_audit_every(audit_every)
         check_parameters(parameters)
         device = parameters[0][1].device
         if device.type == "cpu":
@@ -39,15 +46,42 @@ class Handle:
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         self._group = _sibling(group, device)
         transport = ProcessGroupTransport(self._group)
-        check_agreement(configuration, parameters, transport, device)
+        check_agreement(configuration, parameters, transport, device, {"audit_every": str(audit_every)})
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
+        self._auditor = Auditor(audit_every, list(self._shapes), self.engine, transport.rank)
+        if audit_every:
+            self.engine.guards.append(self._auditor)
+        self._written = -1
         self.wire = Wire(transport, self.engine.meter, configuration.fuse_bytes, device)
         self._closer = weakref.finalize(self, self.wire.close)
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
-        return self.engine.meter.stats()
+        return replace(self.engine.meter.stats(), audit=self._auditor.newest())
+
+    def audits(self) -> list[Audit]:
+        """Compressed averages held against dense ones, as ``audit_every`` asked for; the newest 1,000."""
+        return self._auditor.audits()
+
+    def write(self, writer: ScalarWriter, *, layers: bool = False) -> None:
+        """Writes the counters as they are, and all audits since the last call, to TensorBoard.
+
+        Steps are those that were synchronised, as in ``stats().steps``.
+
+        Args:
+            writer: A ``torch.utils.tensorboard.SummaryWriter``, or whatever else has its ``add_scalar``.
+            layers: Whether every parameter's audit is written, too.
+        """
+        stats = self.stats()
+        writer.add_scalar("gradwire/wire_bytes", stats.wire_bytes, stats.steps)
+        writer.add_scalar("gradwire/ratio", stats.ratio, stats.steps)
+        for stage, seconds in stats.seconds.items():
+            writer.add_scalar(f"gradwire/seconds/{stage}", seconds, stats.steps)
+        for audit in self.audits():
+            if audit.step > self._written:
+                write(writer, audit, layers)
+                self._written = audit.step
 
     def state_dict(self) -> dict[str, Any]:
         """What a later run needs to go on as if it had not stopped: tensors and plain values, by parameter name.

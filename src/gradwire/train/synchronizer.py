@@ -40,6 +40,7 @@ class Synchronizer(Handle):
         dense: See there.
         seed: See there.
         fuse_bytes: See there.
+        audit_every: See there.
         **options: The method's hyper-parameters.
 
     Raises:
@@ -63,11 +64,12 @@ class Synchronizer(Handle):
         dense: DensePolicy | None = None,
         seed: int = 0,
         fuse_bytes: int = FUSE_BYTES,
+        audit_every: int = 0,
         **options: Any,
     ) -> None:
         configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
         named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
-        super().__init__(configuration, named, default_group(process_group))
+        super().__init__(configuration, named, default_group(process_group), audit_every)
         self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.granularity.scope)]
 
     def synchronize(self) -> None:
