@@ -1,6 +1,6 @@
 """The way in for ``DistributedDataParallel``: a communication hook."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from gradwire.layout import Slot, flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.handle import Handle
+from gradwire.train.handle import Handle, Named, check_left_out
 from gradwire.train.policy import DensePolicy
 from gradwire.train.unit import Unit
 from gradwire.wire import Synchronization
@@ -24,7 +24,7 @@ from gradwire.wire.wire import TensorFuture
 class _Buckets:
     """Averages each bucket as it comes."""
 
-    def __init__(self, handle: Handle, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    def __init__(self, handle: Handle, parameters: Named) -> None:
         self._handle = handle
         self._names = {id(parameter): name for name, parameter in parameters}
         self._units: dict[int, tuple[tuple[int, ...], Unit]] = {}
@@ -64,7 +64,7 @@ class _Buckets:
 class _WholeModel:
     """Collects all buckets of a step, then averages them as one buffer in the model's order."""
 
-    def __init__(self, handle: Handle, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    def __init__(self, handle: Handle, parameters: Named) -> None:
         self._handle = handle
         slots = flat_slots([(name, tuple(parameter.shape)) for name, parameter in parameters])
         self._slots: dict[int, Slot] = {
@@ -102,8 +102,23 @@ class _WholeModel:
         return future
 
 
-def _on_bucket(state: _Buckets | _WholeModel, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return state.on_bucket(bucket)
+@dataclass(frozen=True)
+class _Hook:
+    """What DDP calls with every bucket.
+
+    Attributes:
+        averages: Where buckets go.
+        frozen: Parameters that DDP knows nothing of.
+    """
+
+    averages: _Buckets | _WholeModel
+    frozen: Named
+
+
+def _on_bucket(hook: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    if bucket.index() == 0:
+        check_left_out(hook.frozen)
+    return hook.averages.on_bucket(bucket)
 
 
 def compress(
@@ -154,12 +169,13 @@ def compress(
     """
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
     _check_model(model)
-    parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
+    theirs = [(name, each) for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
+    parameters = [(name, each) for name, each in theirs if each.requires_grad]
+    frozen = [(name, each) for name, each in theirs if not each.requires_grad]
     handle = Handle(configuration, parameters, model.process_group, audit_every)
-    if configuration.granularity.scope == "model":
-        model.register_comm_hook(_WholeModel(handle, parameters), _on_bucket)
-    else:
-        model.register_comm_hook(_Buckets(handle, parameters), _on_bucket)
+    whole = configuration.granularity.scope == "model"
+    averages = _WholeModel(handle, parameters) if whole else _Buckets(handle, parameters)
+    model.register_comm_hook(_Hook(averages, frozen), _on_bucket)
     return handle
 
 

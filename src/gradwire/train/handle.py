@@ -140,7 +140,18 @@ def check_parameters(parameters: Named) -> None:
     if not parameters:
         raise ConfigurationError("there are no parameters that require gradients; nothing can be averaged")
     device = parameters[0][1].device
+    names: dict[int, str] = {}
     for name, parameter in parameters:
+        if name in names.values():
+            raise ConfigurationError(
+                f"two parameters have the name {name!r}; memories are kept by name, so give each its own, "
+                "such as f'encoder.{name}'"
+            )
+        if id(parameter) in names:
+            raise ConfigurationError(
+                f"{name!r} is the parameter {names[id(parameter)]!r} under another name; give shared parameters once"
+            )
+        names[id(parameter)] = name
         if parameter.is_meta:
             raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
         if parameter.dtype not in GRADIENT_DTYPES:
@@ -152,6 +163,16 @@ def check_parameters(parameters: Named) -> None:
             raise ConfigurationError(
                 f"parameter {name!r} is on {parameter.device}, {parameters[0][0]!r} on {device}; "
                 "use one device a process"
+            )
+
+
+def check_left_out(frozen: Named) -> None:
+    """Raises ConfigurationError if a parameter that required no gradient when the method was attached now does."""
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise ConfigurationError(
+                f"parameter {name!r} was frozen when the method was attached, so its gradient is not averaged and "
+                "ranks would drift apart; to unfreeze it, call zero_grad(), then wrap the model and attach anew"
             )
 
 
