@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from gradwire.analysis import Analysis, analyze
     from gradwire.errors import ConfigurationError, GradwireError, LabError, PayloadError
     from gradwire.train import (
+        Audit,
         DensePolicy,
+        Deviation,
         Handle,
         PerRank,
         Roundtrip,
@@ -30,8 +32,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Analysis": "gradwire.analysis",
+    "Audit": "gradwire.train",
     "ConfigurationError": "gradwire.errors",
     "DensePolicy": "gradwire.train",
+    "Deviation": "gradwire.train",
     "GradwireError": "gradwire.errors",
     "Handle": "gradwire.train",
     "LabError": "gradwire.errors",
@@ -50,8 +54,10 @@ _ROOMS = ("lab", "memory", "methods")
 
 __all__ = [
     "Analysis",
+    "Audit",
     "ConfigurationError",
     "DensePolicy",
+    "Deviation",
     "GradwireError",
     "Handle",
     "LabError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 import torch
@@ -11,24 +11,22 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.train.configuration import Configuration
-from gradwire.train.guards import Guard
 from gradwire.wire import Transport
 
 
 def check_agreement(
     configuration: Configuration,
-    guards: Sequence[Guard],
     parameters: Sequence[tuple[str, torch.nn.Parameter]],
     transport: Transport,
     device: torch.device,
+    further: Mapping[str, str],
 ) -> None:
-    """Compares configuration, guards and parameters over all ranks; every rank must call it.
+    """Compares configuration, further choices and parameters over all ranks; every rank must call it.
 
     Raises:
         ConfigurationError: On every rank, naming the first difference, if two ranks differ.
     """
-    lines = [f"{key}={value}" for key, value in configuration.describe().items()]
-    lines += [f"guard {guard}" for guard in guards]
+    lines = [f"{key}={value}" for key, value in {**configuration.describe(), **further}.items()]
     lines += [
         f"parameter {name} with shape {tuple(parameter.shape)} and dtype {parameter.dtype}"
         for name, parameter in parameters

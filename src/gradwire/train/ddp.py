@@ -1,6 +1,7 @@
 """The way in for ``DistributedDataParallel``: a communication hook."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.handle import Handle
+from gradwire.train.guards import Guarding
+from gradwire.train.handle import Handle, Named, check_left_out
 from gradwire.train.policy import DensePolicy
 from gradwire.train.unit import Unit
 from gradwire.wire import Synchronization
@@ -28,7 +30,7 @@ class _Buckets:
     the buckets that the state tells of until DDP's own are final, so that it gives the same bits.
     """
 
-    def __init__(self, handle: Handle, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    def __init__(self, handle: Handle, parameters: Named) -> None:
         self._handle = handle
         self._parameters = parameters
         self._names = {id(parameter): name for name, parameter in parameters}
@@ -100,7 +102,7 @@ class _Collected:
     def __init__(
         self,
         handle: Handle,
-        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        parameters: Named,
         buckets: Sequence[Sequence[str]],
     ) -> None:
         self._handle = handle
@@ -158,8 +160,23 @@ class _Collected:
         self._handle.wire.submit(begin, lambda: engine.landed(unit, flat), None if last is None else end)
 
 
-def _on_bucket(state: _Buckets | _Collected, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return state.on_bucket(bucket)
+@dataclass(frozen=True)
+class _Hook:
+    """What DDP calls with every bucket.
+
+    Attributes:
+        averages: Where buckets go.
+        frozen: Parameters that DDP knows nothing of.
+    """
+
+    averages: _Buckets | _Collected
+    frozen: Named
+
+
+def _on_bucket(hook: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    if bucket.index() == 0:
+        check_left_out(hook.frozen)
+    return hook.averages.on_bucket(bucket)
 
 
 def compress(
@@ -175,6 +192,7 @@ def compress(
     fuse_bytes: int = FUSE_BYTES,
     grad_scaler: torch.amp.GradScaler | None = None,
     rollback: bool | None = None,
+    audit_every: int = 0,
     **options: Any,
 ) -> Handle:
     """Averages a DDP model's gradients through a compression method from now on.
@@ -200,6 +218,10 @@ def compress(
         rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
             on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
             of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then.
+        audit_every: Every so many steps, beginning with the first, gradients are averaged densely, too, beside the
+            compressed averages and without changing them, and both are compared: ``handle.audits()``,
+            ``handle.stats().audit``, ``handle.write(writer)``, and a line from the logger ``"gradwire"`` on rank 0.
+            0 for never.
         **options: The method's hyper-parameters.
 
     Returns:
@@ -213,14 +235,16 @@ def compress(
         >>> handle = gradwire.compress(model, "acpsgd", rank=4)                # doctest: +SKIP
     """
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
+    guarding = Guarding(grad_scaler, rollback, audit_every)
     _check_model(model)
-    parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
-    handle = Handle(configuration, parameters, model.process_group, grad_scaler, rollback)
+    theirs = [(name, each) for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
+    parameters = [(name, each) for name, each in theirs if each.requires_grad]
+    frozen = [(name, each) for name, each in theirs if not each.requires_grad]
+    handle = Handle(configuration, parameters, model.process_group, guarding)
+    averages: _Buckets | _Collected = _Buckets(handle, parameters)
     if configuration.granularity.scope == "model":
-        whole = [name for name, _ in parameters]
-        model.register_comm_hook(_Collected(handle, parameters, [whole]), _on_bucket)
-    else:
-        model.register_comm_hook(_Buckets(handle, parameters), _on_bucket)
+        averages = _Collected(handle, parameters, [[name for name, _ in parameters]])
+    model.register_comm_hook(_Hook(averages, frozen), _on_bucket)
     return handle
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from gradwire.memory import Store
 from gradwire.train.agreement import check_agreement
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
-from gradwire.train.guards.loss_scale import LossScale, check_scaler
-from gradwire.train.guards.rollback import Rollback, check_rollback
+from gradwire.train.guards import Audit, Auditor, Guarding
+from gradwire.train.guards.audit import ScalarWriter, write
 from gradwire.train.state import VERSION, check_form, check_same, described
 from gradwire.train.together import rehearse
 from gradwire.wire import ProcessGroupTransport, Stats, Wire
@@ -34,8 +35,7 @@ class Handle:
         parameters: Names and parameters whose gradients are averaged, in the model's order.
         group: The workers; the handle makes a group of its own from the same ranks, so that its collectives cannot
             mix with others'.
-        grad_scaler: What scales the loss, if anything.
-        rollback: Whether a step that is not finite is taken back; None for wherever there is a ``grad_scaler``.
+        guarding: What is done around every average; nothing if None.
 
     Attributes:
         buckets: Names of the parameters that came together in the last step; empty where the gradients' owner forms
@@ -47,12 +47,10 @@ class Handle:
         configuration: Configuration,
         parameters: Named,
         group: dist.ProcessGroup,
-        grad_scaler: torch.amp.GradScaler | None = None,
-        rollback: bool | None = None,
+        guarding: Guarding | None = None,
     ) -> None:
         check_parameters(parameters)
-        check_scaler(grad_scaler)
-        check_rollback(rollback)
+        guarding = guarding or Guarding()
         device = parameters[0][1].device
         if device.type == "cpu":
             rehearse(configuration)
@@ -61,20 +59,41 @@ class Handle:
         self.buckets: tuple[tuple[str, ...], ...] = ()
         self._group = _sibling(group, device)
         transport = ProcessGroupTransport(self._group)
+        check_agreement(configuration, parameters, transport, device, guarding.describe())
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
-        if rollback or (rollback is None and grad_scaler is not None):
-            dtypes = {name: parameter.dtype for name, parameter in parameters}
-            self.engine.guards.append(Rollback(self.engine, dtypes))
-        if grad_scaler is not None:
-            self.engine.guards.append(LossScale(grad_scaler, self.engine.store))
-        check_agreement(configuration, self.engine.guards, parameters, transport, device)
+        self.engine.guards += guarding.guards(self.engine, parameters)
+        self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
+        self._written = -1
         self.wire = Wire(transport, self.engine.meter, configuration.fuse_bytes, device)
         self._closer = weakref.finalize(self, self.wire.close)
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
-        return self.engine.meter.stats()
+        return replace(self.engine.meter.stats(), audit=None if self._auditor is None else self._auditor.newest())
+
+    def audits(self) -> list[Audit]:
+        """Compressed averages held against dense ones, as ``audit_every`` asked for; the newest 1,000."""
+        return [] if self._auditor is None else self._auditor.audits()
+
+    def write(self, writer: ScalarWriter, *, layers: bool = False) -> None:
+        """Writes the counters as they are, and all audits since the last call, to TensorBoard.
+
+        Steps are those that were synchronised, as in ``stats().steps``.
+
+        Args:
+            writer: A ``torch.utils.tensorboard.SummaryWriter``, or whatever else has its ``add_scalar``.
+            layers: Whether every parameter's audit is written, too.
+        """
+        stats = self.stats()
+        writer.add_scalar("gradwire/wire_bytes", stats.wire_bytes, stats.steps)
+        writer.add_scalar("gradwire/ratio", stats.ratio, stats.steps)
+        for stage, seconds in stats.seconds.items():
+            writer.add_scalar(f"gradwire/seconds/{stage}", seconds, stats.steps)
+        for audit in self.audits():
+            if audit.step > self._written:
+                write(writer, audit, layers)
+                self._written = audit.step
 
     def state_dict(self) -> dict[str, Any]:
         """What a later run needs to go on as if it had not stopped: tensors and plain values, by parameter name.
@@ -177,7 +196,18 @@ def check_parameters(parameters: Named) -> None:
     if not parameters:
         raise ConfigurationError("there are no parameters that require gradients; nothing can be averaged")
     device = parameters[0][1].device
+    names: dict[int, str] = {}
     for name, parameter in parameters:
+        if name in names.values():
+            raise ConfigurationError(
+                f"two parameters have the name {name!r}; memories are kept by name, so give each its own, "
+                "such as f'encoder.{name}'"
+            )
+        if id(parameter) in names:
+            raise ConfigurationError(
+                f"{name!r} is the parameter {names[id(parameter)]!r} under another name; give shared parameters once"
+            )
+        names[id(parameter)] = name
         if parameter.is_meta:
             raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
         if parameter.dtype not in GRADIENT_DTYPES:
@@ -189,6 +219,16 @@ def check_parameters(parameters: Named) -> None:
             raise ConfigurationError(
                 f"parameter {name!r} is on {parameter.device}, {parameters[0][0]!r} on {device}; "
                 "use one device a process"
+            )
+
+
+def check_left_out(frozen: Named) -> None:
+    """Raises ConfigurationError if a parameter that required no gradient when the method was attached now does."""
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise ConfigurationError(
+                f"parameter {name!r} was frozen when the method was attached, so its gradient is not averaged and "
+                "ranks would drift apart; to unfreeze it, call zero_grad(), then wrap the model and attach anew"
             )
 
 

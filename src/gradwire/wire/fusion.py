@@ -30,12 +30,13 @@ def issue(requests: Sequence[Request], transport: Transport, meter: Meter) -> Fl
         What to call for the answers; it raises PayloadError if the transport brings another shape or dtype than was
         asked for, so that methods may rely on both.
     """
-    fused: dict[tuple[type, int | None, torch.dtype], list[int]] = {}
+    fused: dict[tuple[type, int | None, bool, torch.dtype], list[int]] = {}
     for index, request in enumerate(requests):
-        fused.setdefault((type(request), _peer(request), request.payload.dtype), []).append(index)
+        key = type(request), _peer(request), goes_beside(request), request.payload.dtype
+        fused.setdefault(key, []).append(index)
     landings = [
         (indices, _launch(kind, peer, [requests[i].payload for i in indices], transport, meter))
-        for (kind, peer, _), indices in fused.items()
+        for (kind, peer, _, _), indices in fused.items()
     ]
 
     def land() -> list[Tensor]:
@@ -56,6 +57,11 @@ def _peer(request: Request) -> int | None:
         case Exchange(partner=partner):
             return partner
     return None
+
+
+def goes_beside(request: Request) -> bool:
+    """Whether a request must change nothing of what others are fused with."""
+    return isinstance(request, AllReduceMean) and request.beside
 
 
 def _launch(kind: type, peer: int | None, tensors: Sequence[Tensor], transport: Transport, meter: Meter) -> Flight:
