@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         redistribute,
         roundtrip,
     )
+    from gradwire.train.periodic import Periodic, periodic
     from gradwire.wire import Stats
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ _HOMES = {
     "LabError": "gradwire.errors",
     "PayloadError": "gradwire.errors",
     "PerRank": "gradwire.train",
+    "Periodic": "gradwire.train.periodic",
     "Roundtrip": "gradwire.train",
     "SecondMoments": "gradwire.train",
     "Stats": "gradwire.wire",
@@ -48,6 +50,7 @@ _HOMES = {
     "analyze": "gradwire.analysis",
     "compress": "gradwire.train",
     "redistribute": "gradwire.train",
+    "periodic": "gradwire.train.periodic",
     "roundtrip": "gradwire.train",
 }
 _ROOMS = ("lab", "memory", "methods")
@@ -63,6 +66,7 @@ __all__ = [
     "LabError",
     "PayloadError",
     "PerRank",
+    "Periodic",
     "Roundtrip",
     "SecondMoments",
     "Stats",
@@ -73,6 +77,7 @@ __all__ = [
     "memory",
     "methods",
     "redistribute",
+    "periodic",
     "roundtrip",
 ]
 
