@@ -76,8 +76,8 @@ __all__ = [
     "lab",
     "memory",
     "methods",
-    "redistribute",
     "periodic",
+    "redistribute",
     "roundtrip",
 ]
 
