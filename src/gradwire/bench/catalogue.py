@@ -31,7 +31,7 @@ SPARSE: Mapping[str, Mapping[str, Any]] = {
     "threshold": {"threshold": 5.0},
     "strom": {"threshold": 5.0},
     "hybrid": {"threshold": 5.0},
-    "variance": {"alpha": 6.6},
+    "variance": {"alpha": 3.8},
 }
 """With what options methods are timed that send as many coordinates as the gradient asks for.
 
