@@ -194,16 +194,27 @@ def _order(lanes: list[int]) -> ir.Constant:
 @compiled
 def _flip(values: Float32Array, size: int, counter: int, key: np.uint64) -> None:
     """Gives each value its random sign."""
-    bits = values.view(np.uint32)
     low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
     for first in range(0, size, LANES):
         signs = hash32(low, high, np.uint32(counter + first))
-        if size - first >= LANES:
-            for i in range(LANES):
-                bits[first + i] ^= np.uint32(signs >> np.uint32(i)) << np.uint32(31)
-        else:
-            for i in range(size - first):
-                bits[first + i] ^= np.uint32(signs >> np.uint32(i)) << np.uint32(31)
+        for i in range(first, min(first + LANES, size), _LANES):
+            _flip_vector(values, i, np.uint8(signs))
+            signs >>= np.uint32(_LANES)
+
+
+@intrinsic
+def _flip_vector(typing_context: Any, values: Any, index: Any, byte: Any) -> Any:
+    """Flips the signs of the values whose bit is set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words = ir.VectorType(ir.IntType(32), _LANES)
+        place = element_pointer(context, builder, signature.args[0], args[0], args[1], words)
+        flipped = builder.sext(builder.bitcast(args[2], ir.VectorType(ir.IntType(1), _LANES)), words)
+        signs = builder.and_(flipped, words([1 << 31] * _LANES))
+        builder.store(builder.xor(builder.load(place, align=4), signs), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(values, types.intp, types.uint8), generate
 
 
 @compiled
@@ -246,8 +257,9 @@ def _encode(
         scale = scales[number]
         if not np.isfinite(scale) or scale == 0:
             continue
+        piece = values[start : start + length]
         for i in range(length):
-            rotated[i] = values[start + i] / scale
+            rotated[i] = piece[i] / scale
         rotated[length:size] = 0
         _flip(rotated, size, counter, shared[run])
         _hadamard(rotated, size)
@@ -268,7 +280,7 @@ def _encode(
             packed[i] = np.uint8(codes[2 * i] | (codes[2 * i + 1] << 4))
         if keeps:
             for i in range(size):
-                rotated[i] = table[codes[i]] - middle
+                rotated[i] = table[np.uint32(codes[i])] - middle
             _hadamard(rotated, size)
             _restore(rotated, size, scale, counter, shared[run], reach, grain, 1)
             kept = memory[start : start + length]
@@ -332,9 +344,10 @@ def _decode(
         if not np.isfinite(scale):
             out[start : start + length] = np.nan
             continue
+        coordinates, mean = sums[position : position + size], out[start : start + length]
         for i in range(size):
-            rotated[i] = np.float32(sums[position + i]) - middle
+            rotated[i] = np.float32(coordinates[i]) - middle
         _hadamard(rotated, size)
         _restore(rotated, size, scale, counter, shared[run], reach, grain, count)
         for i in range(length):
-            out[start + i] = rotated[i]
+            mean[i] = rotated[i]
