@@ -71,5 +71,5 @@ def principal_components(moment: Tensor, rank: int) -> Tensor:
     The same bits in give the same bits out wherever the same LAPACK runs. It runs in double precision, because a moment
     of values of very different sizes has denormal entries in single precision, with which it does not converge.
     """
-    ascending = torch.linalg.eigh(moment.double()).eigenvectors.float()
+    ascending: Tensor = torch.linalg.eigh(moment.double()).eigenvectors.float()
     return ascending.flip(1).T[:rank]
