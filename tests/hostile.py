@@ -211,7 +211,19 @@ def decodings(name: str) -> list[Decoding]:
 def named_decodings() -> list[Decoding]:
     """All codecs with a name of their own."""
     found: dict[tuple[str, str], Decoding] = {}
-    names = "sign vote two-means dynamic natural natural:8 terngrad 3lc exponent qsgd:4 quantile:256".split()
+    names = [
+        "sign",
+        "vote",
+        "two-means",
+        "dynamic",
+        "natural",
+        "natural:8",
+        "terngrad",
+        "3lc",
+        "exponent",
+        "qsgd:4",
+        "quantile:256",
+    ]
     for granularity in ("layer", "model", "block:96"):
         _collect(found, [quantize.parse(each) for each in names], granularity, True)
     return list(found.values())
