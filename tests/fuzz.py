@@ -3,8 +3,9 @@
 With atheris installed, inputs follow the coverage of routes, codecs and the reference kernels, which decode everything
 beside the compiled ones; else they are drawn at random. Every input is a few bytes: whom to lie to, in which answer,
 and how to spoil it, as in `tests/hostile.py`, which also has the laws. An input that breaks one is written to
-``--findings``, named after its hash, and ``--replay FILE`` runs it again; so is the input at work when the process is
-killed by a signal, under the name ``last``. Exit status 1 says that there were findings.
+``--findings``, named after its hash, and ``--replay FILE`` runs it again, with the same ``--methods``; so is the input
+at work when the process is killed by a signal, under the name ``last``. An exit status other than 0 says that there
+were findings.
 """
 
 from __future__ import annotations
