@@ -15,11 +15,14 @@ import gradwire
 from gradwire import methods
 from gradwire.errors import PayloadError
 from gradwire.methods.method import CodecMethod
+from gradwire.routes import check_largest
 from hostile import Decoding, decodings, named_decodings, spoilt, victims
 from pool import Pool
 
-EXAMPLES = 25
+EXAMPLES = 12
 SHAPES = range(1, 14)
+LOOKED_AT = 3
+"""Attachments and blocks, evenly spread, that get answers of every wrong shape."""
 
 changes = st.tuples(*[st.integers(0, 255)] * 4).map(bytes)
 programs = st.lists(changes, min_size=1, max_size=4).map(lambda each: b"\0" + b"".join(each))
@@ -29,10 +32,8 @@ fixed = settings(derandomize=True, database=None, deadline=None, max_examples=EX
 
 def other_shapes(answer: Tensor) -> list[bytes]:
     """Programs that do nothing but make another shape or type of an answer."""
-    found = [bytes([how]) for how in SHAPES]
-    return [
-        each for each in found if (made := spoilt(answer, each)).shape != answer.shape or made.dtype != answer.dtype
-    ]
+    made = {bytes([how]): spoilt(answer, bytes([how])) for how in SHAPES}
+    return [how for how, other in made.items() if (other.shape, other.dtype) != (answer.shape, answer.dtype)]
 
 
 def lie_to_decoders(found: list[Decoding]) -> None:
@@ -42,14 +43,13 @@ def lie_to_decoders(found: list[Decoding]) -> None:
         found[place % len(found)].check(program)
 
     lie()
-    for each in found:
+    for each in found[:: -(-len(found) // LOOKED_AT)]:
+        size = each.honest.shape[1]
         assert each.check(b""), f"{each.name} refused what it wrote"
         for program in other_shapes(each.honest):
             rows = spoilt(each.honest, program)
-            right = (
-                rows.dim() == 2 and len(rows) and rows.shape[1] == each.honest.shape[1] and rows.dtype == torch.uint8
-            )
-            assert each.check(program, only_compiled=True) == right, f"{each.name}: {tuple(rows.shape)} {rows.dtype}"
+            fits = rows.dim() == 2 and len(rows) > 0 and rows.shape[1] == size and rows.dtype == torch.uint8
+            assert each.check(program, only_compiled=True) == fits, f"{each.name}: {tuple(rows.shape)} {rows.dtype}"
 
 
 def lie_to_decoders_of(name: str) -> None:
@@ -69,7 +69,7 @@ def lie_on_the_way(name: str) -> None:
         found[place % len(found)].check(number, program)
 
     lie()
-    for number, victim in enumerate(found[:: max(len(found) // 4, 1)]):
+    for number, victim in enumerate(found[:: -(-len(found) // LOOKED_AT)]):
         assert victim.check(number, b""), f"{victim.case} refused what honest workers sent"
         for program in other_shapes(victim.recorded[number % len(victim.recorded)]):
             assert not victim.check(number, program, only_compiled=True), f"{victim.case} took another shape"
@@ -102,8 +102,6 @@ def test_values_of_very_different_sizes_decompose(method: str) -> None:
 
 
 def test_scales_below_ones_own_are_refused() -> None:
-    from gradwire.routes import check_largest
-
     own = torch.tensor([1.0, 2.0, torch.inf])
     check_largest(torch.tensor([1.0, 3.0, torch.inf]), own)
     for lie in (0.5, -1.0, torch.nan):
