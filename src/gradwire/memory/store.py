@@ -33,9 +33,17 @@ class Store:
         self._views: Tensors = {}
         self._buffers: Tensors = {}
         self._given: set[str] = set()
+        self._scratch = torch.empty(0, dtype=torch.float32, device=device)
 
-    def flat(self, field: str, slots: Sequence[Slot], numel: int, given: bool = False) -> Tensor:
-        """A float32 buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first.
+    def flat(
+        self,
+        field: str,
+        slots: Sequence[Slot],
+        numel: int,
+        given: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """A buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first.
 
         Args:
             field: What to keep the values as.
@@ -43,13 +51,22 @@ class Store:
             numel: Elements of the buffer.
             given: Whether the values come from outside between steps and are cleared when a step reads them, so that
                 they are no part of what a step leaves behind.
+            dtype: Of the buffer.
         """
-        buffer = torch.zeros(numel, dtype=torch.float32, device=self.device)
+        buffer = torch.zeros(numel, dtype=dtype, device=self.device)
         if given:
             self._given.add(field)
         for slot in slots:
             self._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape), buffer)
         self.layouts += 1
+        return buffer
+
+    def scratch(self, numel: int) -> Tensor:
+        """A float32 buffer that shares its memory with every other one: who writes to it may not let others run."""
+        storage = self._scratch.untyped_storage()
+        if storage.nbytes() < 4 * numel:
+            storage.resize_(4 * numel)
+        buffer: Tensor = torch.empty(0, dtype=torch.float32, device=self.device).set_(storage, 0, (numel,), (1,))
         return buffer
 
     def stacked(self, field: str, names: Sequence[str], first: Callable[[str], Tensor]) -> Tensor:
