@@ -98,6 +98,10 @@ class Memory(ABC):
             numel: Elements of the buffer.
         """
 
+    def owed(self, field: str) -> tuple[str, ...]:
+        """The store's fields that hold what was not sent, in units of the gradient, where it is kept as ``field``."""
+        return ()
+
     def owner(self) -> Memory:
         """What an owner of a shard remembers of the average that it compresses again."""
         return self
@@ -175,6 +179,10 @@ class Residual(Memory):
             ages = store.stacked(f"{field}.age", [slot.name for slot in slots], lambda name: ages.new_zeros(()))
         seed = Slot(f"rounding of {field}", (), 0).stream
         return _HalfFeedback(scratch, self.beta, self.gamma, scratch=scratch, kept=kept, ages=ages, seed=seed)
+
+    def owed(self, field: str) -> tuple[str, ...]:
+        """The residual."""
+        return (field,)
 
     def __str__(self) -> str:
         kind = ", dtype=bfloat16" if self.borrows else ""

@@ -1,6 +1,6 @@
 """The way in for ``DistributedDataParallel``: a communication hook."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -119,6 +119,7 @@ def compress(
     fuse_bytes: int = FUSE_BYTES,
     grad_scaler: torch.amp.GradScaler | None = None,
     rollback: bool | None = None,
+    learning_rate: Callable[[], float] | None = None,
     **options: Any,
 ) -> Handle:
     """Averages a DDP model's gradients through a compression method from now on.
@@ -144,6 +145,9 @@ def compress(
         rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
             on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
             of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then.
+        learning_rate: A function that gives the current learning rate, such as
+            ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
+            as published: when the rate changes from a to b, it is weighed by a / b. If None, by nothing.
         **options: The method's hyper-parameters.
 
     Returns:
@@ -159,7 +163,7 @@ def compress(
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
     _check_model(model)
     parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
-    handle = Handle(configuration, parameters, model.process_group, grad_scaler, rollback)
+    handle = Handle(configuration, parameters, model.process_group, grad_scaler, rollback, learning_rate)
     if configuration.granularity.scope == "model":
         model.register_comm_hook(_WholeModel(handle, parameters), _on_bucket)
     else:

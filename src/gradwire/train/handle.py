@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.train.agreement import check_agreement
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
+from gradwire.train.guards.learning_rate import LearningRate, check_rate
 from gradwire.train.guards.loss_scale import LossScale, check_scaler
 from gradwire.train.guards.rollback import Rollback, check_rollback
 from gradwire.train.together import rehearse
@@ -33,6 +34,7 @@ class Handle:
             mix with others'.
         grad_scaler: What scales the loss, if anything.
         rollback: Whether a step that is not finite is taken back; None for wherever there is a ``grad_scaler``.
+        learning_rate: What gives the rate that memories are weighed by, if anything.
     """
 
     def __init__(
@@ -42,10 +44,12 @@ class Handle:
         group: dist.ProcessGroup,
         grad_scaler: torch.amp.GradScaler | None = None,
         rollback: bool | None = None,
+        learning_rate: Callable[[], float] | None = None,
     ) -> None:
         check_parameters(parameters)
         check_scaler(grad_scaler)
         check_rollback(rollback)
+        check_rate(learning_rate, configuration.memory)
         device = parameters[0][1].device
         if device.type == "cpu":
             rehearse(configuration)
@@ -59,6 +63,8 @@ class Handle:
             self.engine.guards.append(Rollback(self.engine, dtypes))
         if grad_scaler is not None:
             self.engine.guards.append(LossScale(grad_scaler, self.engine.store))
+        if learning_rate is not None:
+            self.engine.guards.append(LearningRate(learning_rate, self.engine.store, configuration.memory))
         check_agreement(configuration, self.engine.guards, parameters, transport, device)
         self.wire = Wire(transport, self.engine.meter, configuration.fuse_bytes, device)
         self._closer = weakref.finalize(self, self.wire.close)

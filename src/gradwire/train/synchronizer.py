@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Synchronizer(Handle):
         fuse_bytes: See there.
         grad_scaler: See there.
         rollback: See there.
+        learning_rate: See there.
         **options: The method's hyper-parameters.
 
     Raises:
@@ -67,11 +68,12 @@ class Synchronizer(Handle):
         fuse_bytes: int = FUSE_BYTES,
         grad_scaler: torch.amp.GradScaler | None = None,
         rollback: bool | None = None,
+        learning_rate: Callable[[], float] | None = None,
         **options: Any,
     ) -> None:
         configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
         named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
-        super().__init__(configuration, named, default_group(process_group), grad_scaler, rollback)
+        super().__init__(configuration, named, default_group(process_group), grad_scaler, rollback, learning_rate)
         self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.granularity.scope)]
 
     def synchronize(self) -> None:
