@@ -92,8 +92,8 @@ class Wire:
         self._orders.put(order)
 
     def rest(self) -> None:
-        """Waits until all that was submitted is done; at once if the wire has failed or is closed."""
-        if self._failure is None and not self._closed:
+        """Waits until all that was submitted is done; not if the wire has failed or is closed, nor on its own thread."""
+        if self._failure is None and not self._closed and threading.current_thread() is not self._thread:
             done = self.promise()
             self._orders.put(lambda: self.keep(done, torch.empty(0)))
             with suppress(Exception):
