@@ -92,7 +92,7 @@ class Wire:
         self._orders.put(order)
 
     def rest(self) -> None:
-        """Waits until all that was submitted is done; not if the wire has failed or is closed, nor on its own thread."""
+        """Waits until all that was submitted is done; not on its own thread, nor where it has failed or is closed."""
         if self._failure is None and not self._closed and threading.current_thread() is not self._thread:
             done = self.promise()
             self._orders.put(lambda: self.keep(done, torch.empty(0)))
