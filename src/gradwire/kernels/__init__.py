@@ -30,6 +30,14 @@ class Kernels(Protocol):
         """``residual = beta * residual + gamma * gradient`` over the block's runs; returns whether all is finite."""
         ...
 
+    def narrow(self, block: Block, values: Tensor, kept: Tensor, key: int) -> None:
+        """``kept``, bfloat16, takes the finite ``values`` over the block's runs: exactly on average, never infinite.
+
+        Each is rounded to one of its two neighbours, to the farther one with a probability that is its distance from
+        the nearer one as a share of theirs.
+        """
+        ...
+
     def sign_payload_bytes(self, block: Block) -> int:
         """Size of a sign payload."""
         ...

@@ -14,7 +14,9 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot
+from gradwire.memory.kind import Kind
 from gradwire.memory.store import Store
+from gradwire.randomness import key_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +83,11 @@ class Memory(ABC):
 
     masks: ClassVar[bool] = False
 
+    @property
+    def borrows(self) -> bool:
+        """Whether its residual lies in space that other buffers use, too, except from ``admit`` to ``settle``."""
+        return False
+
     @abstractmethod
     def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
         """Sets up the memory of one flat buffer.
@@ -91,6 +98,10 @@ class Memory(ABC):
             slots: The parameters in the buffer that are compressed.
             numel: Elements of the buffer.
         """
+
+    def owed(self, field: str) -> tuple[str, ...]:
+        """The store's fields that hold what was not sent, in units of the gradient, where it is kept as ``field``."""
+        return ()
 
     def owner(self) -> Memory:
         """What an owner of a shard remembers of the average that it compresses again."""
@@ -109,6 +120,26 @@ class NoMemory(Memory):
         return "none"
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _HalfFeedback(Feedback):
+    scratch: Tensor
+    kept: Tensor
+    ages: Tensor
+    seed: int
+
+    def admit(self, block: Block, gradient: Tensor) -> Tensor:
+        """Lays the memory in float32 where the encoder leaves what it did not send."""
+        for part, kept in zip(block.parts(self.scratch), block.parts(self.kept), strict=True):
+            part.copy_(kept)
+        return gradient
+
+    def settle(self, block: Block, gradient: Tensor) -> None:
+        """Rounds what the encoder left, with new random bits in every step."""
+        age = int(self.ages.max()) if len(self.ages) else 0
+        kernels.for_device(gradient.device).narrow(block, self.scratch, self.kept, key_of(self.seed, age))
+        self.ages.add_(1)
+
+
 @dataclass(frozen=True)
 class Residual(Memory):
     """Error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847).
@@ -116,20 +147,45 @@ class Residual(Memory):
     Attributes:
         beta: Weight of the residual in the compensated gradient, in [0, 1].
         gamma: Weight of the gradient, positive.
+        dtype: ``"float32"``, or ``"bfloat16"`` for half the memory. Then what was not sent is rounded at random to a
+            neighbour in bfloat16, so that on average the memory is what was not sent and it is never further off than
+            the two neighbours lie apart. All buckets share float32 scratch space as large as the largest of them, so
+            nothing is gained where one buffer holds the whole model. For methods that write all they send at once.
     """
 
     beta: float = 1.0
     gamma: float = 1.0
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta <= 1:
             raise ConfigurationError(f"beta={self.beta!r} is out of range; choose 0 <= beta <= 1, usually 1")
         if not 0 < self.gamma < math.inf:
             raise ConfigurationError(f"gamma={self.gamma!r} is out of range; choose a positive weight, usually 1")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ConfigurationError(f"dtype={self.dtype!r} is not possible; choose 'float32' or 'bfloat16'")
+
+    @property
+    def borrows(self) -> bool:
+        """In half precision."""
+        return self.dtype != "float32"
 
     def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
-        """Keeps one float32 an element."""
-        return Feedback(store.flat(field, slots, numel), self.beta, self.gamma)
+        """Keeps one float32 or bfloat16 an element, and with the latter a counter for each parameter."""
+        if not self.borrows:
+            return Feedback(store.flat(field, slots, numel), self.beta, self.gamma)
+        kept, scratch = store.flat(field, slots, numel, dtype=torch.bfloat16), store.scratch(numel)
+        ages = torch.zeros(0, dtype=torch.int64)
+        if slots:
+            names = [slot.name for slot in slots]
+            ages = store.stacked(f"{field}.age", names, lambda name: ages.new_zeros(()), Kind.SHARED)
+        seed = Slot(f"rounding of {field}", (), 0).stream
+        return _HalfFeedback(scratch, self.beta, self.gamma, scratch=scratch, kept=kept, ages=ages, seed=seed)
+
+    def owed(self, field: str) -> tuple[str, ...]:
+        """The residual."""
+        return (field,)
 
     def __str__(self) -> str:
-        return "residual" if self == Residual() else f"residual(beta={self.beta}, gamma={self.gamma})"
+        kind = ", dtype=bfloat16" if self.borrows else ""
+        return "residual" if self == Residual() else f"residual(beta={self.beta}, gamma={self.gamma}{kind})"

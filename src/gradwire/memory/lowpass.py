@@ -80,5 +80,9 @@ class LowPass(Memory):
             scratch, scratch=scratch, filtered=filtered, ages=ages, share=self.share, reset=self.reset
         )
 
+    def owed(self, field: str) -> tuple[str, ...]:
+        """The filtered residual."""
+        return (f"{field}.filtered",)
+
     def __str__(self) -> str:
         return f"lowpass(share={self.share}{f', reset={self.reset}' if self.reset else ''})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -31,19 +33,14 @@ class Snapshot:
     def take(self) -> None:
         """Copies everything that the store keeps now."""
         if not self.current:
-            known = {id(buffer): copy for buffer, copy in self._buffers}
-            buffers = self._store.buffers()
-            self._buffers = [(each, known.get(id(each), torch.empty_like(each))) for each in buffers]
-            self._layouts = self._store.layouts
+            self._follow(torch.empty_like)
         for buffer, copy in self._buffers:
             copy.copy_(buffer)
         self._singles = {key: value.clone() for key, value in self._store.singles().items()}
 
     def extend(self) -> None:
         """Copies what the store has laid out since the last call, and leaves the other copies as they are."""
-        known = {id(buffer): (buffer, copy) for buffer, copy in self._buffers}
-        self._buffers = [known.get(id(each), (each, each.clone())) for each in self._store.buffers()]
-        self._layouts = self._store.layouts
+        self._follow(torch.clone)
 
     def restore(self) -> None:
         """Makes the store keep what it kept, bit for bit; what was put there since is dropped."""
@@ -55,3 +52,10 @@ class Snapshot:
                 self._store.drop(field, name)
             else:
                 self._store.put(field, name, kept.clone())
+
+    def _follow(self, copied: Callable[[Tensor], Tensor]) -> None:
+        """Pairs each of the store's allocations with the copy there is, or with a new one."""
+        known = {id(buffer): copy for buffer, copy in self._buffers}
+        buffers = self._store.buffers()
+        self._buffers = [(each, known[id(each)] if id(each) in known else copied(each)) for each in buffers]
+        self._layouts = self._store.layouts

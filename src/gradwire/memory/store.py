@@ -41,6 +41,7 @@ class Store:
         self._kinds: dict[str, Kind] = {}
         self._firsts: dict[tuple[str, str], Callable[[str], Tensor]] = {}
         self._usual = Kind.MEAN
+        self._scratch = torch.empty(0, dtype=torch.float32, device=device)
 
     @property
     def layouts(self) -> int:
@@ -53,12 +54,27 @@ class Store:
         same._usual = kind
         return same
 
-    def flat(self, field: str, slots: Sequence[Slot], numel: int, kind: Kind | None = None) -> Tensor:
-        """A float32 buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first."""
-        buffer = torch.zeros(numel, dtype=torch.float32, device=self.device)
+    def flat(
+        self,
+        field: str,
+        slots: Sequence[Slot],
+        numel: int,
+        kind: Kind | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """A buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first."""
+        buffer = torch.zeros(numel, dtype=dtype, device=self.device)
         for slot in slots:
             self._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape), buffer, _zero, kind)
         self._laid_out.append(field)
+        return buffer
+
+    def scratch(self, numel: int) -> Tensor:
+        """A float32 buffer that shares its memory with every other one: who writes to it may not let others run."""
+        storage = self._scratch.untyped_storage()
+        if storage.nbytes() < 4 * numel:
+            storage.resize_(4 * numel)
+        buffer: Tensor = torch.empty(0, dtype=torch.float32, device=self.device).set_(storage, 0, (numel,), (1,))
         return buffer
 
     def stacked(

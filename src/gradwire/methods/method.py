@@ -79,6 +79,7 @@ class Method(ABC):
         why_granularity: Why it has no other granularities, where it has not all.
         memory: Its usual memory.
         memories: Names of the memories it can carry.
+        encodes_at_once: Whether it writes all it sends, and settles its memory, before it first waits for an answer.
         takes_all: Whether small and 1-D tensors are its business, too.
         bias: ``"unbiased"``, ``E Q(x) = x`` without a memory; ``"contractive"``, ``E |x - Q(x)|^2 < |x|^2``;
             ``"exact"`` up to rounding; or ``"biased"``, none of these.
@@ -92,6 +93,7 @@ class Method(ABC):
     why_granularity: ClassVar[str] = ""
     memory: ClassVar[str] = "none"
     memories: ClassVar[tuple[str, ...]] = ("none", "residual")
+    encodes_at_once: ClassVar[bool] = False
     takes_all: ClassVar[bool] = False
     bias: ClassVar[Literal["exact", "unbiased", "contractive", "biased"]] = "biased"
     wire_bits: ClassVar[str] = ""
@@ -139,6 +141,7 @@ class LinearMethod(Method):
 
     routes = ("allreduce",)
     memories = tuple(NAMES)
+    encodes_at_once = True
 
     @property
     def selects(self) -> bool:
@@ -173,6 +176,7 @@ class CodecMethod(Method):
 
     routes: ClassVar[tuple[str, ...]] = ("gather", "sharded")
     memories = tuple(NAMES)
+    encodes_at_once = True
 
     @property
     def selects(self) -> bool:

@@ -20,6 +20,9 @@ from gradwire.select.thresholds import check_threshold
 SQUARES = "squares"
 """The store's field for squares that are not those of the step's gradient."""
 
+SECOND_MOMENTS = "second_moments"
+"""The store's field for accumulated squares."""
+
 
 @dataclass(frozen=True)
 class Unambiguous(Criterion):
@@ -57,7 +60,7 @@ class Unambiguous(Criterion):
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> Unambiguous:
         """With ``v``, and the squares from outside if there are any."""
         squares = store.flat(SQUARES, slots, numel, Kind.GIVEN) if self.given else None
-        return replace(self, moments=store.flat("second_moments", slots, numel), squares=squares)
+        return replace(self, moments=store.flat(SECOND_MOMENTS, slots, numel), squares=squares)
 
     def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
         """One pass over gradient, residual and ``v``."""

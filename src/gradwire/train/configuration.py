@@ -78,6 +78,11 @@ class Configuration:
         possible = [memories.NAMES[known] for known in made.memories]
         if type(carried) in memories.NAMES.values() and type(carried) not in possible:
             raise ConfigurationError(f"{name} cannot carry memory={carried}; its memories: {', '.join(made.memories)}")
+        if carried.borrows and not made.encodes_at_once:
+            raise ConfigurationError(
+                f"{name} cannot carry memory={carried}: it needs the residual in more than one round; "
+                "choose dtype='float32'"
+            )
         if carried.masks and not made.selects:
             raise ConfigurationError(
                 f"memory={carried} is for methods that send some coordinates only; {name} does not"

@@ -1,6 +1,6 @@
 """The way in for ``DistributedDataParallel``: a communication hook."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,6 +192,7 @@ def compress(
     fuse_bytes: int = FUSE_BYTES,
     grad_scaler: torch.amp.GradScaler | None = None,
     rollback: bool | None = None,
+    learning_rate: Callable[[], float] | None = None,
     audit_every: int = 0,
     **options: Any,
 ) -> Handle:
@@ -218,6 +219,9 @@ def compress(
         rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
             on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
             of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then.
+        learning_rate: A function that gives the current learning rate, such as
+            ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
+            as published: when the rate changes from a to b, it is weighed by a / b. If None, by nothing.
         audit_every: Every so many steps, beginning with the first, gradients are averaged densely, too, beside the
             compressed averages and without changing them, and both are compared: ``handle.audits()``,
             ``handle.stats().audit``, ``handle.write(writer)``, and a line from the logger ``"gradwire"`` on rank 0.
@@ -235,7 +239,7 @@ def compress(
         >>> handle = gradwire.compress(model, "acpsgd", rank=4)                # doctest: +SKIP
     """
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-    guarding = Guarding(grad_scaler, rollback, audit_every)
+    guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every)
     _check_model(model)
     theirs = [(name, each) for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
     parameters = [(name, each) for name, each in theirs if each.requires_grad]

@@ -51,6 +51,7 @@ class Handle:
     ) -> None:
         check_parameters(parameters)
         guarding = guarding or Guarding()
+        guarding.check(configuration)
         device = parameters[0][1].device
         if device.type == "cpu":
             rehearse(configuration)

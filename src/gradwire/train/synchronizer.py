@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class Synchronizer(Handle):
         fuse_bytes: See there.
         grad_scaler: See there.
         rollback: See there.
+        learning_rate: See there.
         audit_every: See there.
         **options: The method's hyper-parameters.
 
@@ -69,11 +70,12 @@ class Synchronizer(Handle):
         fuse_bytes: int = FUSE_BYTES,
         grad_scaler: torch.amp.GradScaler | None = None,
         rollback: bool | None = None,
+        learning_rate: Callable[[], float] | None = None,
         audit_every: int = 0,
         **options: Any,
     ) -> None:
         configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-        guarding = Guarding(grad_scaler, rollback, audit_every)
+        guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every)
         given = list(parameters)
         named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
         self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]

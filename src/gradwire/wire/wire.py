@@ -109,7 +109,7 @@ class Wire:
             except Exception as error:
                 answer.set_exception(error)
 
-        if self._closed:
+        if self._closed or threading.current_thread() is self._thread:
             order()
         else:
             self._orders.put(order)

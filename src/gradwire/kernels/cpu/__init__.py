@@ -18,6 +18,7 @@ from gradwire.kernels.cpu.inceptionn import inceptionn_decode, inceptionn_encode
 from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.merge import merge_top, survivors
+from gradwire.kernels.cpu.narrow import narrow
 from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
 from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
 from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
@@ -81,6 +82,7 @@ __all__ = [
     "integer_scales",
     "magnitude_statistics",
     "merge_top",
+    "narrow",
     "power_of_two_decode",
     "power_of_two_encode",
     "power_of_two_payload_bytes",

@@ -83,6 +83,7 @@ from gradwire.kernels.reference.integer import integer_decode, integer_encode, i
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.merge import merge_top, survivors
+from gradwire.kernels.reference.narrow import narrow
 from gradwire.kernels.reference.power_of_two import (
     power_of_two_decode,
     power_of_two_encode,
@@ -147,6 +148,7 @@ __all__ = [
     "integer_scales",
     "magnitude_statistics",
     "merge_top",
+    "narrow",
     "power_of_two_decode",
     "power_of_two_encode",
     "power_of_two_payload_bytes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,10 +10,12 @@ import torch
 
 from gradwire.train.guards.audit import Auditor, check_audit_every
 from gradwire.train.guards.guard import Guard
+from gradwire.train.guards.learning_rate import LearningRate, check_rate
 from gradwire.train.guards.loss_scale import LossScale, check_scaler
 from gradwire.train.guards.rollback import Rollback, check_rollback
 
 if TYPE_CHECKING:
+    from gradwire.train.configuration import Configuration
     from gradwire.train.engine import Engine
 
 
@@ -24,17 +26,23 @@ class Guarding:
     Attributes:
         grad_scaler: What scales the loss, if anything.
         rollback: Whether a step that is not finite is taken back; None for wherever there is a ``grad_scaler``.
+        learning_rate: What gives the rate that memories are weighed by, if anything.
         audit_every: Steps from one audit to the next; 0 for none.
     """
 
     grad_scaler: torch.amp.GradScaler | None = None
     rollback: bool | None = None
+    learning_rate: Callable[[], float] | None = None
     audit_every: int = 0
 
     def __post_init__(self) -> None:
         check_scaler(self.grad_scaler)
         check_rollback(self.rollback)
         check_audit_every(self.audit_every)
+
+    def check(self, configuration: Configuration) -> None:
+        """Raises ConfigurationError if a guard cannot go along with what was chosen otherwise."""
+        check_rate(self.learning_rate, configuration.memory)
 
     @property
     def rolls_back(self) -> bool:
@@ -48,6 +56,8 @@ class Guarding:
             guards.append(Rollback(engine, {name: parameter.dtype for name, parameter in parameters}))
         if self.grad_scaler is not None:
             guards.append(LossScale(self.grad_scaler, engine.store))
+        if self.learning_rate is not None:
+            guards.append(LearningRate(self.learning_rate, engine.store, engine.configuration.memory))
         if self.audit_every:
             guards.append(Auditor(self.audit_every, [name for name, _ in parameters], engine, engine.rank))
         return guards
@@ -58,5 +68,6 @@ class Guarding:
         return {
             "grad_scaler": scale,
             "rollback": str(self.rolls_back),
+            "learning_rate": "none" if self.learning_rate is None else "given",
             "audit_every": str(self.audit_every),
         }
