@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import multiprocessing as mp
 import os
@@ -178,7 +179,7 @@ def in_one_checkpoint(folder: str) -> None:
     whole.steps(range(3))
     parts = {"model": whole.model, "gradwire": gradwire.PerRank(whole.handle)}
     dcp.save(parts, checkpoint_id=folder)
-    again.optimizer.load_state_dict(whole.optimizer.state_dict())
+    again.optimizer.load_state_dict(copy.deepcopy(whole.optimizer.state_dict()))
     dcp.load({"model": again.model, "gradwire": gradwire.PerRank(again.handle)}, checkpoint_id=folder)
     whole.steps(range(3, STEPS))
     again.steps(range(3, STEPS))
