@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "elastic.py"
-SECONDS = 150
+SECONDS = 240
 
 
 def machine(folder: Path, port: int, number: int) -> subprocess.Popen[bytes]:
