@@ -155,8 +155,20 @@ def frozen_and_frozen_later() -> None:
     trained.end(9)
 
 
-def unfrozen_too_late() -> None:
+def unfrozen_later() -> None:
     for granularity in ("layer", "model"):
+        net = network()
+        net[0].requires_grad_(False)
+        trained = Trained(net, granularity=granularity)
+        trained.step(mean_square(trained.model, 0))
+        net[0].requires_grad_(True)
+        net.zero_grad()
+        anew = Trained(net, granularity=granularity)
+        anew.step(mean_square(anew.model, 1))
+        assert_same_everywhere(net[0].weight.grad)
+        anew.end(1)
+        trained.handle.close()
+
         net = network()
         net[0].requires_grad_(False)
         trained = Trained(net, granularity=granularity)
@@ -165,11 +177,6 @@ def unfrozen_too_late() -> None:
         with pytest.raises(ConfigurationError, match=r"parameter '0.weight' was frozen when the method was attached"):
             trained.step(mean_square(trained.model, 1))
         trained.handle.close()
-        net.zero_grad()
-        anew = Trained(net, granularity=granularity)
-        anew.step(mean_square(anew.model, 1))
-        assert_same_everywhere(net[0].weight.grad)
-        anew.end(1)
 
 
 def parameters_that_ddp_ignores() -> None:
@@ -349,7 +356,7 @@ WAYS = [
     unused_parameters,
     static_graph,
     frozen_and_frozen_later,
-    unfrozen_too_late,
+    unfrozen_later,
     parameters_that_ddp_ignores,
     shared_parameters,
     uneven_inputs,

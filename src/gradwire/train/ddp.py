@@ -232,7 +232,8 @@ def compress(
         A handle with counters and state.
 
     Raises:
-        ConfigurationError: If anything cannot be as asked, or differs between ranks; the model stays as it was.
+        ConfigurationError: If anything cannot be as asked, or differs between ranks; the model stays as it was. Later,
+            in a backward pass, if a parameter that was frozen when the method was attached requires gradients.
 
     Example:
         >>> model = DistributedDataParallel(net)                               # doctest: +SKIP

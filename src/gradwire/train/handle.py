@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import flat_slots
@@ -21,6 +23,9 @@ from gradwire.train.guards.audit import ScalarWriter, write
 from gradwire.train.state import VERSION, check_form, check_same, described
 from gradwire.train.together import rehearse
 from gradwire.wire import ProcessGroupTransport, Stats, Wire
+
+_siblings = 0
+"""Groups that this process has made, or knows others to have made."""
 
 GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -177,8 +182,7 @@ class Handle:
         """Ends the wire's thread and process group; no gradients can be averaged through this handle any more."""
         if self._closer.alive:
             self._closer()
-            # torch names a group of some ranks after them, and would meet its stale addresses under that name again.
-            if dist.is_initialized() and dist.get_world_size(self._group) == dist.get_world_size():
+            if dist.is_initialized():
                 dist.destroy_process_group(self._group)
 
     def __repr__(self) -> str:
@@ -251,16 +255,41 @@ def default_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def _sibling(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """Another group of the same ranks, backend and timeout."""
+    """Another group of the same ranks, backend and timeout, made by its members alone."""
     ranks = dist.get_process_group_ranks(group)
     backend = dist.get_backend(group)  # "undefined" where devices have different ones
     options = getattr(group._get_backend(device), "options", None)
-    sibling = dist.new_group(
-        ranks,
-        timeout=getattr(options, "_timeout", None),
-        backend=backend if backend != "undefined" else str(dist.get_backend_config(group)),
-        use_local_synchronization=len(ranks) < dist.get_world_size(),
-    )
+    with _named(_new_name(group, ranks, device)):
+        sibling = dist.new_group(
+            ranks,
+            timeout=getattr(options, "_timeout", None),
+            backend=backend if backend != "undefined" else str(dist.get_backend_config(group)),
+            use_local_synchronization=True,
+        )
     if not isinstance(sibling, dist.ProcessGroup):
         raise ConfigurationError("this process is not in the process group; attach on its members only")
     return sibling
+
+
+def _new_name(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device) -> str:
+    """A name that all members agree on, and that these ranks have never given to a group before."""
+    global _siblings
+    count = torch.tensor([_siblings], device=device)
+    dist.all_reduce(count, dist.ReduceOp.MAX, group=group)
+    _siblings = int(count) + 1
+    return f"gradwire {_siblings} of {' '.join(map(str, ranks))}"
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Gives a name to the group that is made within.
+
+    By itself torch names a group that its members make alone after the number of groups that each of them is in. Where
+    that differs they wait for each other for ever; where it comes again they meet stale addresses.
+    """
+    theirs = distributed_c10d._process_group_name
+    distributed_c10d._process_group_name = lambda ranks, use_hashed_name: name  # type: ignore[assignment, return-value]
+    try:
+        yield
+    finally:
+        distributed_c10d._process_group_name = theirs
