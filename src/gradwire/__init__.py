@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gradwire import lab, memory, methods
     from gradwire.analysis import Analysis, analyze
-    from gradwire.errors import ConfigurationError, GradwireError, LabError, PayloadError
+    from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
     from gradwire.train import DensePolicy, Handle, Roundtrip, SecondMoments, Synchronizer, compress, roundtrip
     from gradwire.wire import Stats
 
@@ -22,6 +22,7 @@ _HOMES = {
     "Analysis": "gradwire.analysis",
     "ConfigurationError": "gradwire.errors",
     "DensePolicy": "gradwire.train",
+    "DivergenceError": "gradwire.errors",
     "GradwireError": "gradwire.errors",
     "Handle": "gradwire.train",
     "LabError": "gradwire.errors",
@@ -30,6 +31,7 @@ _HOMES = {
     "SecondMoments": "gradwire.train",
     "Stats": "gradwire.wire",
     "Synchronizer": "gradwire.train",
+    "WireError": "gradwire.errors",
     "analyze": "gradwire.analysis",
     "compress": "gradwire.train",
     "roundtrip": "gradwire.train",
@@ -40,6 +42,7 @@ __all__ = [
     "Analysis",
     "ConfigurationError",
     "DensePolicy",
+    "DivergenceError",
     "GradwireError",
     "Handle",
     "LabError",
@@ -48,6 +51,7 @@ __all__ = [
     "SecondMoments",
     "Stats",
     "Synchronizer",
+    "WireError",
     "analyze",
     "compress",
     "lab",

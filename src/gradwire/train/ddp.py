@@ -1,6 +1,7 @@
 """The way in for ``DistributedDataParallel``: a communication hook."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from gradwire.train.configuration import FUSE_BYTES, Configuration
 from gradwire.train.handle import Handle
 from gradwire.train.policy import DensePolicy
 from gradwire.train.unit import Unit
-from gradwire.wire import Synchronization
+from gradwire.wire import Synchronization, Wire
 from gradwire.wire.wire import TensorFuture
 
 
@@ -33,7 +34,7 @@ class _Buckets:
         """Queues a bucket; its future holds the averaged buffer."""
         wire, engine = self._handle.wire, self._handle.engine
         buffer, index, parameters, last = bucket.buffer(), bucket.index(), bucket.parameters(), bucket.is_last()
-        future = wire.promise()
+        future = wire.promise(otherwise=buffer)
         staged = buffer if buffer.dtype == torch.float32 else torch.empty_like(buffer, dtype=torch.float32)
 
         def begin() -> list[Synchronization]:
@@ -79,7 +80,7 @@ class _WholeModel:
         wire, engine = self._handle.wire, self._handle.engine
         buffer, last = bucket.buffer(), bucket.is_last()
         slots = [self._slots[id(parameter)] for parameter in bucket.parameters()]
-        future = wire.promise()
+        future = wire.promise(otherwise=buffer)
 
         def begin() -> list[Synchronization]:
             self._waiting.append((future, buffer, slots))
@@ -102,8 +103,37 @@ class _WholeModel:
         return future
 
 
-def _on_bucket(state: _Buckets | _WholeModel, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return state.on_bucket(bucket)
+@dataclass(frozen=True)
+class _Hook:
+    """What DDP calls.
+
+    An error in a future would come out of ``backward`` as a RuntimeError of DDP's own, and leave DDP in the middle of
+    its step. So the futures bring no errors; a callback at the end of ``backward`` does.
+    """
+
+    wire: Wire
+    buckets: _Buckets | _WholeModel
+    finds_unused: bool
+
+    def on_bucket(self, bucket: GradBucket) -> TensorFuture:
+        """Queues a bucket."""
+        future = self.buckets.on_bucket(bucket)
+        if bucket.is_last():
+            _queue_callback(lambda: self._before_ddp(future))
+        return future
+
+    def _before_ddp(self, future: TensorFuture) -> None:
+        if self.finds_unused:  # DDP goes on to wait for a collective of its own, which may fail as well
+            self.wire.wait(future)
+        _queue_callback(self.wire.check)
+
+
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+"""Has something called when the backward pass under way is through, after what was queued before."""
+
+
+def _on_bucket(hook: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return hook.on_bucket(bucket)
 
 
 def compress(
@@ -122,6 +152,9 @@ def compress(
     """Averages a DDP model's gradients through a compression method from now on.
 
     To be called on every rank, with the same arguments, before the first backward pass.
+
+    When a worker ends, stops or fails, ``backward`` raises a :class:`gradwire.WireError` on all others, at the latest
+    after the process group's timeout; what a method raises comes out of ``backward`` as it is.
 
     Args:
         model: The wrapped model; float32, float16 or bfloat16 parameters.
@@ -151,10 +184,9 @@ def compress(
     _check_model(model)
     parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
     handle = Handle(configuration, parameters, model.process_group)
-    if configuration.granularity.scope == "model":
-        model.register_comm_hook(_WholeModel(handle, parameters), _on_bucket)
-    else:
-        model.register_comm_hook(_Buckets(handle, parameters), _on_bucket)
+    whole = configuration.granularity.scope == "model"
+    buckets = _WholeModel(handle, parameters) if whole else _Buckets(handle, parameters)
+    model.register_comm_hook(_Hook(handle.wire, buckets, model.find_unused_parameters), _on_bucket)
     return handle
 
 

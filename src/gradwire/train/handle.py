@@ -15,6 +15,7 @@ from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
 from gradwire.train.together import rehearse
 from gradwire.wire import ProcessGroupTransport, Stats, Wire
+from gradwire.wire.transport import timeout_of
 
 GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -43,7 +44,7 @@ class Handle:
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
         self.wire = Wire(transport, self.engine.meter, configuration.fuse_bytes, device)
-        self._closer = weakref.finalize(self, self.wire.close)
+        self._closer = weakref.finalize(self, _detach, self.wire, self._group)
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
@@ -83,12 +84,11 @@ class Handle:
         self.engine.step = int(state["step"])
 
     def close(self) -> None:
-        """Ends the wire's thread and process group; no gradients can be averaged through this handle any more."""
-        if self._closer.alive:
-            self._closer()
-            # torch names a group of some ranks after them, and would meet its stale addresses under that name again.
-            if dist.is_initialized() and dist.get_world_size(self._group) == dist.get_world_size():
-                dist.destroy_process_group(self._group)
+        """Ends the wire's thread and process group; no gradients can be averaged through this handle any more.
+
+        A handle that is not needed any more does so by itself, and so does one that is left when the interpreter exits.
+        """
+        self._closer()
 
     def __repr__(self) -> str:
         sizes = {name: torch.Size(shape).numel() for name, shape in self._shapes.items()}
@@ -99,6 +99,14 @@ class Handle:
             f"gradwire.Handle({self.configuration}; compressed: {count} tensors, {elements - left:,} elements; "
             f"averaged densely: {len(dense)} tensors, {left:,} elements)"
         )
+
+
+def _detach(wire: Wire, group: dist.ProcessGroup) -> None:
+    """Ends what a handle has set going; it may be gone by then."""
+    wire.close()
+    # torch names a group of some ranks after them, and would meet its stale addresses under that name again.
+    if dist.is_initialized() and dist.get_world_size(group) == dist.get_world_size():
+        dist.destroy_process_group(group)
 
 
 def check_parameters(parameters: Named) -> None:
@@ -142,10 +150,9 @@ def _sibling(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGrou
     """Another group of the same ranks, backend and timeout."""
     ranks = dist.get_process_group_ranks(group)
     backend = dist.get_backend(group)  # "undefined" where devices have different ones
-    options = getattr(group._get_backend(device), "options", None)
     sibling = dist.new_group(
         ranks,
-        timeout=getattr(options, "_timeout", None),
+        timeout=timeout_of(group),
         backend=backend if backend != "undefined" else str(dist.get_backend_config(group)),
         use_local_synchronization=len(ranks) < dist.get_world_size(),
     )

@@ -75,13 +75,15 @@ class Synchronizer(Handle):
 
         Raises:
             ConfigurationError: If a gradient is sparse; no gradient is changed.
+            WireError: If a collective fails, because a worker ended, stopped or failed, or takes longer than the
+                process group's timeout. An error of the method's own is raised as it is.
             GradwireError: If an earlier step failed.
         """
         for bucket in self._buckets:
             bucket.check()
         last = self._buckets[-1]
         for future in [bucket.submit(bucket is last) for bucket in self._buckets]:
-            future.wait()
+            self.wire.wait(future)
 
 
 class _Bucket:

@@ -14,7 +14,7 @@ from gradwire.wire.requests import (
     lockstep,
 )
 from gradwire.wire.scheduler import Scheduler, Task
-from gradwire.wire.transport import Alone, Pending, ProcessGroupTransport, Transport
+from gradwire.wire.transport import Alone, Line, Pending, ProcessGroupTransport, Transport
 from gradwire.wire.wire import Wire
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Alone",
     "Broadcast",
     "Exchange",
+    "Line",
     "Meter",
     "Pending",
     "ProcessGroupTransport",
