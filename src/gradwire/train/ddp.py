@@ -15,7 +15,7 @@ from gradwire.layout import Slot, flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.handle import Handle
+from gradwire.train.handle import VERIFY_EVERY, Handle, checked_verification
 from gradwire.train.policy import DensePolicy
 from gradwire.train.unit import Unit
 from gradwire.wire import Synchronization, Wire
@@ -147,6 +147,8 @@ def compress(
     dense: DensePolicy | None = None,
     seed: int = 0,
     fuse_bytes: int = FUSE_BYTES,
+    verify: bool = False,
+    verify_every: int = VERIFY_EVERY,
     **options: Any,
 ) -> Handle:
     """Averages a DDP model's gradients through a compression method from now on.
@@ -168,6 +170,10 @@ def compress(
         dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
         seed: Where all randomness starts; torch's generators are never touched.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
+        verify: Whether payloads carry checksums, all but those of all-reduces, whose sums cannot; one that does not
+            fit raises :class:`gradwire.PayloadError`. It also compares the averages of all ranks from time to time; a
+            difference raises :class:`gradwire.DivergenceError` on every rank, one step later.
+        verify_every: Steps from one such comparison to the next.
         **options: The method's hyper-parameters.
 
     Returns:
@@ -181,9 +187,10 @@ def compress(
         >>> handle = gradwire.compress(model, "acpsgd", rank=4)                # doctest: +SKIP
     """
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
+    every = checked_verification(verify, verify_every)
     _check_model(model)
     parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
-    handle = Handle(configuration, parameters, model.process_group)
+    handle = Handle(configuration, parameters, model.process_group, every)
     whole = configuration.granularity.scope == "model"
     buckets = _WholeModel(handle, parameters) if whole else _Buckets(handle, parameters)
     model.register_comm_hook(_Hook(handle.wire, buckets, model.find_unused_parameters), _on_bucket)

@@ -13,11 +13,15 @@ from gradwire.errors import ConfigurationError
 from gradwire.train.agreement import check_agreement
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
+from gradwire.train.guards import Digest
 from gradwire.train.together import rehearse
-from gradwire.wire import ProcessGroupTransport, Stats, Wire
+from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Stats, Wire
 from gradwire.wire.transport import timeout_of
 
 GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+VERIFY_EVERY = 100
+"""Steps from one comparison of all ranks' averages to the next, where that is asked for."""
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
@@ -30,9 +34,13 @@ class Handle:
         parameters: Names and parameters whose gradients are averaged, in the model's order.
         group: The workers; the handle makes a group of its own from the same ranks, so that its collectives cannot
             mix with others'.
+        verify_every: Steps from one comparison of the averages over all ranks to the next, with checksums on all
+            payloads; 0 for neither.
     """
 
-    def __init__(self, configuration: Configuration, parameters: Named, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, configuration: Configuration, parameters: Named, group: dist.ProcessGroup, verify_every: int = 0
+    ) -> None:
         check_parameters(parameters)
         device = parameters[0][1].device
         if device.type == "cpu":
@@ -40,10 +48,14 @@ class Handle:
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         self._group = _sibling(group, device)
         transport = ProcessGroupTransport(self._group)
-        check_agreement(configuration, parameters, transport, device)
+        check_agreement(configuration, parameters, transport, device, {"verify_every": str(verify_every)})
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
-        self.wire = Wire(transport, self.engine.meter, configuration.fuse_bytes, device)
+        line: Line = transport
+        if verify_every:
+            line = CheckedTransport(transport, self.engine.meter)
+            self.engine.guards.insert(0, Digest(verify_every))
+        self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device)
         self._closer = weakref.finalize(self, _detach, self.wire, self._group)
 
     def stats(self) -> Stats:
@@ -127,6 +139,13 @@ def check_parameters(parameters: Named) -> None:
                 f"parameter {name!r} is on {parameter.device}, {parameters[0][0]!r} on {device}; "
                 "use one device a process"
             )
+
+
+def checked_verification(verify: bool, every: int) -> int:
+    """Steps between two comparisons; 0 if nothing is to be verified."""
+    if not isinstance(every, int) or every < 1:
+        raise ConfigurationError(f"verify_every={every!r} is out of range; choose a whole number of steps, at least 1")
+    return every if verify else 0
 
 
 def default_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

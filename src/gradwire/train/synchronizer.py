@@ -14,7 +14,7 @@ from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.handle import Handle, Named, default_group
+from gradwire.train.handle import VERIFY_EVERY, Handle, Named, checked_verification, default_group
 from gradwire.train.policy import DensePolicy
 from gradwire.wire import Synchronization
 from gradwire.wire.wire import TensorFuture
@@ -40,6 +40,8 @@ class Synchronizer(Handle):
         dense: See there.
         seed: See there.
         fuse_bytes: See there.
+        verify: See there.
+        verify_every: See there.
         **options: The method's hyper-parameters.
 
     Raises:
@@ -63,11 +65,14 @@ class Synchronizer(Handle):
         dense: DensePolicy | None = None,
         seed: int = 0,
         fuse_bytes: int = FUSE_BYTES,
+        verify: bool = False,
+        verify_every: int = VERIFY_EVERY,
         **options: Any,
     ) -> None:
         configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
         named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
-        super().__init__(configuration, named, default_group(process_group))
+        every = checked_verification(verify, verify_every)
+        super().__init__(configuration, named, default_group(process_group), every)
         self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.granularity.scope)]
 
     def synchronize(self) -> None:

@@ -1,5 +1,6 @@
 """The wire: what methods ask for, fused, ordered, issued and metered."""
 
+from gradwire.wire.checked import CheckedTransport
 from gradwire.wire.meter import Meter, Stats
 from gradwire.wire.requests import (
     AllGather,
@@ -25,6 +26,7 @@ __all__ = [
     "AllToAll",
     "Alone",
     "Broadcast",
+    "CheckedTransport",
     "Exchange",
     "Line",
     "Meter",
