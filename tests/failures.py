@@ -102,7 +102,7 @@ def injections(count: int, seed: int) -> list[Injection]:
     acts, wheres = ["kill", "stop", "raise"], ["forward", "backward", "wire", "landing", "between"]
     found = []
     for number in range(count):
-        workers = chance.choice([2, 3])
+        workers, method = chance.choice([2, 3]), chance.randrange(len(METHODS))
         found.append(
             Injection(
                 act=acts[number % 3],
@@ -111,8 +111,8 @@ def injections(count: int, seed: int) -> list[Injection]:
                 point=chance.randrange(3),
                 victim=chance.randrange(workers),
                 workers=workers,
-                way=chance.choice(["ddp", "synchronizer"]),
-                method=chance.randrange(len(METHODS)),
+                way=["ddp", "synchronizer"][(workers + method) % 2],
+                method=method,
             )
         )
     return found
@@ -120,6 +120,8 @@ def injections(count: int, seed: int) -> list[Injection]:
 
 def serve(pipe: Connection) -> None:
     """The template: rehearses all methods, then runs injections until told to stop."""
+    import torch._dynamo  # DDP and the optimizers do so when they are first used, in seconds
+
     torch.set_num_threads(1)
     for method, options in METHODS:
         rehearse(configured(method, options))

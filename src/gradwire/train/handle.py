@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +37,8 @@ class Handle:
             payloads; 0 for neither.
     """
 
+    _attached = False
+
     def __init__(
         self, configuration: Configuration, parameters: Named, group: dist.ProcessGroup, verify_every: int = 0
     ) -> None:
@@ -56,7 +57,7 @@ class Handle:
             line = CheckedTransport(transport, self.engine.meter)
             self.engine.guards.insert(0, Digest(verify_every))
         self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device)
-        self._closer = weakref.finalize(self, _detach, self.wire, self._group)
+        self._attached = True
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
@@ -100,7 +101,15 @@ class Handle:
 
         A handle that is not needed any more does so by itself, and so does one that is left when the interpreter exits.
         """
-        self._closer()
+        if self._attached:
+            self._attached = False
+            self.wire.close()
+            # torch names a group of some ranks after them, and would meet its stale addresses under that name again.
+            if dist.is_initialized() and dist.get_world_size(self._group) == dist.get_world_size():
+                dist.destroy_process_group(self._group)
+
+    def __del__(self) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         sizes = {name: torch.Size(shape).numel() for name, shape in self._shapes.items()}
@@ -111,14 +120,6 @@ class Handle:
             f"gradwire.Handle({self.configuration}; compressed: {count} tensors, {elements - left:,} elements; "
             f"averaged densely: {len(dense)} tensors, {left:,} elements)"
         )
-
-
-def _detach(wire: Wire, group: dist.ProcessGroup) -> None:
-    """Ends what a handle has set going; it may be gone by then."""
-    wire.close()
-    # torch names a group of some ranks after them, and would meet its stale addresses under that name again.
-    if dist.is_initialized() and dist.get_world_size(group) == dist.get_world_size():
-        dist.destroy_process_group(group)
 
 
 def check_parameters(parameters: Named) -> None:

@@ -17,10 +17,10 @@ CHECKSUM_BYTES = 8
 
 
 class Checksums:
-    """64-bit checksums: the sum of all 8-byte words, each times an odd number of its own, modulo ``2**64``.
+    """64-bit checksums: the sum of all 8-byte words, folded and times an odd number of their own, modulo ``2**64``.
 
-    Any change within one word is found, and any other with all but a chance of about ``2**-64``, unless it was made on
-    purpose.
+    Folding, ``word ^ word >> 32``, gives high bits a say in low ones. Any change within one word is found; changes of
+    several cancel by chance only. It is no protection against changes that somebody makes on purpose.
     """
 
     def __init__(self) -> None:
@@ -32,6 +32,7 @@ class Checksums:
         if len(self._weights) < count or self._weights.device != words.device:
             numbers = torch.arange(1, 2 * max(count, 1024), 2, device=words.device)
             self._weights = (numbers * _signed(0x9E3779B97F4A7C15)) | 1
+        words = words.bitwise_right_shift(32).bitwise_and_(0xFFFFFFFF).bitwise_xor_(words)
         return words @ self._weights[:count] if words.device.type == "cpu" else (words * self._weights[:count]).sum(1)
 
     def of_tensor(self, tensor: Tensor) -> int:

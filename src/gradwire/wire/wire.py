@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -49,6 +50,7 @@ class Wire:
         self._raised = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
+        _open.add(self)
         self._thread.start()
 
     def promise(self, otherwise: torch.Tensor | None = None) -> TensorFuture:
@@ -141,6 +143,7 @@ class Wire:
         Whoever still waits for this rank gets an error then, and so does who waits for an unfinished step of its own.
         """
         self._closed = True
+        _open.discard(self)
         self._orders.put(None)
         if threading.current_thread() is self._thread:
             return
@@ -155,6 +158,8 @@ class Wire:
                 pass
             if self._promised:
                 self._fail(GradwireError("the handle was closed in the middle of a step"))
+            if self._failure is not None:
+                _open.discard(self)  # else its traceback would keep the handle
 
     def _follow(self, order: Callable[[], None] | None) -> bool:
         """Carries out an order and forgets it, and with it whoever gave it."""
@@ -184,3 +189,13 @@ class Wire:
             self._orders.get()
         if not isinstance(error, DivergenceError):  # the other ranks find out by themselves
             self._transport.abort()
+
+
+_open: set[Wire] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Ends all threads before the interpreter does, which would abort the process if one were in a collective."""
+    for wire in list(_open):
+        wire.close()
