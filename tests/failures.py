@@ -6,6 +6,7 @@ notes the gradients it accepted, and how it ended, in a file of its own.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -169,14 +170,16 @@ def _ending(notes: Path, code: int | None) -> Ending:
 
 
 def _work(injection: Injection, rank: int, path: Path) -> None:
-    """One worker; ends as any script does, through the interpreter's exit."""
+    """One worker; ends as a process that was forked does, without taking down what the template has set up."""
     notes = os.open(f"{path}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    code = EXIT["done"]
     try:
         _train(injection, rank, path, lambda text: os.write(notes, f"{text}\n".encode()))
     except Exception as error:
         os.write(notes, (json.dumps({"type": type(error).__name__, "text": str(error)}) + "\n").encode())
-        raise SystemExit(EXIT["failed"]) from None
-    raise SystemExit(EXIT["done"])
+        code = EXIT["failed"]
+    atexit._run_exitfuncs()
+    os._exit(code)
 
 
 def _train(injection: Injection, rank: int, path: Path, note: Callable[[str], object]) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import gradwire
-from gradwire.wire import Alone, AllGather, Meter, Scheduler, Synchronization, Task
+from gradwire.wire import AllGather, Alone, Meter, Scheduler, Synchronization, Task
 from pool import Pool
 
 
