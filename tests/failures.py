@@ -230,6 +230,8 @@ def _train(injection: Injection, rank: int, path: Path, note: Callable[[str], ob
             average()
             note(digest([parameter.grad for parameter in net.parameters() if parameter.grad is not None]))
             optimizer.step()
+            if injection.where in ("wire", "landing") and collectives.calls <= injection.point:
+                here(injection.where, injection.point)  # the step has fewer collectives
             here("between", injection.point)
             step += 1
     except gradwire.GradwireError as error:
