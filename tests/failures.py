@@ -36,7 +36,7 @@ STEPS = 5
 HANG_SECONDS = 90
 STOPPED_TIMEOUT = 5
 OTHER_TIMEOUT = 600
-TOGETHER = 4
+TOGETHER = 8
 EXIT = {"done": 0, "failed": 7}
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
