@@ -8,6 +8,10 @@ from pool import Pool
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--injections", type=int, default=24, help="workers to kill, stop or make raise")
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     workers = Pool()

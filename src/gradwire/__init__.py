@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gradwire import lab, memory, methods
     from gradwire.analysis import Analysis, analyze
-    from gradwire.errors import ConfigurationError, GradwireError, LabError, PayloadError
+    from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
     from gradwire.train import (
         Audit,
         DensePolicy,
@@ -37,6 +37,7 @@ _HOMES = {
     "ConfigurationError": "gradwire.errors",
     "DensePolicy": "gradwire.train",
     "Deviation": "gradwire.train",
+    "DivergenceError": "gradwire.errors",
     "GradwireError": "gradwire.errors",
     "Handle": "gradwire.train",
     "LabError": "gradwire.errors",
@@ -47,6 +48,7 @@ _HOMES = {
     "SecondMoments": "gradwire.train",
     "Stats": "gradwire.wire",
     "Synchronizer": "gradwire.train",
+    "WireError": "gradwire.errors",
     "analyze": "gradwire.analysis",
     "compress": "gradwire.train",
     "redistribute": "gradwire.train",
@@ -61,6 +63,7 @@ __all__ = [
     "ConfigurationError",
     "DensePolicy",
     "Deviation",
+    "DivergenceError",
     "GradwireError",
     "Handle",
     "LabError",
@@ -71,6 +74,7 @@ __all__ = [
     "SecondMoments",
     "Stats",
     "Synchronizer",
+    "WireError",
     "analyze",
     "compress",
     "lab",

@@ -15,5 +15,48 @@ class PayloadError(GradwireError, ValueError):
     """Bytes from the wire that no encoder of this configuration can have produced."""
 
 
+class DivergenceError(GradwireError):
+    """Averaged gradients that are not the same bits on all ranks; raised on every rank."""
+
+
+class WireError(GradwireError, RuntimeError):
+    """A collective that did not come to its end, because a worker ended, stopped or failed.
+
+    Args:
+        operation: What was under way and with whom, such as ``"all-gather of 1.2 MB with 3 others"``.
+        seconds: How long this rank waited for it.
+        timeout: The process group's timeout in seconds; None if it is not known.
+        said: What the backend said.
+
+    Attributes:
+        step: Steps that this handle had done before; None if no step was under way.
+        round: Which of the step's dependent collectives it was, from 0.
+    """
+
+    def __init__(self, operation: str, seconds: float, timeout: float | None, said: str) -> None:
+        super().__init__(operation, seconds, timeout, said)
+        self.operation = operation
+        self.seconds = seconds
+        self.timeout = timeout
+        self.said = said
+        self.step: int | None = None
+        self.round: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.step is None else f" in step {self.step}, round {self.round},"
+        limit = "an unknown timeout" if self.timeout is None else f"the process group's timeout of {self.timeout:g} s"
+        if self.timeout is not None and self.seconds >= 0.9 * self.timeout:
+            why = (
+                f"no answer within {limit}: a worker hangs, was stopped or is far behind; look at what each of them "
+                "does, and give init_process_group a longer timeout if a step may take longer"
+            )
+        else:
+            why = f"the connection was closed (before {limit}): a worker ended or failed; its own output says why"
+        return (
+            f"{self.operation}{place} failed after {self.seconds:.1f} s: {why}. This handle can do no more: start all "
+            f"workers again from the last checkpoint. The backend said: {self.said}"
+        )
+
+
 class LabError(GradwireError, RuntimeError):
     """The shaped-network laboratory cannot be built or used here."""

@@ -15,11 +15,11 @@ from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.guards import Guarding
+from gradwire.train.guards import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out
 from gradwire.train.policy import DensePolicy
 from gradwire.train.unit import Unit
-from gradwire.wire import Synchronization
+from gradwire.wire import Synchronization, Wire
 from gradwire.wire.wire import TensorFuture
 
 
@@ -68,7 +68,7 @@ class _Buckets:
     def _average(self, bucket: GradBucket) -> TensorFuture:
         wire, engine = self._handle.wire, self._handle.engine
         buffer, index, parameters, last = bucket.buffer(), bucket.index(), bucket.parameters(), bucket.is_last()
-        future = wire.promise()
+        future = wire.promise(otherwise=buffer)
         staged = buffer if buffer.dtype == torch.float32 else torch.empty_like(buffer, dtype=torch.float32)
 
         def begin() -> list[Synchronization]:
@@ -123,7 +123,7 @@ class _Collected:
         wire, engine = self._handle.wire, self._handle.engine
         buffer, last = bucket.buffer(), bucket.is_last()
         places = [self._places[self._names[id(parameter)]] for parameter in bucket.parameters()]
-        future = wire.promise()
+        future = wire.promise(otherwise=buffer)
 
         def begin() -> list[Synchronization]:
             self._waiting.append((future, buffer, places))
@@ -164,19 +164,42 @@ class _Collected:
 class _Hook:
     """What DDP calls with every bucket.
 
+    An error in a future would come out of ``backward`` as a RuntimeError of DDP's own, and leave DDP in the middle of
+    its step. So the futures bring no errors; a callback at the end of ``backward`` does.
+
     Attributes:
+        wire: What the buckets are averaged on.
         averages: Where buckets go.
         frozen: Parameters that DDP knows nothing of.
+        finds_unused: Whether DDP looks for parameters that took no part.
     """
 
+    wire: Wire
     averages: _Buckets | _Collected
     frozen: Named
+    finds_unused: bool
+
+    def on_bucket(self, bucket: GradBucket) -> TensorFuture:
+        """Queues a bucket."""
+        if bucket.index() == 0:
+            check_left_out(self.frozen)
+        future = self.averages.on_bucket(bucket)
+        if bucket.is_last():
+            _queue_callback(lambda: self._before_ddp(future))
+        return future
+
+    def _before_ddp(self, future: TensorFuture) -> None:
+        if self.finds_unused:  # DDP goes on to wait for a collective of its own, which may fail as well
+            self.wire.wait(future)
+        _queue_callback(self.wire.check)
+
+
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+"""Has something called when the backward pass under way is through, after what was queued before."""
 
 
 def _on_bucket(hook: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    if bucket.index() == 0:
-        check_left_out(hook.frozen)
-    return hook.averages.on_bucket(bucket)
+    return hook.on_bucket(bucket)
 
 
 def compress(
@@ -194,11 +217,16 @@ def compress(
     rollback: bool | None = None,
     learning_rate: Callable[[], float] | None = None,
     audit_every: int = 0,
+    verify: bool = False,
+    verify_every: int = VERIFY_EVERY,
     **options: Any,
 ) -> Handle:
     """Averages a DDP model's gradients through a compression method from now on.
 
     To be called on every rank, with the same arguments, before the first backward pass.
+
+    When a worker ends, stops or fails, ``backward`` raises a :class:`gradwire.WireError` on all others, at the latest
+    after the process group's timeout; what a method raises comes out of ``backward`` as it is.
 
     Args:
         model: The wrapped model; float32, float16 or bfloat16 parameters.
@@ -226,6 +254,10 @@ def compress(
             compressed averages and without changing them, and both are compared: ``handle.audits()``,
             ``handle.stats().audit``, ``handle.write(writer)``, and a line from the logger ``"gradwire"`` on rank 0.
             0 for never.
+        verify: Whether payloads carry checksums, all but those of all-reduces, whose sums cannot; one that does not
+            fit raises :class:`gradwire.PayloadError`. It also compares the averages of all ranks from time to time; a
+            difference raises :class:`gradwire.DivergenceError` on every rank, one step later.
+        verify_every: Steps from one such comparison to the next.
         **options: The method's hyper-parameters.
 
     Returns:
@@ -240,7 +272,7 @@ def compress(
         >>> handle = gradwire.compress(model, "acpsgd", rank=4)                # doctest: +SKIP
     """
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-    guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every)
+    guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
     _check_model(model)
     theirs = [(name, each) for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
     parameters = [(name, each) for name, each in theirs if each.requires_grad]
@@ -249,7 +281,7 @@ def compress(
     averages: _Buckets | _Collected = _Buckets(handle, parameters)
     if configuration.granularity.scope == "model":
         averages = _Collected(handle, parameters, [[name for name, _ in parameters]])
-    model.register_comm_hook(_Hook(averages, frozen), _on_bucket)
+    model.register_comm_hook(_Hook(handle.wire, averages, frozen, model.find_unused_parameters), _on_bucket)
     return handle
 
 

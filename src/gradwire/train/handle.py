@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,8 @@ from gradwire.train.guards import Audit, Auditor, Guarding
 from gradwire.train.guards.audit import ScalarWriter, write
 from gradwire.train.state import VERSION, check_form, check_same, described
 from gradwire.train.together import rehearse
-from gradwire.wire import ProcessGroupTransport, Stats, Wire
+from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Stats, Wire
+from gradwire.wire.transport import timeout_of
 
 _siblings = 0
 """Groups that this process has made, or knows others to have made."""
@@ -46,6 +46,8 @@ class Handle:
         buckets: Names of the parameters that came together in the last step; empty where the gradients' owner forms
             buckets by a rule of its own.
     """
+
+    _attached = False
 
     def __init__(
         self,
@@ -71,8 +73,9 @@ class Handle:
         self.engine.guards += guarding.guards(self.engine, parameters)
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
         self._written = -1
-        self.wire = Wire(transport, self.engine.meter, configuration.fuse_bytes, device)
-        self._closer = weakref.finalize(self, self.wire.close)
+        line: Line = CheckedTransport(transport, self.engine.meter) if guarding.verify else transport
+        self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device)
+        self._attached = True
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
@@ -179,11 +182,18 @@ class Handle:
         return nowhere.store
 
     def close(self) -> None:
-        """Ends the wire's thread and process group; no gradients can be averaged through this handle any more."""
-        if self._closer.alive:
-            self._closer()
+        """Ends the wire's thread and process group; no gradients can be averaged through this handle any more.
+
+        A handle that is not needed any more does so by itself, and so does one that is left when the interpreter exits.
+        """
+        if self._attached:
+            self._attached = False
+            self.wire.close()
             if dist.is_initialized():
                 dist.destroy_process_group(self._group)
+
+    def __del__(self) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         sizes = {name: torch.Size(shape).numel() for name, shape in self._shapes.items()}
@@ -258,11 +268,10 @@ def _sibling(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGrou
     """Another group of the same ranks, backend and timeout, made by its members alone."""
     ranks = dist.get_process_group_ranks(group)
     backend = dist.get_backend(group)  # "undefined" where devices have different ones
-    options = getattr(group._get_backend(device), "options", None)
     with _named(_new_name(group, ranks, device)):
         sibling = dist.new_group(
             ranks,
-            timeout=getattr(options, "_timeout", None),
+            timeout=timeout_of(group),
             backend=backend if backend != "undefined" else str(dist.get_backend_config(group)),
             use_local_synchronization=True,
         )

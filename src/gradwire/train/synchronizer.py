@@ -14,7 +14,7 @@ from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.guards import Guarding
+from gradwire.train.guards import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out, default_group
 from gradwire.train.policy import DensePolicy
 from gradwire.wire import Synchronization
@@ -45,6 +45,8 @@ class Synchronizer(Handle):
         rollback: See there.
         learning_rate: See there.
         audit_every: See there.
+        verify: See there.
+        verify_every: See there.
         **options: The method's hyper-parameters.
 
     Raises:
@@ -72,10 +74,12 @@ class Synchronizer(Handle):
         rollback: bool | None = None,
         learning_rate: Callable[[], float] | None = None,
         audit_every: int = 0,
+        verify: bool = False,
+        verify_every: int = VERIFY_EVERY,
         **options: Any,
     ) -> None:
         configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-        guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every)
+        guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
         given = list(parameters)
         named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
         self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
@@ -90,6 +94,8 @@ class Synchronizer(Handle):
         Raises:
             ConfigurationError: If a gradient is sparse, or a parameter was frozen at first and is not now; no gradient
                 is changed.
+            WireError: If a collective fails, because a worker ended, stopped or failed, or takes longer than the
+                process group's timeout. An error of the method's own is raised as it is.
             GradwireError: If an earlier step failed.
         """
         check_left_out(self._frozen)
@@ -97,7 +103,7 @@ class Synchronizer(Handle):
             bucket.check()
         last = self._buckets[-1]
         for future in [bucket.submit(bucket is last) for bucket in self._buckets]:
-            future.wait()
+            self.wire.wait(future)
 
 
 class _Bucket:

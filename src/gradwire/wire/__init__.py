@@ -1,5 +1,6 @@
 """The wire: what methods ask for, fused, ordered, issued and metered."""
 
+from gradwire.wire.checked import CheckedTransport
 from gradwire.wire.meter import Meter, Stats
 from gradwire.wire.requests import (
     AllGather,
@@ -14,7 +15,7 @@ from gradwire.wire.requests import (
     lockstep,
 )
 from gradwire.wire.scheduler import Scheduler, Task
-from gradwire.wire.transport import Alone, Pending, ProcessGroupTransport, Transport
+from gradwire.wire.transport import Alone, Line, Pending, ProcessGroupTransport, Transport
 from gradwire.wire.wire import Wire
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "AllToAll",
     "Alone",
     "Broadcast",
+    "CheckedTransport",
     "Exchange",
+    "Line",
     "Meter",
     "Pending",
     "ProcessGroupTransport",

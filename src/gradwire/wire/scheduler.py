@@ -9,12 +9,16 @@ same on every rank because sizes and order of submission are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from gradwire.errors import WireError
 from gradwire.wire.fusion import Flight, goes_beside, issue
-from gradwire.wire.meter import Meter
+from gradwire.wire.meter import Meter, Stage
 from gradwire.wire.requests import Request, Synchronization, lockstep
 from gradwire.wire.transport import Transport
 
@@ -45,6 +49,15 @@ class Task:
         self._rounds.close()
 
 
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Tasks that share their rounds, and the round that is on its way, counted from 0."""
+
+    tasks: list[Task]
+    round: int
+    flight: Flight
+
+
 class Scheduler:
     """Fuses, orders and issues the rounds of submitted tasks.
 
@@ -60,11 +73,12 @@ class Scheduler:
         self._fuse_bytes = fuse_bytes
         self._open: list[Task] = []
         self._open_bytes = 0
-        self._groups: deque[tuple[list[Task], Flight]] = deque()
+        self._groups: deque[_Group] = deque()
+        self._step = 0
 
     def submit(self, task: Task) -> None:
         """Encodes a task, and issues its group when that has gathered enough."""
-        with self._meter.stage("encode"):
+        with self._stage("encode", 0):
             task.advance(None)
         if not task.requests:
             return
@@ -79,10 +93,11 @@ class Scheduler:
             self._close_group()
         while self._groups:
             self._advance_group()
+        self._step += 1
 
     def abandon(self) -> None:
         """Drops everything that is under way."""
-        for task in [*self._open, *(task for tasks, _ in self._groups for task in tasks)]:
+        for task in [*self._open, *(task for group in self._groups for task in group.tasks)]:
             task.close()
         self._open, self._open_bytes = [], 0
         self._groups.clear()
@@ -90,26 +105,42 @@ class Scheduler:
     def _close_group(self) -> None:
         tasks, self._open, self._open_bytes = self._open, [], 0
         older = len(self._groups)
-        self._launch(tasks)
+        self._launch(tasks, 0)
         for _ in range(older):
             self._advance_group()
 
-    def _launch(self, tasks: list[Task]) -> None:
-        """Issues the current round of ``tasks``; they become the newest group."""
+    def _launch(self, tasks: list[Task], number: int) -> None:
+        """Issues round ``number`` of ``tasks``; they become the newest group."""
         requests = [request for task in tasks for request in task.requests]
-        with self._meter.stage("wire"):
+        with self._stage("wire", number):
             flight = issue(requests, self._transport, self._meter)
-        self._groups.append((tasks, flight))
+        self._groups.append(_Group(tasks, number, flight))
 
     def _advance_group(self) -> None:
         """Lands the oldest group's round and launches its next one, if it has one."""
-        tasks, flight = self._groups.popleft()
-        with self._meter.stage("wire"):
-            answers = flight()
-        with self._meter.stage("decode"):
-            for task in tasks:
+        group = self._groups.popleft()
+        with self._stage("wire", group.round):
+            answers = group.flight()
+        with self._stage("decode", group.round):
+            for task in group.tasks:
                 taken, answers = answers[: len(task.requests)], answers[len(task.requests) :]
                 task.advance(taken)
-        going_on = [task for task in tasks if task.requests]
+        going_on = [task for task in group.tasks if task.requests]
         if going_on:
-            self._launch(going_on)
+            self._launch(going_on, group.round + 1)
+
+    @contextmanager
+    def _stage(self, stage: Stage, number: int) -> Iterator[None]:
+        """Meters a stage, names it in a profile, and adds to an error where it happened."""
+        # What records a range costs microseconds even where nothing is recorded.
+        profiled = torch.autograd.profiler._is_profiler_enabled
+        named = torch.profiler.record_function(f"gradwire::{stage}") if profiled else nullcontext()
+        try:
+            with self._meter.stage(stage), named:
+                yield
+        except WireError as error:
+            error.step, error.round = self._step, number
+            raise
+        except Exception as error:
+            error.add_note(f"while gradwire averaged gradients: {stage}, step {self._step}, round {number}")
+            raise

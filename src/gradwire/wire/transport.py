@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from gradwire.errors import WireError
 
 Pending = Callable[[], Tensor]
 """A collective on its way; calling it waits for the result."""
@@ -37,6 +43,14 @@ class Transport(Protocol):
 
     def all_to_all(self, payloads: Tensor) -> Pending:
         """Sends row ``r`` of ``uint8[n, b]`` to rank ``r``; row ``r`` of the result came from there."""
+        ...
+
+
+class Line(Transport, Protocol):
+    """A transport that can be broken off."""
+
+    def abort(self) -> None:
+        """Ends whatever is under way, here and on the other ranks, with an error; nothing can be sent any more."""
         ...
 
 
@@ -71,8 +85,23 @@ class Alone:
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+_ABORT_TAG = 0x6757
+"""A tag under which nothing is ever sent."""
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """How long a process group waits for a collective; None if its backend does not tell."""
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        if isinstance(limit := getattr(options, "_timeout", None), timedelta):
+            return limit
+    return None
+
+
 class ProcessGroupTransport:
     """Collectives of a ``torch.distributed`` process group, issued asynchronously.
+
+    What fails, or takes longer than the group's timeout, raises :class:`~gradwire.errors.WireError`.
 
     Args:
         group: The group; nothing else may issue collectives on it while the wire does.
@@ -80,53 +109,99 @@ class ProcessGroupTransport:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
+        self._timeout = timeout_of(group)
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
 
     def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
         """Sums ``buffer`` over all workers, or takes the largest values, in place."""
-        return _pending([dist.all_reduce(buffer, operation, group=self._group, async_op=True)], buffer)
+        return self._begin(
+            "all-reduce", buffer, lambda: dist.all_reduce(buffer, operation, group=self._group, async_op=True)
+        )
 
     def broadcast(self, buffer: Tensor, source: int) -> Pending:
         """Overwrites ``buffer`` with that of rank ``source``."""
-        return _pending([dist.broadcast(buffer, group=self._group, group_src=source, async_op=True)], buffer)
+        return self._begin(
+            f"broadcast from rank {source}",
+            buffer,
+            lambda: dist.broadcast(buffer, group=self._group, group_src=source, async_op=True),
+        )
 
     def exchange(self, payload: Tensor, partner: int) -> Pending:
         """Swaps ``payload`` with rank ``partner``; this rank itself is a partner, too."""
         if partner == self.rank:
             return lambda: payload
         received = torch.empty_like(payload)
-        works = [
-            dist.irecv(received, group=self._group, group_src=partner),
-            dist.isend(payload, group=self._group, group_dst=partner),
-        ]
-        return _pending(works, received)
+        return self._begin(
+            f"exchange with rank {partner}",
+            received,
+            lambda: dist.irecv(received, group=self._group, group_src=partner),
+            lambda: dist.isend(payload, group=self._group, group_dst=partner),
+        )
 
     def all_gather(self, payload: Tensor) -> Pending:
         """Collects ``uint8[b]`` from all workers as ``uint8[n, b]``."""
         rows = torch.empty((self.world_size, payload.numel()), dtype=payload.dtype, device=payload.device)
-        return _pending([_all_gather_single(rows.view(-1), payload, group=self._group, async_op=True)], rows)
+        return self._begin(
+            "all-gather", rows, lambda: _all_gather_single(rows.view(-1), payload, group=self._group, async_op=True)
+        )
 
     def all_to_all(self, payloads: Tensor) -> Pending:
         """Sends row ``r`` of ``uint8[n, b]`` to rank ``r``; row ``r`` of the result came from there."""
         rows = torch.empty_like(payloads)
         if payloads.device.type != "cpu":
-            return _pending([dist.all_to_all_single(rows, payloads, group=self._group, async_op=True)], rows)
+            return self._begin(
+                "all-to-all", rows, lambda: dist.all_to_all_single(rows, payloads, group=self._group, async_op=True)
+            )
         # On gloo, transfers that are all posted at once take three quarters of the time of its all-to-all.
         rows[self.rank].copy_(payloads[self.rank])
         others = [(self.rank + distance) % self.world_size for distance in range(1, self.world_size)]
-        works = [dist.irecv(rows[other], group=self._group, group_src=other) for other in others]
-        works += [dist.isend(payloads[other], group=self._group, group_dst=other) for other in others]
-        return _pending(works, rows)
+        receiving = [partial(dist.irecv, rows[other], group=self._group, group_src=other) for other in others]
+        sending = [partial(dist.isend, payloads[other], group=self._group, group_dst=other) for other in others]
+        return self._begin("all-to-all", rows, *receiving, *sending)
+
+    def abort(self) -> None:
+        """Ends whatever is under way, here and on the other ranks, with an error; nothing can be sent any more."""
+        with suppress(RuntimeError):
+            self._group.abort()
+        if self.world_size > 1 and torch.device("cpu") in self._group._device_types:
+            # gloo has no abort of its own; a receive that times out makes it close all its connections.
+            other = (self.rank + 1) % self.world_size
+            with suppress(RuntimeError):
+                self._group.recv([torch.empty(1)], other, _ABORT_TAG).wait(timedelta(milliseconds=1))
+
+    def _begin(self, name: str, result: Tensor, *starts: Callable[[], dist.Work | None]) -> Pending:
+        """Issues transfers that fill ``result``; a work handle's own result differs between backends."""
+        issued = time.monotonic()
+        others = self.world_size - 1
+        operation = f"{name} of {_readable(result.nbytes)} with {others} other{'s' if others != 1 else ''}"
+        with self._failing(operation, issued):
+            works = [work for start in starts if (work := start()) is not None]
+
+        def wait() -> Tensor:
+            with self._failing(operation, issued):
+                for work in works:
+                    # Elsewhere waiting with a timeout would block the CPU until the device is done.
+                    if self._timeout is not None and result.device.type == "cpu":
+                        work.wait(self._timeout)
+                    else:
+                        work.wait()
+            return result
+
+        return wait
+
+    @contextmanager
+    def _failing(self, operation: str, issued: float) -> Iterator[None]:
+        """Says what failed where the backend does not."""
+        try:
+            yield
+        except RuntimeError as error:
+            limit = None if self._timeout is None else self._timeout.total_seconds()
+            raise WireError(operation, time.monotonic() - issued, limit, str(error)) from error
 
 
-def _pending(works: Sequence[dist.Work | None], result: Tensor) -> Pending:
-    """Pairs work handles with the buffer they fill; a handle's own result differs between backends."""
-
-    def wait() -> Tensor:
-        for work in works:
-            if work is not None:
-                work.wait()
-        return result
-
-    return wait
+def _readable(nbytes: int) -> str:
+    for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return f"{nbytes} bytes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -11,14 +12,14 @@ from typing import TypeVar
 
 import torch
 
-from gradwire.errors import GradwireError
+from gradwire.errors import DivergenceError, GradwireError
 from gradwire.wire.meter import Meter
 from gradwire.wire.requests import Synchronization
 from gradwire.wire.scheduler import Scheduler, Task
-from gradwire.wire.transport import Transport
+from gradwire.wire.transport import Line
 
 CLOSE_SECONDS = 5.0
-"""How long closing waits for work that is under way."""
+"""How long closing waits for work that is under way before it breaks it off."""
 
 TensorFuture = torch.futures.Future[torch.Tensor]
 
@@ -31,6 +32,9 @@ class Wire:
     Gradients are read and written on that thread. On a GPU it has a stream of its own, which first waits for the
     stream that submitted; the futures it resolves carry its events to whoever waits on them.
 
+    The first error ends the thread and breaks off what the other ranks are waiting for, so that none of them waits in
+    vain.
+
     Args:
         transport: Where to send; nothing else may use it.
         meter: What to count with.
@@ -38,28 +42,43 @@ class Wire:
         device: Where the gradients live.
     """
 
-    def __init__(self, transport: Transport, meter: Meter, fuse_bytes: int, device: torch.device) -> None:
+    def __init__(self, transport: Line, meter: Meter, fuse_bytes: int, device: torch.device) -> None:
+        self._transport = transport
         self._scheduler = Scheduler(transport, meter, fuse_bytes)
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._promised: dict[TensorFuture, None] = {}
+        self._promised: dict[TensorFuture, torch.Tensor | None] = {}
+        self._failing = threading.Lock()
         self._failure: Exception | None = None
+        self._raised = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
+        _open.add(self)
         self._thread.start()
 
-    def promise(self) -> TensorFuture:
-        """A future that some submitted work will keep; if the wire fails first, the future carries its exception.
+    def promise(self, otherwise: torch.Tensor | None = None) -> TensorFuture:
+        """A future that some submitted work will keep.
+
+        Args:
+            otherwise: What it holds if the wire fails, for whom a future's exception would lose its type; such a caller
+                asks :meth:`check`. If None, the future carries the exception, and a wire that has failed promises
+                nothing.
 
         Raises:
             GradwireError: If an earlier step failed or the wire is closed.
         """
-        self._check()
         if self._closed:
             raise GradwireError("the handle was removed; attach again with gradwire.compress")
         future: TensorFuture = torch.futures.Future(devices=[self._device] if self._stream is not None else None)
-        self._promised[future] = None
+        with self._failing:
+            if self._failure is None:
+                self._promised[future] = otherwise
+                return future
+        if otherwise is None:
+            self.check()
+        else:
+            future.set_result(otherwise)
         return future
 
     def keep(self, future: TensorFuture, result: torch.Tensor) -> None:
@@ -67,13 +86,42 @@ class Wire:
         del self._promised[future]
         future.set_result(result)
 
+    def wait(self, future: TensorFuture) -> None:
+        """Waits for a promised future.
+
+        Raises:
+            Exception: What failed on the wire's thread, as it was raised there.
+        """
+        try:
+            future.wait()
+        except Exception:
+            self.check()
+            raise
+        self.check()
+
+    def check(self) -> None:
+        """Raises what failed on the wire's thread, the first time as it was raised there.
+
+        Raises:
+            Exception: What failed.
+            GradwireError: If that has been raised before.
+        """
+        if self._failure is None:
+            return
+        if not self._raised:
+            self._raised = True
+            raise self._failure
+        raise GradwireError(
+            f"an earlier step failed, so this handle can do no more; {type(self._failure).__name__}: {self._failure}"
+        ) from self._failure
+
     def submit(
         self,
         begin: Callable[[], Sequence[Synchronization]],
         on_done: Callable[[], None],
         on_end: Callable[[], None] | None = None,
     ) -> None:
-        """Queues synchronizations that finish together.
+        """Queues synchronizations that finish together; a wire that has failed drops them.
 
         Args:
             begin: Makes the generators; called on the wire's thread.
@@ -92,56 +140,90 @@ class Wire:
                 self._scheduler.flush()
                 on_end()
 
-        self._orders.put(order)
+        if self._failure is None:
+            self._orders.put(order)
 
     def call(self, work: Callable[[], Result]) -> Result:
         """Runs ``work`` on the wire's thread, after everything that was submitted, and returns what it returns.
 
         Raises:
-            GradwireError: If a step failed.
+            Exception: What ``work`` raises, which leaves the wire as it was; or what failed on the wire's thread.
         """
-        answer: Future[Result] = Future()
+        if self._closed or threading.current_thread() is self._thread:
+            self.check()
+            return work()
+        done, answer = self.promise(), Future[Result]()
 
         def order() -> None:
             try:
-                self._check()
                 answer.set_result(work())
             except Exception as error:
                 answer.set_exception(error)
+            self.keep(done, torch.empty(0))
 
-        if self._closed or threading.current_thread() is self._thread:
-            order()
-        else:
-            self._orders.put(order)
+        self._orders.put(order)
+        self.wait(done)
         return answer.result()
 
     def close(self) -> None:
-        """Ends the thread once it has done what was submitted; a thread stuck in a collective is left to the exit."""
+        """Ends the thread once it has done what was submitted; what takes longer than 5 s is broken off.
+
+        Whoever still waits for this rank gets an error then, and so does who waits for an unfinished step of its own.
+        """
         self._closed = True
+        _open.discard(self)
         self._orders.put(None)
-        self._thread.join(timeout=CLOSE_SECONDS)
+        if threading.current_thread() is self._thread:
+            return
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._transport.abort()
+            self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         with self._on_stream():
-            while (order := self._orders.get()) is not None:
-                try:
-                    order()
-                except Exception as error:
-                    self._fail(error)
+            while self._failure is None and self._follow(self._orders.get()):
+                pass
+            if self._promised:
+                self._fail(GradwireError("the handle was closed in the middle of a step"))
+            if self._failure is not None:
+                _open.discard(self)  # else its traceback would keep the handle
 
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise GradwireError(
-                f"an earlier step failed: {self._failure!r}; start a new process group and attach again"
-            ) from self._failure
+    def _follow(self, order: Callable[[], None] | None) -> bool:
+        """Carries out an order and forgets it, and with it whoever gave it."""
+        if order is None:
+            return False
+        try:
+            order()
+        except Exception as error:
+            self._fail(error)
+        return True
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 
     def _fail(self, error: Exception) -> None:
-        """Hands an exception to all who wait, and takes no more work."""
-        self._failure = error
+        """Hands an exception to all who wait, on all ranks, and takes no more work."""
+        with self._failing:
+            self._failure = error
+            promised, self._promised = self._promised, {}
         self._scheduler.abandon()
-        while self._promised:
-            future, _ = self._promised.popitem()
-            future.set_exception(error)  # type: ignore[arg-type]
+        for future, otherwise in promised.items():
+            if otherwise is None:
+                future.set_exception(error)  # type: ignore[arg-type]
+            else:
+                future.set_result(otherwise)
+        while not self._orders.empty():
+            self._orders.get()
+        if not isinstance(error, DivergenceError):  # the other ranks find out by themselves
+            self._transport.abort()
+
+
+_open: set[Wire] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Ends all threads before the interpreter does, which would abort the process if one were in a collective."""
+    for wire in list(_open):
+        wire.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradwire.train.guards.audit import Auditor, check_audit_every
+from gradwire.train.guards.digest import Digest, check_verify_every
 from gradwire.train.guards.guard import Guard
 from gradwire.train.guards.learning_rate import LearningRate, check_rate
 from gradwire.train.guards.loss_scale import LossScale, check_scaler
@@ -17,6 +18,9 @@ from gradwire.train.guards.rollback import Rollback, check_rollback
 if TYPE_CHECKING:
     from gradwire.train.configuration import Configuration
     from gradwire.train.engine import Engine
+
+VERIFY_EVERY = 100
+"""Steps from one comparison of all ranks' averages to the next, where that is asked for."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +32,22 @@ class Guarding:
         rollback: Whether a step that is not finite is taken back; None for wherever there is a ``grad_scaler``.
         learning_rate: What gives the rate that memories are weighed by, if anything.
         audit_every: Steps from one audit to the next; 0 for none.
+        verify: Whether payloads carry checksums, and the averages of all ranks are compared.
+        verify_every: Steps from one such comparison to the next.
     """
 
     grad_scaler: torch.amp.GradScaler | None = None
     rollback: bool | None = None
     learning_rate: Callable[[], float] | None = None
     audit_every: int = 0
+    verify: bool = False
+    verify_every: int = VERIFY_EVERY
 
     def __post_init__(self) -> None:
         check_scaler(self.grad_scaler)
         check_rollback(self.rollback)
         check_audit_every(self.audit_every)
+        check_verify_every(self.verify_every)
 
     def check(self, configuration: Configuration) -> None:
         """Raises ConfigurationError if a guard cannot go along with what was chosen otherwise."""
@@ -51,7 +60,7 @@ class Guarding:
 
     def guards(self, engine: Engine, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> list[Guard]:
         """The guards, the outermost first: what is handed on is looked at last, what the method sees is audited."""
-        guards: list[Guard] = []
+        guards: list[Guard] = [Digest(self.verify_every)] if self.verify else []
         if self.rolls_back:
             guards.append(Rollback(engine, {name: parameter.dtype for name, parameter in parameters}))
         if self.grad_scaler is not None:
@@ -70,4 +79,5 @@ class Guarding:
             "rollback": str(self.rolls_back),
             "learning_rate": "none" if self.learning_rate is None else "given",
             "audit_every": str(self.audit_every),
+            "verify": f"every {self.verify_every} steps" if self.verify else "no",
         }

@@ -1,0 +1,79 @@
+"""All ranks end a step with the same bits: a digest, compared from time to time, holds them to it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigurationError, DivergenceError
+from gradwire.train.guards.guard import Guard
+from gradwire.train.unit import Unit
+from gradwire.wire.checked import Checksums
+from gradwire.wire.requests import AllGather, Synchronization
+
+
+class Digest(Guard):
+    """Compares digests of the averaged gradients over all ranks.
+
+    A step's digest is gathered along with the first gradients of the next step: 8 bytes a rank. Only where they differ
+    do the digests of all parameters follow, so that the error can name the first that differs.
+
+    Args:
+        every: Steps from one comparison to the next.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._step = 0
+        self._checksums = Checksums()
+        self._taken: dict[str, int] = {}
+        self._due: dict[str, int] = {}
+
+    def beside(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
+        """Sends what the last step left."""
+        due, self._due = self._due, {}
+        return [self._compare(self._step - 1, due, gradient.device)] if due else []
+
+    def landed(self, unit: Unit, average: Tensor) -> None:
+        """Takes the digests of a buffer's parameters."""
+        if self._step % self._every == 0:
+            for slot in unit.slots:
+                self._taken[slot.name] = self._checksums.of_tensor(average[slot.offset : slot.stop])
+
+    def ended(self) -> None:
+        """Has this step's digests sent with the next."""
+        self._due, self._taken = self._taken, {}
+        self._step += 1
+
+    def _compare(self, step: int, digests: dict[str, int], device: torch.device) -> Synchronization:
+        each = torch.tensor(list(digests.values()), device=device)
+        everything = self._checksums.of(each.unsqueeze(0))
+        rows = (
+            (yield AllGather(everything.view(torch.uint8)))
+            .clone(memory_format=torch.contiguous_format)
+            .view(torch.int64)
+        )
+        if bool((rows == rows[0]).all()):
+            return
+        rows = (
+            (yield AllGather(each.view(torch.uint8)))
+            .clone(memory_format=torch.contiguous_format)
+            .view(torch.int64)
+            .cpu()
+        )
+        differs = (rows != rows[0]).any(0).tolist()
+        column = differs.index(True)
+        name, values = list(digests)[column], rows[:, column].tolist()
+        groups = [[rank for rank, other in enumerate(values) if other == value] for value in dict.fromkeys(values)]
+        listed = " against ".join(f"rank{'s' * (len(group) > 1)} {', '.join(map(str, group))}" for group in groups)
+        raise DivergenceError(
+            f"after step {step} the averaged gradients are not the same on all ranks: {name!r} is the first of "
+            f"{sum(differs)} parameters that differ, {listed}; the weights have drifted apart since, so start all "
+            "workers again from the last checkpoint, and look at the memory and software of the machine that differs"
+        )
+
+
+def check_verify_every(every: int) -> None:
+    """Raises ConfigurationError unless it is a number of steps."""
+    if not isinstance(every, int) or every < 1:
+        raise ConfigurationError(f"verify_every={every!r} is out of range; choose a whole number of steps, at least 1")

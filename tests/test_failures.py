@@ -1,0 +1,84 @@
+"""What becomes of the others when a worker is killed, stopped or raises."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from failures import EXIT, METHODS, STEPS, Ending, Injection, injections, serve
+
+Run = Callable[[list[Injection]], list[list[Ending]]]
+
+SECONDS = 600
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    context = mp.get_context("spawn")
+    ours, theirs = context.Pipe()
+    template = context.Process(target=serve, args=(theirs,))
+    template.start()
+
+    def run_all(chosen: list[Injection]) -> list[list[Ending]]:
+        ours.send((chosen, str(tmp_path_factory.mktemp("worlds"))))
+        assert ours.poll(SECONDS + 5 * len(chosen))
+        outcomes: list[list[Ending]] = ours.recv()
+        return outcomes
+
+    yield run_all
+    ours.send(None)
+    template.join(10)
+    template.kill()
+
+
+def test_every_worker_ends_with_one_error_and_no_wrong_gradient(run: Run, request: pytest.FixtureRequest) -> None:
+    """``--injections 100`` runs as many."""
+    chosen = injections(request.config.getoption("--injections"), seed=1)
+    references = sorted({each.undisturbed for each in chosen}, key=str)
+    expected: dict[Injection, list[str]] = {}
+    for reference, endings in zip(references, run(references), strict=True):
+        assert all(ending.code == EXIT["done"] and len(ending.accepted) == STEPS for ending in endings), (
+            reference,
+            endings,
+        )
+        assert all(ending.accepted == endings[0].accepted for ending in endings), (reference, endings)
+        expected[reference] = endings[0].accepted
+    counts: Counter[str] = Counter()
+    for injection, endings in zip(chosen, run(chosen), strict=True):
+        counts[injection.act] += 1
+        for rank, ending in enumerate(endings):
+            accepted = expected[injection.undisturbed]
+            assert ending.accepted == accepted[: len(ending.accepted)], ("wrong gradient", injection, rank)
+            assert ending.code is not None, ("hang", injection, rank, ending)
+            if rank == injection.victim and injection.act == "kill":
+                assert ending.code == -9, (injection, ending)
+                continue
+            assert ending.code == EXIT["failed"], (injection, rank, ending)
+            assert ending.failure is not None, (injection, rank)
+            if rank == injection.victim and injection.act == "raise":
+                assert ending.failure["type"] == "InjectedError", (injection, ending)
+            else:
+                check_error(ending.failure["type"], ending.failure["text"], (injection, rank))
+                counts["timed out" if "no answer" in ending.failure["text"] else "closed"] += 1
+    print(dict(counts))
+
+
+def check_error(kind: str, text: str, where: object) -> None:
+    assert kind == "WireError", (where, text)
+    assert " with " in text, (where, text)
+    assert " in step " in text, (where, text)
+    assert "the process group's timeout of" in text, (where, text)
+    assert "start all workers again" in text, (where, text)
+
+
+def test_every_kind_of_injection_comes(request: pytest.FixtureRequest) -> None:
+    chosen = injections(24, seed=1)
+    assert {(each.act, each.where) for each in chosen} == {
+        (act, where)
+        for act in ("kill", "stop", "raise")
+        for where in ("forward", "backward", "wire", "landing", "between")
+    }
+    assert {each.method for each in chosen} == set(range(len(METHODS)))

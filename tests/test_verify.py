@@ -1,0 +1,199 @@
+"""Checksums on payloads and digests of averages: what is changed on its way is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.train.guards import Guard
+from gradwire.train.unit import Unit
+from gradwire.wire import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Broadcast,
+    CheckedTransport,
+    Exchange,
+    Meter,
+    Pending,
+    ProcessGroupTransport,
+    Request,
+)
+from gradwire.wire.checked import Checksums
+from gradwire.wire.fusion import issue
+from pool import Pool
+
+
+class Flipping(ProcessGroupTransport):
+    """Changes one bit of what rank ``sender`` sends to this rank."""
+
+    sender = -1
+
+    def _flipped(self, pending: Pending, rows: bool) -> Pending:
+        def wait() -> Tensor:
+            got = pending()
+            if self.sender >= 0:
+                (got[self.sender] if rows else got).view(-1)[3] ^= 16
+            return got
+
+        return wait
+
+    def all_gather(self, payload: Tensor) -> Pending:
+        return self._flipped(super().all_gather(payload), rows=True)
+
+    def all_to_all(self, payloads: Tensor) -> Pending:
+        return self._flipped(super().all_to_all(payloads), rows=True)
+
+    def exchange(self, payload: Tensor, partner: int) -> Pending:
+        return self._flipped(super().exchange(payload, partner), rows=False)
+
+    def broadcast(self, buffer: Tensor, source: int) -> Pending:
+        return self._flipped(super().broadcast(buffer, source), rows=False)
+
+
+def requests_of_all_kinds(rank: int, workers: int, size: int) -> list[Request]:
+    partner = rank ^ 1 if rank ^ 1 < workers else rank
+    bits = torch.arange(size).to(torch.uint8) + rank
+    return [
+        AllGather(bits.clone()),
+        AllToAll(bits.expand(workers, -1).contiguous()),
+        Exchange(bits.clone(), partner),
+        Broadcast(torch.arange(size, dtype=torch.float32) + rank, 1),
+        AllReduceMean(torch.full((size,), float(rank))),
+    ]
+
+
+def checked_equals_plain() -> list[tuple[int, int]]:
+    """Returns what is counted with and without checksums, for payloads of several sizes."""
+    group = dist.group.WORLD
+    assert group is not None
+    counted = []
+    plain = ProcessGroupTransport(group)
+    meters = Meter(), Meter()
+    checked = CheckedTransport(plain, meters[1])
+    for size in (1, 7, 8, 1001):
+        answers = []
+        for transport, meter in ((plain, meters[0]), (checked, meters[1])):
+            started = requests_of_all_kinds(plain.rank, plain.world_size, size)
+            answers.append([answer.clone() for answer in issue(started, transport, meter)()])
+        assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True)), size
+        counted.append((meters[0].wire_bytes, meters[1].wire_bytes))
+    return counted
+
+
+def test_checked_payloads_arrive_as_they_are_and_are_metered(pool: Pool) -> None:
+    counted = pool.run(3, checked_equals_plain)
+    plain, checked = (sum(rank[-1][which] for rank in counted) for which in (0, 1))
+    padding = sum(-size % 8 + 8 for size in (1, 7, 8, 1001))
+    floats = sum(-4 * size % 8 + 8 for size in (1, 7, 8, 1001))
+    # all-gather and all-to-all to two others each, one pair, and a broadcast to two
+    assert checked - plain == padding * (3 * 2 + 3 * 2 + 2) + floats * 2
+
+
+def flipped_bits_are_found() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    flipping = Flipping(group)
+    checked = CheckedTransport(flipping, Meter())
+    names = ["all-gather", "all-to-all", "exchange", "broadcast"]
+    for index, name in enumerate(names):
+        flipping.sender = -1
+        request = requests_of_all_kinds(flipping.rank, flipping.world_size, 100)[index]
+        issue([request], checked, Meter())()
+        flipping.sender = 0 if name == "exchange" else 1
+        request = requests_of_all_kinds(flipping.rank, flipping.world_size, 100)[index]
+        flight = issue([request], checked, Meter())
+        if name == "exchange" and flipping.rank != 1:
+            continue
+        with pytest.raises(gradwire.PayloadError, match=f"{name} of .* from rank {flipping.sender} to rank"):
+            flight()
+
+
+def test_a_flipped_bit_is_found_with_its_sender(pool: Pool) -> None:
+    pool.run(2, flipped_bits_are_found)
+
+
+def test_checksums_see_every_bit_and_every_order() -> None:
+    checksums = Checksums()
+    bits = torch.randint(256, (96,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    seen = {checksums.of_tensor(bits), checksums.of_tensor(torch.cat([bits[8:], bits[:8]]))}
+    for position in range(96):
+        for bit in range(8):
+            other = bits.clone()
+            other[position] ^= 1 << bit
+            seen.add(checksums.of_tensor(other))
+    assert len(seen) == 2 + 96 * 8
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(40, 48), nn.ReLU(), nn.Linear(48, 40))
+
+
+def trained(way: str, method: str, options: dict[str, Any], spoil: Guard | None = None) -> list[Tensor]:
+    net = network()
+    sync: gradwire.Synchronizer | None = None
+    model: nn.Module = net
+    if way == "ddp":
+        wrapped = DistributedDataParallel(net, bucket_cap_mb=0.005)
+        handle, model = gradwire.compress(wrapped, method, **options), wrapped
+    else:
+        handle = sync = gradwire.Synchronizer(net.named_parameters(), method, **options)
+    if spoil is not None:
+        handle.engine.guards.append(spoil)
+    try:
+        for step in range(6):
+            generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+            net.zero_grad()
+            model(torch.randn(4, 40, generator=generator)).square().mean().backward()
+            if sync is not None:
+                sync.synchronize()
+    finally:
+        handle.close()
+    return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+
+
+class Spoiled(Guard):
+    """One rank's memory fails: a bit of one parameter's average is another there, in step 2."""
+
+    def __init__(self, rank: int) -> None:
+        self._here = dist.get_rank() == rank
+        self._step = 0
+
+    def landed(self, unit: Unit, average: Tensor) -> None:
+        for slot in unit.slots:
+            if self._here and self._step == 2 and slot.name.endswith("2.weight"):
+                average[slot.offset + 5 : slot.offset + 6].view(torch.int32).bitwise_xor_(1)
+
+    def ended(self) -> None:
+        self._step += 1
+
+
+def spoiled_averages_are_found(way: str) -> None:
+    for method, options in (("powersgd", {"rank": 2}), ("topk", {"ratio": 0.1})):
+        verified = {**options, "verify": True, "verify_every": 2}
+        pairs = zip(trained(way, method, verified), trained(way, method, options), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+        with pytest.raises(gradwire.DivergenceError, match=r"after step 2 .*2\.weight.*ranks 0, 2 against rank 1"):
+            trained(way, method, verified, Spoiled(1))
+
+
+@pytest.mark.parametrize("way", ["ddp", "synchronizer"])
+def test_every_rank_raises_when_averages_differ(pool: Pool, way: str) -> None:
+    pool.run(3, spoiled_averages_are_found, way)
+
+
+def bad_intervals() -> None:
+    for every in (0, -3, 1.5):
+        with pytest.raises(gradwire.ConfigurationError, match=r"verify_every=.*at least 1"):
+            gradwire.Synchronizer(network().named_parameters(), "dense", verify_every=every)  # type: ignore[arg-type]
+
+
+def test_an_interval_out_of_range_is_refused(pool: Pool) -> None:
+    pool.run(1, bad_intervals)
