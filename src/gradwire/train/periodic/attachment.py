@@ -164,7 +164,7 @@ class Periodic(Handle):
         ``dense_bytes`` is what a dense all-reduce of the gradients in every local step would have handed over.
         """
         return dataclasses.replace(
-            self.engine.meter.stats(), steps=self.steps_done, dense_bytes=self.steps_done * self._dense_bytes
+            super().stats(), steps=self.steps_done, dense_bytes=self.steps_done * self._dense_bytes
         )
 
     def state_dict(self) -> dict[str, Any]:
