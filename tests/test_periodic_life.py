@@ -52,7 +52,7 @@ def attachments_that_are_refused() -> None:
     refused("powersgd cannot work on cut='contiguous'", net, method="powersgd", fragments=2)
     refused("names 2 of the 6 that the optimizer has", net, parameters=list(net.named_parameters())[:2])
     refused("outer is an optimizer over 6 parameters of which 0", net, outer=sgd(other))
-    refused("two of them 'same'", net, parameters=[("same", each) for each in net.parameters()])
+    refused("two parameters have the name 'same'", net, parameters=[("same", each) for each in net.parameters()])
     local = sgd(net)
     refused("outer is the optimizer of the local steps itself", net, local, outer=local)
     refused("outer is a float; give", net, outer=0.7)
@@ -332,7 +332,7 @@ def a_worker_that_does_not_come() -> None:
         with pytest.raises(Exception, match=r"(?i)time|connection|closed"):
             train(net, optimizer, range(2))
         with pytest.raises(GradwireError, match="an earlier step failed"):
-            train(net, optimizer, range(2))
+            train(net, optimizer, range(4))
     dist.barrier()
     handle._closer()
 

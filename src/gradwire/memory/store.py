@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 
 import torch
@@ -172,25 +172,6 @@ class Store:
                 else:
                     self._views.setdefault(field, {})[name] = value.detach().to(self.device, copy=True)
             self._laid_out.append(field)
-
-    def held(self, names: Collection[str]) -> Callable[[], None]:
-        """Copies what is kept of some parameters; calling what it returns brings that back."""
-        views = [
-            (field, name, view, view.clone())
-            for field, kept in self._views.items()
-            for name, view in kept.items()
-            if name in names
-        ]
-
-        def bring_back() -> None:
-            for kept in self._views.values():
-                for name in [each for each in kept if each in names]:
-                    del kept[name]
-            for field, name, view, values in views:
-                view.copy_(values)
-                self._views[field][name] = view
-
-        return bring_back
 
     def _keep(
         self,

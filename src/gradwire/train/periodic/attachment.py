@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
-from gradwire.memory import MaskedMomentum, Memory, Momentum
+from gradwire.memory import MaskedMomentum, Memory, Momentum, Snapshot
 from gradwire.methods import Method, name_of
 from gradwire.train.agreement import check_same
 from gradwire.train.configuration import FUSE_BYTES, Configuration
@@ -101,7 +101,12 @@ class Periodic(Handle):
         fragments = cut(parameters, schedule, in_one=configuration.granularity.scope == "model")
         made = None if isinstance(outer, Optimizer) else adopted(outer, fragments)
         super().__init__(configuration, parameters, group)
-        self._shapes = {piece.name: piece.shape for fragment in fragments for piece in fragment.pieces}
+        pieces = [piece for fragment in fragments for piece in fragment.pieces]
+        self._shapes = {piece.name: piece.shape for piece in pieces}
+        self._parameters = {
+            piece.name: {"shape": list(piece.shape), "dtype": str(piece.parameter.dtype)} for piece in pieces
+        }
+        self._before = Snapshot(self.engine.store)
         self._hook: RemovableHandle | None = None
         self._optimizer = optimizer
         self._schedule = schedule
@@ -159,7 +164,7 @@ class Periodic(Handle):
         ``dense_bytes`` is what a dense all-reduce of the gradients in every local step would have handed over.
         """
         return dataclasses.replace(
-            self.engine.meter.stats(), steps=self.steps_done, dense_bytes=self.steps_done * self._dense_bytes
+            super().stats(), steps=self.steps_done, dense_bytes=self.steps_done * self._dense_bytes
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -306,13 +311,11 @@ class Periodic(Handle):
             beside.update(each.collect(fragment))
         flight = _Flight(fragment, due, mix, outer, beside, landing=landing)
         fragment.measure()
-        step, names = fragment.rounds, {piece.name for piece in fragment.pieces}
-        bring_back: Callable[[], None] | None = None
+        step = fragment.rounds
 
         def begin(index: int) -> list[Synchronization]:
-            nonlocal bring_back
             if index == 0:
-                bring_back = engine.store.held(names)
+                self._before.take()
             engine.step = step
             buffer, unit = units[index]
             synchronizations = engine.synchronizations(unit, buffer)
@@ -325,8 +328,8 @@ class Periodic(Handle):
         def end() -> None:
             engine.ended()
             flight.dropped = not all(bool(each.isfinite().all()) for each in [fragment.change, *beside.values()])
-            if flight.dropped and bring_back is not None:
-                bring_back()
+            if flight.dropped:
+                self._before.restore()
             wire.keep(landing, fragment.change)
 
         for index in range(len(units)):
@@ -503,9 +506,6 @@ def _named(optimizer: Optimizer, parameters: Iterable[tuple[str, Parameter]] | N
     if parameters is None:
         return list(ours.values())
     named = [(name, each) for name, each in parameters if id(each) in ours]
-    if len({name for name, _ in named}) < len(named):
-        twice = next(name for index, (name, _) in enumerate(named) if name in dict(named[:index]))
-        raise ConfigurationError(f"parameters names two of them {twice!r}; state is kept by name, give each its own")
     if len({id(each) for _, each in named}) < len(ours):
         raise ConfigurationError(
             f"parameters names {len(named)} of the {len(ours)} that the optimizer has; name all of them, as "
