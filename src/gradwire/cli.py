@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gradwire.bench.data import DataSource
     from gradwire.bench.sync import SyncRow
     from gradwire.bench.train import TrainRow
+    from gradwire.bench.workloads import Workload
 
 app = App(
     name="gradwire",
@@ -205,6 +206,7 @@ def sync(
 @bench.command
 def train(
     *,
+    workload: Literal["image", "language"] = "image",
     workers: Positive = 4,
     link: str = "100mbit",
     method: Methods = None,
@@ -215,7 +217,7 @@ def train(
     out: Path = Path("results"),
     json: Json = None,
 ) -> None:
-    """Train a small CNN on real images over a slow network, with one method after another.
+    """Train a small CNN on images, or a GRU on text, over a slow network, with one method after another.
 
     Every method gets the same start, the same batches and the same number of steps. Leaves three pictures and a JSON.
 
@@ -223,40 +225,52 @@ def train(
     gradwire bench train
     gradwire bench train --method all --link none --out results/all
     gradwire bench train --link 1gbit --method topk:ratio=0.001 --method acpsgd:rank=2 --out results/fast
+    gradwire bench train --workload language --batch 16 --out results/language
     ```
 
     Args:
+        workload: image is the CNN; language is a GRU that learns the next byte of the sources of Python's library.
         workers: Worker processes.
         link: Rate of each worker's link, such as 100mbit, or none for plain loopback.
         method: A contender, name:option=value,...; may be repeated; all is every method of the catalogue at its
             recommended settings. Six contenders if not given.
         steps: Steps of each contender.
-        batch: Images a worker and step.
-        seed: Seed of the model's start and of the order of the images.
-        dataset: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
+        batch: Images, or pieces of 64 bytes, a worker and step.
+        seed: Seed of the model's start and of the order of the samples.
+        dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         out: Folder for the pictures and the JSON.
         json: Where the JSON goes; train.json in the folder if not given.
     """
     from gradwire import lab
-    from gradwire.bench import data, pictures, report
+    from gradwire.bench import pictures, report
     from gradwire.bench import train as bench_train
     from gradwire.bench.sync import NO_LINK, link_rate
+    from gradwire.bench.workloads import WORKLOADS
 
     console = _console()
+    task = WORKLOADS[workload]
     racers = bench_train.contenders(method or ())
     rate = None if link_rate(link) is None else link
     if rate is not None and not (allowed := lab.availability()).possible:
         console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}")
         rate, link = None, NO_LINK
-    source = data.locate(dataset)
-    console.print(f"Images: {source.name} ({source.reason}).")
-    rows = _race(console, source, workers, rate, racers, steps=steps, batch=batch, seed=seed)
-    where = f"{workers} workers, link {link}, {source.name}, {steps} steps of {workers * batch} images"
-    console.print(report.train_table(rows, f"Training a CNN: {where}"))
+    source = task.locate(dataset)
+    console.print(f"Data: {source.name} ({source.reason}).")
+    rows = _race(console, task, source, workers, rate, racers, steps=steps, batch=batch, seed=seed)
+    where = f"{workers} workers, link {link}, {source.name}, {steps} steps of {workers * batch} {task.samples}"
+    console.print(report.train_table(rows, f"Training a {task.what}: {where}"))
     console.print(f"[dim]median step; MB a worker and step; {report.machine_line()}[/dim]")
     drawn = pictures.train_plots(rows, out, where)
     target = json or out / "train.json"
-    facts = {"workers": workers, "link": link, "dataset": source.name, "steps": steps, "batch": batch, "seed": seed}
+    facts = {
+        "workload": workload,
+        "workers": workers,
+        "link": link,
+        "dataset": source.name,
+        "steps": steps,
+        "batch": batch,
+        "seed": seed,
+    }
     report.write_json(target, report.document("bench.train", **facts, rows=rows))
     for path in (*drawn, target):
         console.print(f"Wrote {path}", soft_wrap=True)
@@ -357,7 +371,13 @@ def _write(path: Path | None, content: dict[str, Any]) -> None:
 
 
 def _race(
-    console: Console, source: DataSource, workers: int, rate: str | None, racers: Sequence[Contender], **options: int
+    console: Console,
+    workload: Workload,
+    source: DataSource,
+    workers: int,
+    rate: str | None,
+    racers: Sequence[Contender],
+    **options: int,
 ) -> list[TrainRow]:
     """Trains with a live bar for each contender."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -384,7 +404,7 @@ def _race(
                     progress.stop_task(task)
                 progress.update(task, completed=row.steps_done, news=_news(row))
 
-        return bench_train.race(source, workers, rate, racers, **options, on_progress=show)
+        return bench_train.race(workload, source, workers, rate, racers, **options, on_progress=show)
 
 
 def _news(row: TrainRow) -> str:
