@@ -33,6 +33,8 @@ app.command(bench)
 
 Json = Annotated[Path | None, Parameter(name="--json")]
 Methods = Annotated[list[str] | None, Parameter(name="--method", negative=())]
+Section = Literal["claim", "speedup", "volume", "overhead"]
+WorkloadName = Literal["image", "language"]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 
 USAGE_ERROR = 2
@@ -206,7 +208,7 @@ def sync(
 @bench.command
 def train(
     *,
-    workload: Literal["image", "language"] = "image",
+    workload: WorkloadName = "image",
     workers: Positive = 4,
     link: str = "100mbit",
     method: Methods = None,
@@ -275,6 +277,63 @@ def train(
     for path in (*drawn, target):
         console.print(f"Wrote {path}", soft_wrap=True)
     _fail_if_nothing(rows)
+
+
+@bench.command
+def periodic(
+    *,
+    section: Annotated[list[Section], Parameter(negative=())] = ["claim", "speedup", "volume", "overhead"],  # noqa: B006
+    workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
+    link: str = "100mbit",
+    seeds: Positive = 3,
+    steps: Annotated[int, Parameter(validator=Number(gte=64))] = 1600,
+    shapes: str = "resnet50",
+    dataset: Literal["auto", "fashion-mnist", "digits"] = "auto",
+    out: Path = Path("results/periodic"),
+) -> None:
+    """Train with local steps and a compressed average now and then, against an fp32 average every step.
+
+    claim: PQASGD at 3 to 5 % of the bytes, 4 and 8 workers. speedup: loss against workers times steps, 1 to 8 workers,
+    on the loopback. volume: AdamW with ever fewer bytes, 4 workers, on the loopback. overhead: a step in which nothing
+    is sent, the time of an average, and the waiting that a delay hides. Each leaves a JSON, and pictures.
+
+    ```
+    gradwire bench periodic
+    gradwire bench periodic --section claim --workload language --seeds 1 --steps 400
+    gradwire bench periodic --section overhead --link 1gbit
+    ```
+
+    Args:
+        section: What to measure; may be repeated.
+        workload: What claim and speedup train; may be repeated. volume trains the last one.
+        link: Rate of each worker's link in claim and overhead, such as 100mbit, or none for plain loopback.
+        seeds: Trainings of each plan, each with a start and an order of samples of its own.
+        steps: Steps of all workers together in a training; volume takes twice as many.
+        shapes: Whose shapes the average has that is timed, resnet50 (25.6 M parameters) or tiny.
+        dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
+        out: Folder for the JSON files and the pictures.
+    """
+    from gradwire import lab
+    from gradwire.bench.periodic_report import Bench
+    from gradwire.bench.sync import NO_LINK, link_rate
+    from gradwire.bench.workloads import WORKLOADS
+
+    console = _console()
+    if link_rate(link) is not None and not (allowed := lab.availability()).possible:
+        console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}")
+        link = NO_LINK
+    bench = Bench(console, link, range(seeds), steps, dataset, out)
+    chosen = [WORKLOADS[name] for name in dict.fromkeys(workload)]
+    for each in dict.fromkeys(section):
+        match each:
+            case "claim":
+                bench.claim(chosen)
+            case "speedup":
+                bench.speedup(chosen)
+            case "volume":
+                bench.volume(chosen[-1])
+            case "overhead":
+                bench.overhead(shapes)
 
 
 @bench.command
