@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gradwire.analysis import Analysis, analyze
     from gradwire.errors import ConfigurationError, GradwireError, LabError, PayloadError
     from gradwire.train import DensePolicy, Handle, Roundtrip, SecondMoments, Synchronizer, compress, roundtrip
+    from gradwire.train.periodic import Periodic, periodic
     from gradwire.wire import Stats
 
 __version__ = "0.1.0"
@@ -26,12 +27,14 @@ _HOMES = {
     "Handle": "gradwire.train",
     "LabError": "gradwire.errors",
     "PayloadError": "gradwire.errors",
+    "Periodic": "gradwire.train.periodic",
     "Roundtrip": "gradwire.train",
     "SecondMoments": "gradwire.train",
     "Stats": "gradwire.wire",
     "Synchronizer": "gradwire.train",
     "analyze": "gradwire.analysis",
     "compress": "gradwire.train",
+    "periodic": "gradwire.train.periodic",
     "roundtrip": "gradwire.train",
 }
 _ROOMS = ("lab", "memory", "methods")
@@ -44,6 +47,7 @@ __all__ = [
     "Handle",
     "LabError",
     "PayloadError",
+    "Periodic",
     "Roundtrip",
     "SecondMoments",
     "Stats",
@@ -53,6 +57,7 @@ __all__ = [
     "lab",
     "memory",
     "methods",
+    "periodic",
     "roundtrip",
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -82,6 +82,25 @@ class Store:
                     self._views[field][name] = value.detach().to(self.device, copy=True)
                 else:
                     kept.copy_(value)
+
+    def held(self, names: Collection[str]) -> Callable[[], None]:
+        """Copies what is kept of some parameters; calling what it returns brings that back."""
+        views = [
+            (field, name, view, view.clone())
+            for field, kept in self._views.items()
+            for name, view in kept.items()
+            if name in names
+        ]
+
+        def bring_back() -> None:
+            for kept in self._views.values():
+                for name in [each for each in kept if each in names]:
+                    del kept[name]
+            for field, name, view, values in views:
+                view.copy_(values)
+                self._views[field][name] = view
+
+        return bring_back
 
     def _keep(self, field: str, name: str, view: Tensor) -> None:
         views = self._views.setdefault(field, {})

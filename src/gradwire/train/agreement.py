@@ -30,6 +30,15 @@ def check_agreement(
         f"parameter {name} with shape {tuple(parameter.shape)} and dtype {parameter.dtype}"
         for name, parameter in parameters
     ]
+    check_same(lines, transport, device)
+
+
+def check_same(lines: Sequence[str], transport: Transport, device: torch.device) -> None:
+    """Compares lines of text over all ranks; every rank must call it.
+
+    Raises:
+        ConfigurationError: On every rank, naming the first difference, if two ranks differ.
+    """
     text = "\n".join(lines).encode()
     digest = hashlib.blake2b(text, digest_size=24).digest() + len(text).to_bytes(8, "little")
     rows = transport.all_gather(_tensor(digest, device))().cpu()

@@ -1,0 +1,213 @@
+"""Which coordinates of a model are averaged together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.errors import ConfigurationError
+from gradwire.layout import Slot, flat_slots
+from gradwire.train.handle import Named
+from gradwire.train.periodic.schedule import Schedule
+from gradwire.train.synchronizer import BUCKET_ELEMENTS
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A parameter, or some of its coordinates.
+
+    Attributes:
+        name: The parameter's name, followed by the coordinates unless it is whole.
+        parameter: The parameter.
+        part: The coordinates, as elements of the parameter laid out row by row; None for all of them.
+        shape: The parameter's shape; ``(k,)`` for k coordinates of a vector and ``(k, 1)`` for k of anything else, so
+            that a :class:`gradwire.DensePolicy` tells vectors from others.
+    """
+
+    name: str
+    parameter: torch.nn.Parameter
+    part: slice | None
+    shape: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, name: str, parameter: torch.nn.Parameter) -> Piece:
+        """All of a parameter."""
+        return cls(name, parameter, None, tuple(parameter.shape))
+
+    @classmethod
+    def some(cls, name: str, parameter: torch.nn.Parameter, start: int, stop: int, step: int) -> Piece:
+        """Elements ``start``, ``start + step``, … below ``stop``."""
+        text = f"{start}:{stop}" if step == 1 else f"{start}::{step}"
+        count = len(range(start, stop, step))
+        shape = (count,) if parameter.dim() < 2 else (count, 1)
+        return cls(f"{name}[{text}]", parameter, slice(start, stop, step), shape)
+
+    @property
+    def numel(self) -> int:
+        """Number of coordinates."""
+        return math.prod(self.shape)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """These coordinates of a tensor that is shaped as the parameter, in the piece's shape; perhaps a view."""
+        values = tensor.detach()
+        return values if self.part is None else values.reshape(-1)[self.part].reshape(self.shape)
+
+    def write(self, tensor: Tensor, values: Tensor) -> None:
+        """Replaces these coordinates of a tensor that is shaped as the parameter."""
+        target = tensor.detach()
+        if self.part is None:
+            target.copy_(values.view(self.shape))
+            return
+        flat = target.reshape(-1)
+        flat[self.part] = values.reshape(-1).to(flat.dtype)
+        if not target.is_contiguous():
+            target.copy_(flat.view(target.shape))
+
+
+class Fragment:
+    """Pieces that are averaged at the same steps, with what all ranks knew of them last.
+
+    Args:
+        number: Which fragment it is.
+        pieces: What it consists of.
+        in_one: Whether all of it is one buffer for the method; otherwise buffers have DDP's size.
+
+    Attributes:
+        anchor: ``float32[numel]``, where the last average left the pieces: the same bits on all ranks.
+        anchors: Views of it, one a piece.
+        change: ``float32[numel]``, how far local steps went from there, downhill: anchor minus parameter.
+        buffers: Stretches of ``change`` that are averaged at once, with the slots in them.
+        rounds: Averages taken.
+        launched: The local step at which it was averaged last.
+    """
+
+    def __init__(self, number: int, pieces: Sequence[Piece], in_one: bool) -> None:
+        self.number = number
+        self.pieces = tuple(pieces)
+        slots = flat_slots([(piece.name, piece.shape) for piece in pieces])
+        device = pieces[0].parameter.device
+        self.anchor = torch.empty(slots[-1].stop, dtype=torch.float32, device=device)
+        self.change = torch.zeros_like(self.anchor)
+        self.anchors = [self.anchor[slot.offset : slot.stop].view(slot.shape) for slot in slots]
+        self._changes = [self.change[slot.offset : slot.stop].view(slot.shape) for slot in slots]
+        self.buffers = list(_buffers(self.change, slots, in_one))
+        self.rounds = 0
+        self.launched = 0
+
+    def start(self) -> None:
+        """Takes the parameters, which are the same on all ranks, for what the last average left."""
+        for piece, anchor in zip(self.pieces, self.anchors, strict=True):
+            anchor.copy_(piece.read(piece.parameter))
+
+    def measure(self) -> None:
+        """Fills in ``change``, from where the parameter's own precision let it start."""
+        for piece, anchor, change in zip(self.pieces, self.anchors, self._changes, strict=True):
+            torch.sub(anchor.to(piece.parameter.dtype).float(), piece.read(piece.parameter).float(), out=change)
+
+    def move(self, outer: Optimizer | None) -> None:
+        """Moves the anchor by the average that ``change`` holds: subtracts it, or steps along it as a gradient."""
+        if outer is None:
+            self.anchor.sub_(self.change)
+            return
+        for anchor, change in zip(self.anchors, self._changes, strict=True):
+            anchor.grad = change
+        outer.step()
+        for anchor in self.anchors:
+            anchor.grad = None
+
+    def hand_on(self, mix: float) -> None:
+        """Takes parameters to the anchor, all the way or a share of it."""
+        for piece, anchor in zip(self.pieces, self.anchors, strict=True):
+            values = anchor
+            if mix < 1:
+                values = torch.lerp(piece.read(piece.parameter).float(), anchor, mix)
+            piece.write(piece.parameter, values)
+
+
+def cut(parameters: Named, schedule: Schedule, in_one: bool) -> list[Fragment]:
+    """Cuts a model into fragments of nearly equal size.
+
+    Args:
+        parameters: Names and parameters, in the model's order.
+        schedule: Says how many, and how.
+        in_one: Whether a fragment is one buffer for the method.
+
+    Raises:
+        ConfigurationError: If there is too little for so many.
+    """
+    wanted = schedule.fragments
+    filled = [(name, parameter) for name, parameter in parameters if parameter.numel()]
+    if wanted == 1:
+        groups = [[Piece.whole(name, parameter) for name, parameter in filled]]
+    elif schedule.cut == "layers":
+        groups = _layers(filled, wanted)
+    else:
+        of_cut = _contiguous if schedule.cut == "contiguous" else _strided
+        groups = of_cut(filled, wanted)
+    if not all(groups):
+        what = f"{len(filled)} parameters" if schedule.cut == "layers" else f"{_count(filled):,} coordinates"
+        raise ConfigurationError(
+            f"fragments={wanted} is out of range; {what} cannot be cut into so many, choose fewer, or cut='contiguous'"
+        )
+    return [Fragment(number, pieces, in_one) for number, pieces in enumerate(groups)]
+
+
+def _count(parameters: Named) -> int:
+    return sum(parameter.numel() for _, parameter in parameters)
+
+
+def _layers(parameters: Named, wanted: int) -> list[list[Piece]]:
+    """Consecutive whole parameters; each goes where its middle coordinate lies, but none stays empty if possible."""
+    groups: list[list[Piece]] = [[] for _ in range(wanted)]
+    total, before, number = _count(parameters), 0, 0
+    for index, (name, parameter) in enumerate(parameters):
+        middle = (2 * before + parameter.numel()) * wanted // (2 * total)
+        highest = min(number + 1, wanted - 1) if index else 0
+        lowest = wanted - (len(parameters) - index)  # so that those that follow can fill what is left
+        number = max(min(max(number, middle), highest), min(lowest, highest))
+        groups[number].append(Piece.whole(name, parameter))
+        before += parameter.numel()
+    return groups
+
+
+def _contiguous(parameters: Named, wanted: int) -> list[list[Piece]]:
+    total = _count(parameters)
+    edges = [number * total // wanted for number in range(wanted + 1)]
+    groups: list[list[Piece]] = [[] for _ in range(wanted)]
+    before = 0
+    for name, parameter in parameters:
+        for group, (low, high) in zip(groups, pairwise(edges), strict=True):
+            start, stop = max(low - before, 0), min(high - before, parameter.numel())
+            if start < stop:
+                group.append(Piece.some(name, parameter, start, stop, 1))
+        before += parameter.numel()
+    return groups
+
+
+def _strided(parameters: Named, wanted: int) -> list[list[Piece]]:
+    groups: list[list[Piece]] = [[] for _ in range(wanted)]
+    before = 0
+    for name, parameter in parameters:
+        for number, group in enumerate(groups):
+            start = (number - before) % wanted
+            if start < parameter.numel():
+                group.append(Piece.some(name, parameter, start, parameter.numel(), wanted))
+        before += parameter.numel()
+    return groups
+
+
+def _buffers(change: Tensor, slots: Sequence[Slot], in_one: bool) -> Iterator[tuple[Tensor, tuple[Slot, ...]]]:
+    """Stretches of whole slots, each with its slots counted from its own start."""
+    begin = 0
+    for index, slot in enumerate(slots):
+        start = slots[begin].offset
+        if slot is slots[-1] or (not in_one and slot.stop - start >= BUCKET_ELEMENTS):
+            own = flat_slots([(each.name, each.shape) for each in slots[begin : index + 1]])
+            yield change[start : slot.stop], own
+            begin = index + 1

@@ -1,0 +1,99 @@
+"""When which part of a model is averaged, made valid once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gradwire.errors import ConfigurationError
+
+Cut = Literal["contiguous", "strided", "layers"]
+Moments = Literal["keep", "reset", "average"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Periods, fragments, and how late and how far an average is taken.
+
+    Attributes:
+        every: Local steps of a period, or a function that gives them for the number of the period, from 0.
+        fragments: Parts of the model, each averaged once a period, evenly spread over it.
+        cut: What a fragment is: consecutive coordinates, every so many-th coordinate, or whole parameters.
+        delay: Local steps from sending an average to taking it.
+        mix: Weight of the average where it is taken, in (0, 1]; the local value has the rest.
+        warmup_steps: Steps at first that are each a period, undelayed, unmixed, without an outer optimizer.
+        moments: What becomes of the optimizer's moments where parameters are averaged.
+    """
+
+    every: int | Callable[[int], int]
+    fragments: int
+    cut: Cut
+    delay: int
+    mix: float
+    warmup_steps: int
+    moments: Moments
+
+    def __post_init__(self) -> None:
+        _check_whole("fragments", self.fragments, 1, "parts of the model")
+        _check_whole("delay", self.delay, 0, "local steps")
+        _check_whole("warmup_steps", self.warmup_steps, 0, "steps")
+        if self.cut not in get_args(Cut):
+            raise ConfigurationError(f"cut={self.cut!r} is not known; choose {_listed(Cut)}")
+        if self.moments not in get_args(Moments):
+            raise ConfigurationError(f"moments={self.moments!r} is not known; choose {_listed(Moments)}")
+        if not 0 < self.mix <= 1:
+            raise ConfigurationError(
+                f"mix={self.mix!r} is out of range; choose 0 < mix <= 1, 1 to take the average as is"
+            )
+        if self.moments == "reset" and self.fragments > 1 and self.cut != "layers":
+            raise ConfigurationError(
+                f"moments='reset' starts whole parameters anew, but cut={self.cut!r} averages pieces of them; "
+                "choose cut='layers'"
+            )
+        self.length(0)
+
+    def length(self, period: int) -> int:
+        """Local steps of a period.
+
+        Raises:
+            ConfigurationError: If they are too few.
+        """
+        length = self.every(period) if callable(self.every) else self.every
+        name = f"every({period})" if callable(self.every) else "every"
+        _check_whole(name, length, 1, "local steps")
+        if self.fragments > length:
+            raise ConfigurationError(
+                f"fragments={self.fragments} is out of range; a period of {name}={length} local steps has room for at "
+                f"most as many fragments"
+            )
+        if self.delay >= length:
+            raise ConfigurationError(
+                f"delay={self.delay} is out of range; choose fewer local steps than the period has, {name}={length}"
+            )
+        return length
+
+    def due(self, fragment: int, length: int) -> int:
+        """The step of a period of ``length`` steps, from 1, after which a fragment is averaged."""
+        return max(1, (fragment + 1) * length // self.fragments)
+
+    def describe(self) -> dict[str, str]:
+        """What must be the same on all ranks, as text; of a function for ``every``, what it gives at first."""
+        return {
+            "every": f"{self.length(0)} at first" if callable(self.every) else str(self.every),
+            "fragments": str(self.fragments),
+            "cut": self.cut,
+            "delay": str(self.delay),
+            "mix": str(self.mix),
+            "warmup_steps": str(self.warmup_steps),
+            "moments": self.moments,
+        }
+
+
+def _check_whole(name: str, value: object, least: int, unit: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(f"{name}={value!r} is out of range; choose a whole number of {unit} >= {least}")
+
+
+def _listed(kind: object) -> str:
+    return ", ".join(repr(each) for each in get_args(kind))
