@@ -286,7 +286,7 @@ def periodic(
     workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
     link: str = "100mbit",
     seeds: Positive = 3,
-    steps: Annotated[int, Parameter(validator=Number(gte=64))] = 1600,
+    steps: Annotated[int, Parameter(validator=Number(gte=64))] = 960,
     shapes: str = "resnet50",
     dataset: Literal["auto", "fashion-mnist", "digits"] = "auto",
     out: Path = Path("results/periodic"),

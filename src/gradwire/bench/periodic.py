@@ -20,11 +20,6 @@ from gradwire.errors import LabError
 Optimizer = Literal["sgd", "adamw"]
 
 CLAIM_WORKERS = (4, 8)
-WORKER_STEPS = 1_600
-"""Steps of all workers together in one training, so that any number of workers sees as many samples."""
-CLAIM_SHARE = 0.05
-"""Of the bytes of full communication, at most."""
-
 SPEEDUP_WORKERS = (1, 2, 4, 8)
 SPEEDUP_PARTS = (8, 4, 2, 1)
 """Of the steps, the trainings have these parts."""
@@ -41,7 +36,7 @@ VOLUME_TOLERANCE = 0.01
 
 STREAM_WORKERS = 2
 STREAM_STEPS = 96
-STREAM_EVERY = 16
+STREAM_EVERY, STREAM_DELAY = 16, 12
 
 SILENT_LIMIT = 0.02
 AVERAGE_LIMIT = 1.3
@@ -317,18 +312,18 @@ def volume_runs(seeds: Sequence[int], worker_steps: int) -> list[Run]:
 
 
 def stream_runs(workload: Workload, seed: int) -> list[Run]:
-    """The same averages: none at all, waited for, and merged half a period later."""
+    """The same averages: none at all, waited for, and merged most of a period later."""
     steps = STREAM_STEPS
     plans = (
         Plan("nothing sent", steps + 1),
         Plan(f"p={STREAM_EVERY}, waited for", STREAM_EVERY),
-        Plan(f"p={STREAM_EVERY}, delay {STREAM_EVERY // 2}", STREAM_EVERY, delay=STREAM_EVERY // 2),
+        Plan(f"p={STREAM_EVERY}, delay {STREAM_DELAY}", STREAM_EVERY, delay=STREAM_DELAY),
         Plan(f"p={STREAM_EVERY}, 4 fragments, waited for", STREAM_EVERY, fragments=4),
         Plan(
-            f"p={STREAM_EVERY}, 4 fragments, delay {STREAM_EVERY // 2}",
+            f"p={STREAM_EVERY}, 4 fragments, delay {STREAM_DELAY}",
             STREAM_EVERY,
             fragments=4,
-            delay=STREAM_EVERY // 2,
+            delay=STREAM_DELAY,
         ),
     )
     return [Run(plan, seed, steps, workload.learning_rate) for plan in plans]

@@ -104,7 +104,7 @@ class Bench:
     def overhead(self, shapes: str) -> None:
         """A step in which nothing is sent, the time of an average, and the waiting that a delay hides."""
         with self.console.status("timing optimizer steps"):
-            silent = periodic.silence(steps=500, rounds=15)
+            silent = periodic.silence(steps=100, rounds=21)
         self.console.print(report.silence_table(silent, periodic.SILENT_LIMIT))
         workers, rate = periodic.CLAIM_WORKERS[0], self._rate(self.link)
         with self.console.status("timing averages"):
@@ -159,7 +159,8 @@ class Bench:
         return None if link_rate(link) is None else link
 
     def _where(self, workload: Workload, link: str) -> str:
-        return f"{workload.locate(self.dataset).name}, {len(self.seeds)} seeds, link {link}"
+        seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
+        return f"{workload.locate(self.dataset).name}, {seeds}, link {link}"
 
     def _picture(self, name: str, rows: Sequence[Row], title: str, subtitle: str) -> None:
         if any(row.loss is not None for row in rows):

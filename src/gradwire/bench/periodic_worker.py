@@ -242,6 +242,7 @@ class Averages:
             with torch.no_grad():
                 for parameter in self._net.parameters():
                     parameter.add_(torch.randn(parameter.shape, generator=change), alpha=1e-3)
+            optimizer.step()  # without gradients, which changes nothing; but there is something to average after it
             dist.barrier()
             begin = time.perf_counter()
             handle.synchronize()

@@ -229,7 +229,7 @@ class Workload:
 
 
 IMAGE = Workload("image", "CNN", "images", ConvNet, lambda: ConvNet(8, 128), 0.2)
-LANGUAGE = Workload("language", "GRU", f"pieces of {CONTEXT} bytes", ByteNet, ByteNet, 4.0)
+LANGUAGE = Workload("language", "GRU", f"pieces of {CONTEXT} bytes", lambda: ByteNet(64, 512), ByteNet, 2.0)
 WORKLOADS: dict[str, Workload] = {each.name: each for each in (IMAGE, LANGUAGE)}
 
 
