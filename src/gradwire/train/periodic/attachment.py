@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -33,6 +34,8 @@ from gradwire.train.policy import DensePolicy
 from gradwire.wire import ProcessGroupTransport, Stats, Synchronization
 from gradwire.wire.meter import all_reduce_bytes
 from gradwire.wire.wire import TensorFuture
+
+_COUNTERS = ("steps_done", "syncs", "dropped", "_periods", "_began", "_length")
 
 _MOMENTS: dict[Moments, type[KeptMoments]] = {
     "keep": KeptMoments,
@@ -135,7 +138,7 @@ class Periodic(Handle):
         self._hook = optimizer.register_step_post_hook(self._after_step)
 
     def synchronize(self) -> None:
-        """Averages now what took local steps since its last average, such as at the end of training.
+        """Averages now whatever may differ between ranks, such as at the end of training.
 
         What is on its way is taken first. The averages are taken undelayed and unmixed, so that all ranks have the
         same parameters afterwards, and a new period begins.
@@ -144,7 +147,7 @@ class Periodic(Handle):
             GradwireError: If an earlier average failed.
         """
         self._take(self._flights)
-        behind = [fragment for fragment in self._fragments if fragment.launched < self.steps_done]
+        behind = [fragment for fragment in self._fragments if fragment.level < self.steps_done]
         outer = None if self._warm else self.outer
         self._take([self._launch(fragment, self.steps_done, 1.0, outer) for fragment in behind])
         if self.steps_done > self._began:
@@ -158,6 +161,89 @@ class Periodic(Handle):
         return dataclasses.replace(
             self.engine.meter.stats(), steps=self.steps_done, dense_bytes=self.steps_done * self._dense_bytes
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a later run needs beside the model's and the optimizer's own state, to go on as if it had not stopped.
+
+        Averages on their way are waited for and saved with it. Every rank has its own state; save it on each, with the
+        model's, which differs between ranks in the middle of a period.
+        """
+        for flight in self._flights:
+            flight.wait()
+        flying = [flight.fragment for flight in self._flights]
+        return {
+            **super().state_dict(),
+            "periodic": {
+                "schedule": self._schedule.describe(),
+                **{name: getattr(self, name) for name in _COUNTERS},
+                "rounds": [fragment.rounds for fragment in self._fragments],
+                "level": [fragment.level for fragment in self._fragments],
+                "anchors": _copied(each for fragment in self._fragments for each in fragment.named(fragment.anchor)),
+                "averages": _copied(each for fragment in flying for each in fragment.named(fragment.change)),
+                "flights": [
+                    {
+                        "fragment": flight.fragment.number,
+                        "due": flight.due,
+                        "mix": flight.mix,
+                        "outer": flight.outer is not None,
+                        "dropped": flight.dropped,
+                        "beside": _copied(flight.beside.items()),
+                    }
+                    for flight in self._flights
+                ],
+                "buffers": {} if self._buffers is None else _copied(self._buffers.last.items()),
+                "outer": None if self.outer is None else copy.deepcopy(self.outer.state_dict()),
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from where :meth:`state_dict` was taken; the model's and the optimizer's state is for you to load.
+
+        Raises:
+            ConfigurationError: If the state is of another version, configuration, schedule or model; nothing is
+                changed.
+        """
+        saved = state.get("periodic")
+        if saved is None:
+            raise ConfigurationError("the state is not of periodic averaging; load it where it was saved")
+        ours: dict[str, object] = {**self._schedule.describe(), "outer": self.outer is not None}
+        for key, value in {**saved["schedule"], "outer": saved["outer"] is not None}.items():
+            if ours[key] != value:
+                raise ConfigurationError(
+                    f"the state was saved with {key}={value!r}, this handle has {key}={ours[key]!r}; "
+                    "attach with the same"
+                )
+        kept = {} if self._buffers is None else self._buffers.last
+        _check_shapes("buffers", {name: tuple(each.shape) for name, each in kept.items()}, saved["buffers"])
+        _check_shapes("parameters", self._shapes, saved["anchors"])
+        for flight in self._flights:
+            flight.wait()
+        super().load_state_dict(state)
+        for name in _COUNTERS:
+            setattr(self, name, saved[name])
+        numbers = [flight["fragment"] for flight in saved["flights"]]
+        for fragment, rounds, level in zip(self._fragments, saved["rounds"], saved["level"], strict=True):
+            fragment.rounds, fragment.level = rounds, level
+            for name, anchor in fragment.named(fragment.anchor):
+                anchor.copy_(saved["anchors"][name])
+            for name, average in fragment.named(fragment.change) if fragment.number in numbers else ():
+                average.copy_(saved["averages"][name])
+        self._flights = [
+            _Flight(
+                self._fragments[flight["fragment"]],
+                flight["due"],
+                flight["mix"],
+                self.outer if flight["outer"] else None,
+                {name: each.to(self.engine.store.device) for name, each in flight["beside"].items()},
+                flight["dropped"],
+            )
+            for flight in saved["flights"]
+        ]
+        for name, last in kept.items():
+            last.copy_(saved["buffers"][name])
+        if self.outer is not None:
+            self.outer.load_state_dict(saved["outer"])
+        self._look_ahead()
 
     def close(self) -> None:
         """Takes averaging off the optimizer; an average on its way is not taken, see :meth:`synchronize`."""
@@ -220,7 +306,6 @@ class Periodic(Handle):
             beside.update(each.collect(fragment))
         flight = _Flight(fragment, due, mix, outer, beside, landing=landing)
         fragment.measure()
-        fragment.launched = self.steps_done
         step, names = fragment.rounds, {piece.name for piece in fragment.pieces}
         bring_back: Callable[[], None] | None = None
 
@@ -257,6 +342,8 @@ class Periodic(Handle):
             flight.wait()
             self._flights.remove(flight)
             fragment = flight.fragment
+            if flight.dropped or flight.mix == 1:
+                fragment.level = self.steps_done
             if flight.dropped:
                 self.dropped += 1
                 fragment.hand_on(mix=1.0)
@@ -368,6 +455,20 @@ def periodic(
         process_group = process_group.get_group()
     group = default_group(process_group)
     return Periodic(optimizer, configuration, schedule, named, outer, buffers, group, broadcast)
+
+
+def _copied(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
+
+
+def _check_shapes(what: str, ours: Mapping[str, tuple[int, ...]], saved: Mapping[str, Tensor]) -> None:
+    theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    for name in [*ours, *theirs]:
+        if ours.get(name) != theirs.get(name):
+            raise ConfigurationError(
+                f"of {what}, the state has {name!r} with shape {theirs.get(name)}, this handle with {ours.get(name)}; "
+                "load a state saved from the same model"
+            )
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:

@@ -84,21 +84,25 @@ class Fragment:
         change: ``float32[numel]``, how far local steps went from there, downhill: anchor minus parameter.
         buffers: Stretches of ``change`` that are averaged at once, with the slots in them.
         rounds: Averages taken.
-        launched: The local step at which it was averaged last.
+        level: The local step after which all ranks last had the anchor for parameters.
     """
 
     def __init__(self, number: int, pieces: Sequence[Piece], in_one: bool) -> None:
         self.number = number
         self.pieces = tuple(pieces)
-        slots = flat_slots([(piece.name, piece.shape) for piece in pieces])
+        self._slots = slots = flat_slots([(piece.name, piece.shape) for piece in pieces])
         device = pieces[0].parameter.device
         self.anchor = torch.empty(slots[-1].stop, dtype=torch.float32, device=device)
         self.change = torch.zeros_like(self.anchor)
-        self.anchors = [self.anchor[slot.offset : slot.stop].view(slot.shape) for slot in slots]
-        self._changes = [self.change[slot.offset : slot.stop].view(slot.shape) for slot in slots]
+        self.anchors = [view for _, view in self.named(self.anchor)]
+        self._changes = [view for _, view in self.named(self.change)]
         self.buffers = list(_buffers(self.change, slots, in_one))
         self.rounds = 0
-        self.launched = 0
+        self.level = 0
+
+    def named(self, buffer: Tensor) -> list[tuple[str, Tensor]]:
+        """Views of ``anchor`` or ``change``, each with its piece's name."""
+        return [(slot.name, buffer[slot.offset : slot.stop].view(slot.shape)) for slot in self._slots]
 
     def start(self) -> None:
         """Takes the parameters, which are the same on all ranks, for what the last average left."""
