@@ -23,7 +23,7 @@ def test_trainings_of_all_kinds_send_what_their_plans_say(tmp_path):
         Plan("streaming", 8, fragments=2, delay=4),
         Plan("broken", 8, "topk:ratio=0.01", fragments=0),
     ]
-    runs = [Run(plan, seed, STEPS, 0.05) for seed in (0, 1) for plan in plans]
+    runs = [Run(plan, seed, STEPS, 0.05) for seed in (0, 1) for plan in (plans if seed == 0 else plans[:2])]
     seen = []
     outcomes = periodic.train(IMAGE, DIGITS, 2, None, runs, on_progress=lambda so_far: seen.append(len(so_far)))
     assert seen
@@ -31,9 +31,9 @@ def test_trainings_of_all_kinds_send_what_their_plans_say(tmp_path):
     assert "fragments" in rows.pop("broken").error
     for row in rows.values():
         assert row.error is None
-        assert row.seeds == 2
+        assert row.seeds == (2 if row.label in (FULL.label, CLAIM[2].label) else 1)
         assert row.accuracy.mean > 0.3
-        assert row.loss.least < row.loss.mean < row.loss.most
+    assert rows[FULL.label].loss.least < rows[FULL.label].loss.mean < rows[FULL.label].loss.most
     assert rows[FULL.label].share == pytest.approx(1, rel=0.01)
     # 4 bits every fourth step are 1/32; 1 % of the parameters go densely, each 512 values have a scale.
     assert rows[CLAIM[2].label].share == pytest.approx(4 / 32 / 4, rel=0.1)
@@ -124,6 +124,8 @@ def test_plans_have_names_of_their_own_and_the_claim_sends_3_to_5_percent():
 
 def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(periodic, "STREAM_STEPS", periodic.STREAM_EVERY)
+    monkeypatch.setattr(periodic, "SILENT_ROUNDS", 2)
+    monkeypatch.setitem(periodic.BATCH, "language", 1)
     console = Console(width=160)
     with console.capture() as said:
         Bench(console, "none", range(1), 64, "digits", tmp_path).overhead("tiny")

@@ -38,6 +38,8 @@ STREAM_WORKERS = 2
 STREAM_STEPS = 96
 STREAM_EVERY, STREAM_DELAY = 16, 12
 
+SILENT_STEPS, SILENT_ROUNDS = 100, 21
+AVERAGE_REPEATS = 3
 SILENT_LIMIT = 0.02
 AVERAGE_LIMIT = 1.3
 HIDDEN_LEAST = 0.8
@@ -388,24 +390,23 @@ def train(
     return outcomes
 
 
-def silence(steps: int, rounds: int) -> list[Silence]:
-    """Times optimizer steps with and without an averager that never sends, in turn, in two processes; CPU time.
+def silence() -> list[Silence]:
+    """Times optimizer steps with and without an averager that never sends, in turn, in two processes.
 
-    Args:
-        steps: Steps of a round.
-        rounds: Rounds; the median of them counts.
+    CPU time; the median over rounds counts.
     """
     found: list[Silence] = []
 
     def take(event: dict[str, Any]) -> None:
         found.append(Silence(event["optimizer"], event["alone"], event["attached"]))
 
-    _work({"kind": "silence", "steps": steps, "rounds": rounds}, 2, None, take, must_succeed=True)
+    job = {"kind": "silence", "steps": SILENT_STEPS, "rounds": SILENT_ROUNDS}
+    _work(job, 2, None, take, must_succeed=True)
     return found
 
 
 def averages(
-    shapes: str, workers: int, rate: str | None, repeats: int, on_progress: Callable[[list[Average]], object]
+    shapes: str, workers: int, rate: str | None, on_progress: Callable[[list[Average]], object]
 ) -> list[Average]:
     """Times the average of a model-shaped change of parameters, from asking for it to having it.
 
@@ -413,7 +414,6 @@ def averages(
         shapes: Whose shapes the model has, of ``gradwire.bench.shapes``.
         workers: Number of worker processes.
         rate: Rate of each worker's link.
-        repeats: Averages of each method that count.
         on_progress: Called with the rows so far.
     """
     rows = [Average(method) for method in AVERAGED]
@@ -429,7 +429,7 @@ def averages(
                 row.link_seconds = 8 * event["metered_bytes"] / bits_per_second
         on_progress(rows)
 
-    job = {"kind": "average", "shapes": shapes, "repeats": repeats, "methods": list(AVERAGED)}
+    job = {"kind": "average", "shapes": shapes, "repeats": AVERAGE_REPEATS, "methods": list(AVERAGED)}
     ended = _work(job, workers, rate, take)
     for row in rows:
         if ended and not row.seconds and row.error is None:

@@ -104,11 +104,11 @@ class Bench:
     def overhead(self, shapes: str) -> None:
         """A step in which nothing is sent, the time of an average, and the waiting that a delay hides."""
         with self.console.status("timing optimizer steps"):
-            silent = periodic.silence(steps=100, rounds=21)
+            silent = periodic.silence()
         self.console.print(report.silence_table(silent, periodic.SILENT_LIMIT))
         workers, rate = periodic.CLAIM_WORKERS[0], self._rate(self.link)
         with self.console.status("timing averages"):
-            averages = periodic.averages(shapes, workers, rate, repeats=3, on_progress=lambda rows: None)
+            averages = periodic.averages(shapes, workers, rate, on_progress=lambda rows: None)
         title = f"An average of the shapes of {shapes}, {workers} workers, link {self.link}"
         self.console.print(report.average_table(averages, title, periodic.AVERAGE_LIMIT))
         runs = periodic.stream_runs(LANGUAGE, seed=0)
