@@ -147,15 +147,44 @@ def test_ranks_that_differ_all_say_so(pool: Pool) -> None:
 
 def states_that_do_not_fit() -> None:
     net = nn.Linear(40, 40)
-    sync = gradwire.Synchronizer(net.named_parameters(), "efsignsgd")
+    sync = gradwire.Synchronizer(net.named_parameters(), "efsignsgd", route="gather")
+    net.weight.grad = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
+    sync.synchronize()
     state = sync.state_dict()
-    refused(lambda: sync.load_state_dict({**state, "version": 7}), "version 7 is not known")
-    changed = {**state, "configuration": {**state["configuration"], "method": "topk"}}
-    refused(lambda: sync.load_state_dict(changed), "saved with method='topk', this handle has method='efsignsgd'")
-    alien = {**state, "tensors": {"residual": {"alien": torch.zeros(3)}}}
-    refused(lambda: sync.load_state_dict(alien), "residual of 'alien', which this model does not have")
-    short = {**state, "tensors": {"residual": {"weight": torch.zeros(3)}}}
-    refused(lambda: sync.load_state_dict(short), r"residual of 'weight' has shape \(3,\)")
+    residual = state["tensors"]["residual"]["weight"]
+    assert residual.any()
+
+    def unfit(message: str, **changes: Any) -> None:
+        refused(lambda: sync.load_state_dict({**state, **changes}), message)
+
+    unfit("version 7 is not known", version=7)
+    choices, parameters = state["configuration"], state["parameters"]
+    unfit("saved with method='topk', this handle has method='efsignsgd'", configuration={**choices, "method": "topk"})
+    unfit("saved with more='1', this handle has more=None", configuration={**choices, "more": "1"})
+    unfit("residual of 'alien', which this model does not have", tensors={"residual": {"alien": torch.zeros(3)}})
+    unfit(r"residual of 'weight' has shape \(3,\)", tensors={"residual": {"weight": torch.zeros(3)}})
+    unfit("dtype torch.float64", tensors={"residual": {"weight": residual.double()}})
+    unfit("lacks residual of 'weight'", tensors={})
+    unfit("residual of 'weight' is the float 1.5, not a tensor", tensors={"residual": {"weight": 1.5}})
+    unfit("residual is a list, not tensors", tensors={"residual": [residual]})
+    unfit("kind 'mine'", kinds={"residual": "mine"})
+    unfit("'step' is the str '3', but state_dict\\(\\) gives int there", step="3")
+    unfit("step -1", step=-1)
+    unfit("'tensors' is the int 3", tensors=3)
+    unfit("'weight' with shape \\(9, 9\\)", parameters={**parameters, "weight": {"shape": [9, 9], "dtype": "x"}})
+    unfit("describes parameter 'weight' by the int 3", parameters={**parameters, "weight": 3})
+    half = {**parameters, "weight": {"shape": [40, 40], "dtype": "torch.bfloat16"}}
+    unfit("dtype torch.bfloat16, this handle has it with shape .* and dtype torch.float32", parameters=half)
+    unfit("buckets do not hold each of its parameters once", buckets=[["weight"]])
+    unfit("saved by rank 0 of 3 workers, this is rank 0 of 1; gradwire.redistribute", world_size=3)
+    for key in state:
+        if key != "version":
+            part = {name: value for name, value in state.items() if name != key}
+            refused(lambda part=part: sync.load_state_dict(part), f"has no '{key}'")
+    refused(lambda: sync.load_state_dict([1]), "the state is a list")  # type: ignore[arg-type]
+    unchanged = sync.state_dict()
+    assert unchanged["step"] == 1
+    assert torch.equal(unchanged["tensors"]["residual"]["weight"], residual)
     sync.load_state_dict(state)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -18,27 +16,11 @@ from gradwire.memory import Store
 from gradwire.train.configuration import Configuration
 from gradwire.train.policy import DensePolicy
 from gradwire.train.together import Together
+from guarded import guarded, release
 from pool import Pool
 
-PAGE = mmap.PAGESIZE
 SHAPES = [("conv", (5, 3, 3, 3)), ("linear", (33, 131)), ("odd", (1031,)), ("one", (1,)), ("long", (3, 4099))]
 WORKERS = 3
-NO_ACCESS = 0
-
-_kept: list[mmap.mmap] = []
-
-
-def guarded(numel: int, at_the_end: bool) -> torch.Tensor:
-    """Zeros that begin right after a page that cannot be touched, or end right before one."""
-    size = 4 * numel
-    room = -(-size // PAGE) * PAGE
-    memory = mmap.mmap(-1, room + 2 * PAGE)
-    _kept.append(memory)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for page in (start, start + PAGE + room):
-        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), PAGE, NO_ACCESS) == 0
-    offset = PAGE + (room - size if at_the_end else 0)
-    return torch.frombuffer(memory, dtype=torch.float32, count=numel, offset=offset)
 
 
 def run_between_guards(chosen: Sequence[Case]) -> None:
@@ -47,7 +29,9 @@ def run_between_guards(chosen: Sequence[Case]) -> None:
     for case in chosen:
         for at_the_end in (True, False):
 
-            def flat(store: Store, field: str, of: Sequence[Slot], size: int, end: bool = at_the_end) -> torch.Tensor:
+            def flat(
+                store: Store, field: str, of: Sequence[Slot], size: int, kind: Any = None, end: bool = at_the_end
+            ) -> torch.Tensor:
                 buffer = guarded(max(size, 1), end)[:size]
                 for slot in of:
                     store._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape))
@@ -72,7 +56,7 @@ def run_between_guards(chosen: Sequence[Case]) -> None:
                 world.average(gradients)
                 assert all(torch.equal(gradients[0], other) for other in gradients[1:]), str(case)
     del world, gradients
-    _kept.clear()
+    release()
 
 
 @pytest.mark.parametrize("name", methods.names())

@@ -12,13 +12,14 @@ from torch import Tensor
 
 import gradwire
 from codec_checks import check_compiled_once, check_residual_is_what_was_not_sent
+from gradwire.capacity import SPARE
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.kernels import cpu, reference
 from gradwire.kernels.reference.inceptionn import MOST_DOUBLINGS, inceptionn_edges, inceptionn_offsets
 from gradwire.layout import Block
 from gradwire.memory import NONE, Store
 from gradwire.quantize import Inceptionn
-from gradwire.quantize.inceptionn import FIELD, SPARE
+from gradwire.quantize.inceptionn import FIELD
 from test_kernels import BLOCKS, BUFFER, blocks, covered, gradients, normal, residuals, same, strided
 
 BOUNDS = [1, 10, 14, 15, 40, 126]

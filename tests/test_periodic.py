@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import random
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,45 +16,10 @@ import gradwire
 from catalogue import OPTIONS
 from gradwire import memory as memories
 from gradwire import methods
+from gradwire.train.periodic.fragments import Piece, cut
+from gradwire.train.periodic.schedule import Cut, Schedule
+from local_training import ByHand, flat, gathered, loss, nesterov, network, same_everywhere, sgd, train
 from pool import Pool
-
-Optimizer = torch.optim.Optimizer
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 5))
-
-
-def train(net: nn.Module, optimizer: Optimizer, steps: range) -> None:
-    """Local steps, each rank on data of its own."""
-    for step in steps:
-        noise = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
-        optimizer.zero_grad()
-        net(torch.randn(16, 20, generator=noise)).square().sum().backward()
-        optimizer.step()
-
-
-def sgd(net: nn.Module, **options: Any) -> Optimizer:
-    return torch.optim.SGD(net.parameters(), **{"lr": 0.01, **options})
-
-
-def flat(net: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().reshape(-1).float() for parameter in net.parameters()])
-
-
-def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
-    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, tensor.contiguous())
-    return found
-
-
-def same_everywhere(tensor: torch.Tensor) -> bool:
-    return all(torch.equal(each, tensor) for each in gathered(tensor))
-
-
-def nesterov(parameters: list[torch.Tensor]) -> Optimizer:
-    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
 
 def p_local_steps_and_a_quantised_average() -> None:
@@ -182,34 +148,6 @@ def every_coordinate_once_a_period(cut: Any) -> None:
     handle.close()
 
 
-class ByHand:
-    """Streaming DiLoCo in plain torch: fragments are lists of parameters, averages dense."""
-
-    def __init__(self, groups: list[list[nn.Parameter]], every: int, delay: int, mix: float) -> None:
-        self.groups, self.every, self.delay, self.mix = groups, every, delay, mix
-        self.shared = [[each.detach().clone() for each in group] for group in groups]
-        self.outers = [nesterov(group) for group in self.shared]
-        self.flights: list[tuple[int, int, list[torch.Tensor]]] = []
-
-    @torch.no_grad()
-    def after(self, step: int) -> None:
-        for number, group in enumerate(self.groups):
-            if step % self.every == (number + 1) * self.every // len(self.groups) % self.every:
-                changes = [old - each for old, each in zip(self.shared[number], group, strict=True)]
-                for change in changes:
-                    dist.all_reduce(change)
-                    change /= dist.get_world_size()
-                self.flights.append((step + self.delay, number, changes))
-        for due, number, changes in list(self.flights):
-            if due == step:
-                self.flights.remove((due, number, changes))
-                for old, change in zip(self.shared[number], changes, strict=True):
-                    old.grad = change
-                self.outers[number].step()
-                for old, each in zip(self.shared[number], self.groups[number], strict=True):
-                    each.copy_((1 - self.mix) * each + self.mix * old)
-
-
 def streaming_equals_its_definition(fragments: int, delay: int, mix: float) -> None:
     net, other = network(), network()
     optimizer, theirs = torch.optim.AdamW(net.parameters(), lr=1e-3), torch.optim.AdamW(other.parameters(), lr=1e-3)
@@ -252,11 +190,6 @@ def recipes() -> list[str]:
     return found
 
 
-def loss(net: nn.Module) -> float:
-    inputs = torch.randn(64, 20, generator=torch.Generator().manual_seed(7))
-    return float(net(inputs).detach().square().mean())
-
-
 RECIPES: dict[str, dict[str, Any]] = {
     "local SGD": {"every": 8, "method": "dense"},
     "PQASGD": {"every": 8, "method": "qsgd", "bits": 4},
@@ -283,6 +216,36 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "post-local SGD": {"every": 8, "method": "dense", "warmup_steps": 4},
 }
+
+
+@pytest.mark.parametrize("way", get_args(Cut))
+def test_fragments_hold_every_coordinate_once(way: Cut) -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        shapes = [draw.choices(range(1, 9), k=draw.randrange(4)) for _ in range(draw.randrange(1, 12))]
+        parameters = [(str(index), nn.Parameter(torch.zeros(shape))) for index, shape in enumerate(shapes)]
+        total = sum(each.numel() for _, each in parameters)
+        count = draw.randint(1, min(12, len(parameters) if way == "layers" else total))
+        fragments = cut(parameters, Schedule(12, count, way, 0, 1.0, 0, "keep"), in_one=False)
+        assert len(fragments) == count
+        with torch.no_grad():
+            for fragment in fragments:
+                for piece in fragment.pieces:
+                    piece.write(piece.parameter, piece.read(piece.parameter) + 1)
+        assert all((each == 1).all() for _, each in parameters)
+        sizes = [fragment.anchor.numel() for fragment in fragments]
+        assert min(sizes) >= 1
+        assert way == "layers" or count == 1 or max(sizes) - min(sizes) <= 1
+
+
+def test_pieces_of_tensors_that_are_not_contiguous() -> None:
+    parameter = nn.Parameter(torch.randn(3, 4, 5, 6).to(memory_format=torch.channels_last))
+    rows = parameter.detach().contiguous().view(-1).clone()
+    piece = Piece.some("filter", parameter, 7, 300, 5)
+    assert torch.equal(piece.read(parameter).view(-1), rows[7:300:5])
+    piece.write(parameter, torch.arange(piece.numel).float())
+    rows[7:300:5] = torch.arange(piece.numel)
+    assert torch.equal(parameter.detach().contiguous().view(-1), rows)
 
 
 def test_pqasgd(pool: Pool) -> None:

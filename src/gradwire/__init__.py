@@ -13,7 +13,19 @@ if TYPE_CHECKING:
     from gradwire import lab, memory, methods
     from gradwire.analysis import Analysis, analyze
     from gradwire.errors import ConfigurationError, GradwireError, LabError, PayloadError
-    from gradwire.train import DensePolicy, Handle, Roundtrip, SecondMoments, Synchronizer, compress, roundtrip
+    from gradwire.train import (
+        Audit,
+        DensePolicy,
+        Deviation,
+        Handle,
+        PerRank,
+        Roundtrip,
+        SecondMoments,
+        Synchronizer,
+        compress,
+        redistribute,
+        roundtrip,
+    )
     from gradwire.train.periodic import Periodic, periodic
     from gradwire.wire import Stats
 
@@ -21,12 +33,15 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Analysis": "gradwire.analysis",
+    "Audit": "gradwire.train",
     "ConfigurationError": "gradwire.errors",
     "DensePolicy": "gradwire.train",
+    "Deviation": "gradwire.train",
     "GradwireError": "gradwire.errors",
     "Handle": "gradwire.train",
     "LabError": "gradwire.errors",
     "PayloadError": "gradwire.errors",
+    "PerRank": "gradwire.train",
     "Periodic": "gradwire.train.periodic",
     "Roundtrip": "gradwire.train",
     "SecondMoments": "gradwire.train",
@@ -34,6 +49,7 @@ _HOMES = {
     "Synchronizer": "gradwire.train",
     "analyze": "gradwire.analysis",
     "compress": "gradwire.train",
+    "redistribute": "gradwire.train",
     "periodic": "gradwire.train.periodic",
     "roundtrip": "gradwire.train",
 }
@@ -41,12 +57,15 @@ _ROOMS = ("lab", "memory", "methods")
 
 __all__ = [
     "Analysis",
+    "Audit",
     "ConfigurationError",
     "DensePolicy",
+    "Deviation",
     "GradwireError",
     "Handle",
     "LabError",
     "PayloadError",
+    "PerRank",
     "Periodic",
     "Roundtrip",
     "SecondMoments",
@@ -58,6 +77,7 @@ __all__ = [
     "memory",
     "methods",
     "periodic",
+    "redistribute",
     "roundtrip",
 ]
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.capacity import following
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.index import EliasFano, IndexCoding
 from gradwire.layout import Block, Int64Array, Slot
-from gradwire.memory import Feedback, Store
+from gradwire.memory import Feedback, Kind, Store
 from gradwire.quantize.values import FloatValues, ValueCoding
 from gradwire.select.criterion import Criterion
-
-SPARE = 5 / 4
-"""A step's capacity, relative to the most that any rank wanted to send in the step before."""
-
-SHRINK = 1 / 2
-"""A capacity never falls to less than this in one step, because a quiet step does not mean that the next one is."""
 
 LEAST = 16
 """No parameter's capacity falls below this, unless it is smaller itself."""
@@ -83,6 +78,10 @@ class AdaptiveSparse(Codec):
         room = self.room(block)
         choice = self.criterion.choose(block, gradient, feedback, room)
         positions, values = choice.positions, choice.values
+        wanted = _wanted(block, choice.counts)
+        if (wanted == NOT_FINITE).any():
+            sendable = _among(block, positions, wanted != NOT_FINITE)
+            positions, values = positions[sendable], values[sendable]
         if len(positions) > room:
             positions, values = _largest(positions, values, room)
         chosen = _chosen(block, positions)
@@ -91,7 +90,7 @@ class AdaptiveSparse(Codec):
             of_chosen = np.repeat(choice.magnitudes[_lengths(block, positions) > 0], chosen.segment_numels)
             written = torch.copysign(torch.from_numpy(of_chosen).to(values.device), values)
         payload.zero_()
-        payload[:head].view(torch.int32).copy_(_packed(_wanted(block, choice.counts)))
+        payload[:head].view(torch.int32).copy_(_packed(wanted))
         coded = payload[head : head + self.values.size(chosen)]
         self.values.encode(chosen, written, coded, key)
         size = self.indices.size(len(positions), block.positions)
@@ -105,6 +104,7 @@ class AdaptiveSparse(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Reads all payloads, checks counts and positions, then writes ``out`` once."""
+        self.check(block, payloads)
         head, edge, _ = self._edges(block)
         room = self.room(block)
         wanted = np.stack([_unpacked(payload[:head]) for payload in payloads])
@@ -149,8 +149,8 @@ class AdaptiveSparse(Codec):
         for slot, most, least in zip(block.slots, *rows, strict=True):
             capacity = self._room_of(slot)
             if least >= 0:
-                capacity = _within(slot, max(SPARE * most, SHRINK * capacity))
-            self.store.put("capacity", slot.name, torch.tensor(capacity))
+                capacity = _within(slot, following(capacity, most))
+            self.store.put("capacity", slot.name, torch.tensor(capacity), Kind.SHARED)
 
 
 def _within(slot: Slot, capacity: float) -> int:
@@ -179,6 +179,12 @@ def _lengths(block: Block, positions: Tensor) -> Int64Array:
 def _chosen(block: Block, positions: Tensor) -> Block:
     """The block that the values at some positions form: one segment for each that has any."""
     return Block.dense(f"values chosen from {block.slots[0].name}", _lengths(block, positions))
+
+
+def _among(block: Block, positions: Tensor, slots: np.ndarray[Any, np.dtype[np.bool_]]) -> Tensor:
+    """Which of some positions lie in one of the slots chosen: ``bool[k]``."""
+    runs = np.searchsorted(block.runs[:, 2], positions.cpu().numpy(), side="right") - 1
+    return torch.from_numpy(slots[block.slot_of_run[runs]]).to(positions.device)
 
 
 def _wanted(block: Block, counts: Int64Array) -> Int64Array:

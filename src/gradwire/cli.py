@@ -174,7 +174,7 @@ def sync(
         workers: Worker processes.
         link: Rate of each worker's link, such as 1gbit, or none for plain loopback; may be repeated.
         method: A contender, name:option=value,...; may be repeated. ddp is plain DDP, torch-powersgd is PyTorch's own
-            hook. Ten contenders if not given.
+            hook, floor is DDP that sends nothing. Eleven contenders if not given.
         steps: Timed steps of each contender.
         json: Write all measurements to this file too.
     """

@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from gradwire.errors import PayloadError
 from gradwire.layout import Block, Slot
 from gradwire.memory import Feedback, Store
 
@@ -63,8 +65,41 @@ class Codec(ABC):
             weight: Usually 1 / n.
 
         Raises:
-            PayloadError: If the bytes are not what any encoder writes; ``out`` is not touched outside the block.
+            PayloadError: If the bytes are not what any encoder writes; then nothing has been written.
         """
+
+    def check(self, block: Block, payloads: Tensor) -> None:
+        """To be called first by :meth:`decode`, since kernels rely on what it checks.
+
+        Raises:
+            PayloadError: Unless payloads are ``uint8[n, payload_bytes(block)]`` with ``n >= 1``.
+        """
+        size = self.payload_bytes(block)
+        if payloads.dtype != torch.uint8 or payloads.dim() != 2 or not len(payloads) or payloads.shape[1] != size:
+            raise PayloadError(
+                f"payloads are {payloads.dtype} of shape {tuple(payloads.shape)}, and not one row or more of {size} "
+                "bytes; were they encoded with another configuration?"
+            )
+
+    def news(self, block: Block, payloads: Tensor) -> Tensor:
+        """What some payloads say of the room that those of the next step need: ``uint8[m]``.
+
+        ``m`` is a multiple of 4 and the same for every block and rank; 0 for payloads whose size depends on nothing.
+
+        Args:
+            block: As encoded.
+            payloads: ``uint8[n, payload_bytes(block)]``, as :meth:`decode` took them.
+        """
+        return torch.empty(0, dtype=torch.uint8, device=payloads.device)
+
+    def heard(self, block: Block, news: Tensor) -> None:
+        """Makes the room of the next step, the same on every rank because all of them hear the same.
+
+        Args:
+            block: All that this codec writes in a step, or all of its shards together.
+            news: ``uint8[k, m]``, from every rank that decodes for others; or only this one's, where all decode alike.
+        """
+        return
 
 
 Decode = Callable[[Tensor, Tensor], None]

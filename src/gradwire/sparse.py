@@ -64,6 +64,7 @@ class Sparse(Codec):
 
     def read(self, block: Block, payloads: Tensor) -> tuple[Tensor, Tensor]:
         """Positions and values of all payloads, one row each."""
+        self.check(block, payloads)
         _, chosen = _chosen(self.select, block)
         edge = self.values.size(chosen)
         positions = torch.empty((len(payloads), chosen.numel), dtype=torch.int64, device=payloads.device)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,6 +17,7 @@ from gradwire.train.configuration import Configuration
 
 DDP = "ddp"
 TORCH_POWERSGD = "torch-powersgd"
+FLOOR = "floor"
 Option = bool | int | float | str
 
 
@@ -25,7 +27,7 @@ class Contender:
 
     Attributes:
         name: ``"ddp"`` for plain DDP in fp32, ``"torch-powersgd"`` for PyTorch's ``powerSGD_hook`` over one bucket,
-            else a method of gradwire.
+            ``"floor"`` for DDP that sends nothing, which no method can be faster than, else a method of gradwire.
         options: The method's options by name, in the order given, and ``granularity``, ``memory``, ``owner`` and
             ``route`` as :func:`gradwire.compress` takes them.
     """
@@ -60,7 +62,7 @@ class Contender:
     @property
     def label(self) -> str:
         """The name for tables and plots."""
-        names = {DDP: "DDP fp32", TORCH_POWERSGD: "torch powerSGD_hook"}
+        names = {DDP: "DDP fp32", TORCH_POWERSGD: "torch powerSGD_hook", FLOOR: "nothing sent"}
         return " ".join([names.get(self.name, self.name), *(f"{option}={value}" for option, value in self.options)])
 
     def wrap(self, model: nn.Module, group: dist.ProcessGroup, *, init_sync: bool = True) -> Averaged:
@@ -88,13 +90,15 @@ class Contender:
             rank = int(dict(self.options).get("rank", 4))
             state = PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
             ddp.register_comm_hook(state, powerSGD_hook)
+        elif self.name == FLOOR:
+            ddp.register_comm_hook(None, noop_hook)
         elif self.name != DDP:
             options: dict[str, Any] = dict(self.options)
             handle = gradwire.compress(ddp, self.name, **options)
         return Averaged(ddp, handle)
 
     def _check(self) -> None:
-        if self.name in (DDP, TORCH_POWERSGD):
+        if self.name in (DDP, TORCH_POWERSGD, FLOOR):
             allowed = {"rank"} if self.name == TORCH_POWERSGD else set()
             for option, value in self.options:
                 if option not in allowed:

@@ -106,8 +106,18 @@ def machine_line() -> str:
 
 
 def sync_table(rows: Sequence[SyncRow], title: str) -> Table:
-    """Seconds a step, ratio to DDP fp32 and bytes, of the rows of one link."""
-    table = _table(title, "method", "s a step", "x DDP fp32", "target", "MB metered", "MB interface", "steps")
+    """Seconds a step, ratio to DDP fp32, bytes, and the wire thread's profile, of the rows of one link."""
+    table = _table(
+        title,
+        "method",
+        "s a step",
+        "x DDP fp32",
+        "target",
+        "MB metered",
+        "MB interface",
+        "ms encode+wire+decode",
+        "steps",
+    )
     for row in rows:
         table.add_row(
             _name(row.label, row.error),
@@ -116,6 +126,7 @@ def sync_table(rows: Sequence[SyncRow], title: str) -> Table:
             _targets(row),
             _number(row.metered_bytes, "{:.2f}", _MB),
             _number(row.interface_bytes, "{:.2f}", _MB),
+            Text("+".join(f"{1e3 * seconds:.0f}" for seconds in row.stages.values()) or _NOTHING),
             str(len(row.seconds) or row.steps_begun or _NOTHING),
         )
     return table

@@ -12,12 +12,13 @@ from typing import Any
 
 from gradwire import lab
 from gradwire.bench import shapes as shape_sets
-from gradwire.bench.contenders import DDP, TORCH_POWERSGD, Contender
+from gradwire.bench.contenders import DDP, FLOOR, TORCH_POWERSGD, Contender
 from gradwire.bench.worker import ended_early
 from gradwire.errors import ConfigurationError, LabError
 
 DEFAULT_METHODS = (
     DDP,
+    FLOOR,
     "dense",
     "bf16",
     f"{TORCH_POWERSGD}:rank=4",

@@ -397,8 +397,11 @@ class Kernels(Protocol):
         """
         ...
 
-    def zero_runs_decode(self, coded: Tensor, trits: Tensor) -> None:
-        """Reads all of ``coded``; PayloadError, and nothing written, unless an encoder wrote it for all ``trits``."""
+    def zero_runs_decode(self, coded: Tensor, trits: Tensor) -> int:
+        """Reads all of ``coded`` to ``trits``, whose rest is zeros then, and returns how many bytes that made.
+
+        PayloadError, and nothing written, unless an encoder can have written it, and has for no more than ``trits``.
+        """
         ...
 
     def merge_top(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Granularity, Slot
-from gradwire.memory import Store
+from gradwire.memory import Kind, Store
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Matrices:
             slot = Slot(f"{field} of {name}", (rank, length), 0)
             return torch.randn(slot.shape, generator=torch.Generator().manual_seed(slot.stream ^ seed))
 
-        return store.stacked(field, [slot.name for slot in self.slots], start)
+        return store.stacked(field, [slot.name for slot in self.slots], start, Kind.SHARED)
 
 
 def group(block: Block) -> list[Matrices]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.layout import Block, Slot
 from gradwire.memory.feedback import Feedback, Memory, NoMemory
+from gradwire.memory.kind import Kind
 from gradwire.memory.store import Store
 
 
@@ -40,7 +41,8 @@ class EF21(Memory):
     def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
         """Keeps two float32 an element."""
         lag = store.flat(field, slots, numel)
-        return _DifferenceFeedback(lag, lag=lag, estimate=store.flat(f"{field}.estimate", slots, numel))
+        estimate = store.flat(f"{field}.estimate", slots, numel, Kind.SHARED)
+        return _DifferenceFeedback(lag, lag=lag, estimate=estimate)
 
     def owner(self) -> Memory:
         """The mean of differences goes out as it is compressed."""

@@ -12,6 +12,7 @@ from gradwire import kernels
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot
 from gradwire.memory.feedback import Feedback, Memory
+from gradwire.memory.kind import Kind
 from gradwire.memory.store import Store
 
 
@@ -72,7 +73,8 @@ class LowPass(Memory):
         filtered = store.flat(f"{field}.filtered", slots, numel)
         ages = torch.zeros(0, dtype=torch.int64)
         if slots:
-            ages = store.stacked(f"{field}.age", [slot.name for slot in slots], lambda name: ages.new_zeros(()))
+            names = [slot.name for slot in slots]
+            ages = store.stacked(f"{field}.age", names, lambda name: ages.new_zeros(()), Kind.SHARED)
         scratch = torch.zeros_like(filtered)
         return _LowPassFeedback(
             scratch, scratch=scratch, filtered=filtered, ages=ages, share=self.share, reset=self.reset

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Slot
+from gradwire.memory.kind import Kind
 
 Tensors = dict[str, dict[str, Tensor]]
 """Field name, then parameter name, to tensor."""
+
+
+def _zero(name: str) -> Tensor:
+    return torch.zeros(())
 
 
 class Store:
@@ -20,6 +26,9 @@ class Store:
     When parameters are bucketed anew, the same names are asked for in another layout; the store then moves their
     values there, so what is remembered of a parameter never depends on its bucket.
 
+    Every field is of a :class:`~gradwire.memory.Kind`, ``Kind.MEAN`` where none is given, which says what becomes of it
+    when the number of workers changes.
+
     Args:
         device: Where the tensors live.
     """
@@ -27,28 +36,75 @@ class Store:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._views: Tensors = {}
+        self._buffers: Tensors = {}
+        self._laid_out: list[str] = []
+        self._kinds: dict[str, Kind] = {}
+        self._firsts: dict[tuple[str, str], Callable[[str], Tensor]] = {}
+        self._usual = Kind.MEAN
 
-    def flat(self, field: str, slots: Sequence[Slot], numel: int) -> Tensor:
+    @property
+    def layouts(self) -> int:
+        """Counts how often tensors were laid out or loaded."""
+        return len(self._laid_out)
+
+    def usually(self, kind: Kind) -> Store:
+        """The same store, where a field that is asked for without a kind is of this one."""
+        same = copy(self)
+        same._usual = kind
+        return same
+
+    def flat(self, field: str, slots: Sequence[Slot], numel: int, kind: Kind | None = None) -> Tensor:
         """A float32 buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first."""
         buffer = torch.zeros(numel, dtype=torch.float32, device=self.device)
         for slot in slots:
-            self._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape))
+            self._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape), buffer, _zero, kind)
+        self._laid_out.append(field)
         return buffer
 
-    def stacked(self, field: str, names: Sequence[str], first: Callable[[str], Tensor]) -> Tensor:
+    def stacked(
+        self, field: str, names: Sequence[str], first: Callable[[str], Tensor], kind: Kind | None = None
+    ) -> Tensor:
         """Tensors of one shape stacked along a new first dimension, ``first(name)`` for those not yet kept."""
         stack = torch.stack([first(name) for name in names]).to(self.device)
         for name, view in zip(names, stack, strict=True):
-            self._keep(field, name, view)
+            self._keep(field, name, view, stack, first, kind)
+        self._laid_out.append(field)
         return stack
 
     def get(self, field: str, name: str) -> Tensor | None:
         """What is kept of one parameter, if anything."""
         return self._views.get(field, {}).get(name)
 
-    def put(self, field: str, name: str, value: Tensor) -> None:
+    def put(self, field: str, name: str, value: Tensor, kind: Kind | None = None) -> None:
         """Keeps a tensor of one parameter in place of what was kept."""
+        self._kinds.setdefault(field, kind or self._usual)
         self._views.setdefault(field, {})[name] = value
+        self._buffers.get(field, {}).pop(name, None)
+
+    def drop(self, field: str, name: str) -> None:
+        """Keeps nothing of one parameter any more."""
+        del self._views[field][name]
+        self._buffers.get(field, {}).pop(name, None)
+
+    def buffers(self) -> list[Tensor]:
+        """The allocations that :meth:`flat` and :meth:`stacked` made and that are still in use, but what is given."""
+        kept = [
+            buffer
+            for field, buffers in self._buffers.items()
+            if self._kinds[field] != Kind.GIVEN
+            for buffer in buffers.values()
+        ]
+        return list({id(buffer): buffer for buffer in kept}.values())
+
+    def singles(self) -> dict[tuple[str, str], Tensor]:
+        """What lies in no such allocation because it was :meth:`put` or loaded, by field and parameter name."""
+        return {
+            (field, name): value
+            for field, views in self._views.items()
+            if self._kinds[field] != Kind.GIVEN
+            for name, value in views.items()
+            if name not in self._buffers.get(field, {})
+        }
 
     def state(self) -> Tensors:
         """A copy of everything kept, on the CPU."""
@@ -57,31 +113,49 @@ class Store:
             for field, views in self._views.items()
         }
 
-    def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Replaces everything kept; tensors asked for later start from what is loaded.
+    def kinds(self) -> dict[str, str]:
+        """Whose each field is, as plain text."""
+        return {field: str(self._kinds[field]) for field in self._views}
+
+    def check(self, state: Mapping[str, Mapping[str, Tensor]], complete: bool) -> None:
+        """Compares a state with what is laid out here.
+
+        Args:
+            state: What :meth:`state` gave.
+            complete: Whether the state must have all that is laid out here.
 
         Raises:
-            ConfigurationError: If a tensor's shape is not that of the tensor kept now; nothing is changed.
+            ConfigurationError: If a tensor is missing, or has another shape or dtype.
         """
-        for field, views in state.items():
-            for name, value in views.items():
-                kept = self._views.get(field, {}).get(name)
-                if kept is not None and kept.shape != value.shape:
-                    raise ConfigurationError(
-                        f"the state's {field} of {name!r} has shape {tuple(value.shape)}, this model's has "
-                        f"{tuple(kept.shape)}; load a state saved from the same model, method and world size"
-                    )
+        for field, name in self._firsts:
+            kept, value = self._views[field][name], state.get(field, {}).get(name)
+            if value is None and complete:
+                raise ConfigurationError(
+                    f"the state lacks {field} of {name!r}; load a whole state of the same model and method"
+                )
+            if value is not None and (value.shape, value.dtype) != (kept.shape, kept.dtype):
+                raise ConfigurationError(
+                    f"the state's {field} of {name!r} has shape {tuple(value.shape)} and dtype {value.dtype}, this "
+                    f"model's has {tuple(kept.shape)} and {kept.dtype}; load a state saved from the same model, method "
+                    "and world size"
+                )
+
+    def load(self, state: Mapping[str, Mapping[str, Tensor]], kinds: Mapping[str, str]) -> None:
+        """Replaces everything kept by a checked state; tensors asked for later start from what is loaded."""
         for field, views in self._views.items():
-            for name, view in views.items():
-                if name not in state.get(field, {}):
-                    view.zero_()
-        for field, values in state.items():
-            for name, value in values.items():
-                kept = self._views.setdefault(field, {}).get(name)
-                if kept is None:
-                    self._views[field][name] = value.detach().to(self.device, copy=True)
+            for name in [name for name in views if name not in state.get(field, {})]:
+                if (field, name) in self._firsts:
+                    views[name].copy_(self._firsts[field, name](name))
                 else:
-                    kept.copy_(value)
+                    del views[name]
+        for field, values in state.items():
+            self._kinds[field] = Kind(kinds[field])
+            for name, value in values.items():
+                if (field, name) in self._firsts:
+                    self._views[field][name].copy_(value)
+                else:
+                    self._views.setdefault(field, {})[name] = value.detach().to(self.device, copy=True)
+            self._laid_out.append(field)
 
     def held(self, names: Collection[str]) -> Callable[[], None]:
         """Copies what is kept of some parameters; calling what it returns brings that back."""
@@ -102,8 +176,18 @@ class Store:
 
         return bring_back
 
-    def _keep(self, field: str, name: str, view: Tensor) -> None:
+    def _keep(
+        self,
+        field: str,
+        name: str,
+        view: Tensor,
+        buffer: Tensor,
+        first: Callable[[str], Tensor],
+        kind: Kind | None,
+    ) -> None:
         views = self._views.setdefault(field, {})
+        self._kinds[field] = kind or self._usual
+        self._firsts[field, name] = first
         if (former := views.get(name)) is not None:
             if former.shape != view.shape:
                 raise ConfigurationError(
@@ -112,3 +196,4 @@ class Store:
                 )
             view.copy_(former)
         views[name] = view
+        self._buffers.setdefault(field, {})[name] = buffer

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.lowrank import check_rank
-from gradwire.memory import Feedback
+from gradwire.memory import Feedback, Kind
 from gradwire.methods.method import Method, Site
 from gradwire.methods.registry import register
 from gradwire.transform import Slices, principal_components
@@ -83,8 +83,8 @@ class GradiVeQ(Method):
     def begin(self, site: Site) -> _State:
         """Finds what was learnt."""
         names = [slot.name for slot in site.block.slots]
-        moments = site.store.stacked("moment", names, lambda _: torch.zeros(self.slice, self.slice))
-        bases = site.store.stacked("basis", names, lambda _: torch.zeros(self.rank, self.slice))
+        moments = site.store.stacked("moment", names, lambda _: torch.zeros(self.slice, self.slice), Kind.SHARED)
+        bases = site.store.stacked("basis", names, lambda _: torch.zeros(self.rank, self.slice), Kind.SHARED)
         slices = [Slices(slot, self.slice) for slot in site.block.slots]
         return _State(site, site.feedback(), slices, moments, bases)
 
@@ -104,7 +104,7 @@ class GradiVeQ(Method):
         for slices, basis, uses in zip(state.slices, state.bases, used, strict=True):
             whole = _parameter(slices, values)
             code = slices.encode(values, basis) if uses else whole.clone()
-            if not finite:
+            if not (finite and (not uses or slices.fits(code))):
                 code.fill_(torch.nan)
             elif feedback.residual is not None:
                 if uses:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.codec import Codec, LinearCodec
 from gradwire.layout import Block, Slot
-from gradwire.memory import NAMES, NONE, Feedback, Memory, Store
+from gradwire.memory import NAMES, NONE, Feedback, Kind, Memory, Store
 from gradwire.randomness import SHARED, key_of
 from gradwire.routes import Operator, Shards, allreduce, gather, sharded
 from gradwire.wire.requests import Request, Synchronization, lockstep
@@ -58,8 +58,9 @@ class Site:
         return key_of(self.seed, step, self.world_size + self.rank)
 
     def owner_feedback(self, slots: Sequence[Slot], numel: int) -> Feedback:
-        """An owner's memory of the averages in a buffer of its own."""
-        return self.memory.owner().feedback(self.store, "owner_residual", slots, numel)
+        """An owner's memory of the averages in a buffer of its own; on the gather route all own everything."""
+        kind = Kind.OWNED if self.route == "sharded" else Kind.SHARED
+        return self.memory.owner().feedback(self.store.usually(kind), "owner_residual", slots, numel)
 
     def shared_key(self, step: int) -> int:
         """Randomness that all ranks share in a step."""
@@ -189,7 +190,9 @@ class CodecMethod(Method):
     def begin(self, site: Site) -> _CodecState:
         """Sets up the memories; an owner has one like the workers'."""
         worker = self.codec().installed(site.store, site.block.slots, site.numel)
-        owner = site.owner or self.owner_codec(site.route)
+        owner = site.owner
+        if owner is None and (usual := self.owner_codec(site.route)) is not None:
+            owner = usual.installed(site.store, site.block.slots, site.numel)
         shards, owner_feedback = None, NONE
         if site.route == "sharded":
             shards = Shards.of(site.block, site.rank, site.world_size)
@@ -211,6 +214,8 @@ class CodecMethod(Method):
 
 class LayerState(MutableMapping[str, Tensor]):
     """What a method remembers of one parameter: tensors by name, kept from step to step and saved with the handle.
+
+    When the number of workers changes each has the mean of what all had, which leaves alone what is the same on all.
 
     Attributes:
         parameter: The parameter's name.

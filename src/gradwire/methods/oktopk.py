@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire import index
 from gradwire.errors import ConfigurationError
 from gradwire.index import IndexCoding
-from gradwire.memory import Feedback
+from gradwire.memory import Feedback, Kind
 from gradwire.methods.method import Method, Site
 from gradwire.methods.registry import register
 from gradwire.routes import Regions, regions
@@ -96,4 +96,4 @@ class OkTopk(Method):
         again = step % self.recut == 0
         cut = yield from regions(self.select(), cut, again, block, gradient, state.feedback, site.rank, site.world_size)
         if again:
-            site.store.put("regions", name, torch.from_numpy(cut.edges.copy()))
+            site.store.put("regions", name, torch.from_numpy(cut.edges.copy()), Kind.WORLD)

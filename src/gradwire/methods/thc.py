@@ -12,7 +12,7 @@ from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
 from gradwire.methods.registry import register
-from gradwire.routes import Shards
+from gradwire.routes import Shards, check_largest
 from gradwire.transform import Levels, Rotation
 from gradwire.wire.requests import AllGather, AllReduceMax, AllToAll, Synchronization
 
@@ -78,7 +78,7 @@ class THC(Method):
         return _State(site, site.feedback(), tuple(Rotation.of(block, self.rotation) for block in blocks))
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
-        """Norms, codes, and on the sharded route sums. Scales that are not finite mark what is not."""
+        """Norms, codes, and on the sharded route sums. Norms that are not finite mark what is not."""
         site, feedback, levels, device = state.site, state.feedback, self._levels(), gradient.device
         shared, own = site.shared_key(step), site.key(step)
         admitted = feedback.admit(site.block, gradient)
@@ -86,9 +86,10 @@ class THC(Method):
         norms = torch.cat([rotation.scales(values) for rotation in state.rotations])
         if not finite:
             norms.fill_(torch.inf)
-        norms = yield AllReduceMax(norms)
+        largest = yield AllReduceMax(norms.clone())
+        check_largest(largest, norms)
 
-        scales = norms.split([len(rotation.pieces) for rotation in state.rotations])
+        scales = largest.split([len(rotation.pieces) for rotation in state.rotations])
         sizes = [rotation.payload_bytes for rotation in state.rotations]
         codes = torch.zeros((len(sizes), max(sizes)), dtype=torch.uint8, device=device)
         for rotation, scale, size, row in zip(state.rotations, scales, sizes, codes, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
-from gradwire.quantize import ThreeLevel
+from gradwire.quantize import ZeroRuns
 
 
 @register("3lc")
@@ -14,7 +14,9 @@ from gradwire.quantize import ThreeLevel
 class ThreeLC(CodecMethod):
     """The nearest of zero and plus or minus ``sparsity * max|t|``, five a byte, with error feedback both ways.
 
-    The paper then codes runs of zero bytes, which makes sizes depend on the data; that is left out here.
+    Runs of two to fourteen bytes of zeros take one byte. Payloads are as long on every rank: from the second step on
+    they have room for a quarter more than the neediest rank wanted in the step before, and at least half as much as in
+    that step; what does not fit stays in the memory.
 
     Attributes:
         sparsity: In [1, 2): the larger, the more zeros.
@@ -24,16 +26,20 @@ class ThreeLC(CodecMethod):
     routes = ("sharded", "gather")
     memory = "residual"
     bias = "contractive"
-    wire_bits = "8 * ceil(d / 5) + 32"
+    wire_bits = "8 * ceil(d / 5) + 64"
 
     sparsity: float = 1.0
 
     def __post_init__(self) -> None:
         self.codec()
 
-    def codec(self) -> ThreeLevel:
-        """Five trits a byte."""
-        return ThreeLevel(self.sparsity)
+    def codec(self) -> ZeroRuns:
+        """Trits, zeros in runs."""
+        return ZeroRuns(self.sparsity)
+
+    def owner_codec(self, route: str) -> ZeroRuns | None:
+        """The same, with a room of its own."""
+        return ZeroRuns(self.sparsity, kept_as="owner_room") if route == "sharded" else None
 
     def error_bound(self, numel: int) -> float:
         """Rounding to the nearest of three values, zero among them, never adds to the error."""

@@ -13,6 +13,7 @@ from gradwire.quantize.ternary import Ternary
 from gradwire.quantize.three_level import ThreeLevel
 from gradwire.quantize.two_means import TwoMeans
 from gradwire.quantize.vote import Vote
+from gradwire.quantize.zero_runs import ZeroRuns
 
 __all__ = [
     "Cast",
@@ -27,5 +28,6 @@ __all__ = [
     "ThreeLevel",
     "TwoMeans",
     "Vote",
+    "ZeroRuns",
     "parse",
 ]

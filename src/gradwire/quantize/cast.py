@@ -14,7 +14,7 @@ from gradwire.memory import Feedback
 
 @dataclass(frozen=True)
 class Cast(LinearCodec):
-    """Every value, rounded to ``dtype``.
+    """Every value, rounded to ``dtype``; where a memory is kept, one beyond its range counts as not finite.
 
     Attributes:
         dtype: ``torch.float32``, ``torch.float16`` or ``torch.bfloat16``.
@@ -36,7 +36,7 @@ class Cast(LinearCodec):
         values, finite = feedback.compensate(block, gradient)
         parts = block.parts(values)
         code = _joined(parts).to(self.dtype, copy=True)
-        if not finite:
+        if not finite or (self.dtype != values.dtype and not bool(code.isfinite().all())):
             return code.fill_(torch.nan), decode
         for part, sent in zip(parts, torch.split(code, lengths), strict=True):
             part.sub_(sent)

@@ -33,4 +33,5 @@ class Dynamic(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums scaled table entries."""
+        self.check(block, payloads)
         kernels.for_device(out.device).dynamic_decode(block, payloads, out, weight)

@@ -35,4 +35,5 @@ class Exponent(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums signed powers."""
+        self.check(block, payloads)
         kernels.for_device(out.device).exponent_decode(block, payloads, out, weight)

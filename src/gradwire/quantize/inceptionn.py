@@ -10,18 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire import kernels
+from gradwire import capacity, kernels
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import inceptionn_payload_bytes
 from gradwire.layout import Block, Slot
-from gradwire.memory import Feedback, Store
+from gradwire.memory import Feedback, Kind, Store
 
 FIELD = "inceptionn.room"
 """What the room of the next step is kept as: bits a value, by parameter name."""
-
-SPARE = 1.25
-"""Room of the next step for each byte that the neediest rank wanted in this one."""
 
 LEAST = 1 / 16
 """Share of the room that there always is, so that a gradient that wakes up finds some."""
@@ -74,12 +71,13 @@ class Inceptionn(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what the tags say, and learns what the next step needs."""
+        self.check(block, payloads)
         kernels.for_device(out.device).inceptionn_decode(block, payloads, out, weight, self._exponent)
         if self.seen is not None and block.numel:
             words = int(payloads[:, 4:8].contiguous().view(torch.int32).max())
-            room = min(max(SPARE * 32 * words / block.numel, LEAST * self.room), float(self.room))
+            room = min(max(capacity.SPARE * 32 * words / block.numel, LEAST * self.room), float(self.room))
             for slot in block.slots:
-                self.seen.put(FIELD, slot.name, torch.tensor(room, dtype=torch.float64))
+                self.seen.put(FIELD, slot.name, torch.tensor(room, dtype=torch.float64), Kind.SHARED)
 
     @property
     def _exponent(self) -> int:

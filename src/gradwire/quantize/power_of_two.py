@@ -45,4 +45,5 @@ class PowerOfTwo(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums signed powers."""
+        self.check(block, payloads)
         kernels.for_device(out.device).power_of_two_decode(block, payloads, out, weight, self.bits)

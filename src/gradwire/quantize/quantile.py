@@ -64,6 +64,7 @@ class Quantile(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums means."""
+        self.check(block, payloads)
         kernels.for_device(out.device).quantile_decode(
             block, payloads, out, weight, self.buckets, self.rows, self.columns
         )

@@ -29,4 +29,5 @@ class Sign(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums scaled signs."""
+        self.check(block, payloads)
         kernels.for_device(out.device).sign_decode(block, payloads, out, weight)

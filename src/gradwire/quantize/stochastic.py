@@ -68,4 +68,5 @@ class Stochastic(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums scaled levels."""
+        self.check(block, payloads)
         kernels.for_device(out.device).stochastic_decode(block, payloads, out, weight, self.bits, self.bucket)

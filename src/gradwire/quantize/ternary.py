@@ -45,4 +45,5 @@ class Ternary(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums scaled digits."""
+        self.check(block, payloads)
         kernels.for_device(out.device).trits_decode(block, payloads, out, weight)

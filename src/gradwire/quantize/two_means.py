@@ -33,4 +33,5 @@ class TwoMeans(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums means."""
+        self.check(block, payloads)
         kernels.for_device(out.device).two_means_decode(block, payloads, out, weight)

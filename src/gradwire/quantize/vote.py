@@ -33,4 +33,5 @@ class Vote(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums signs."""
+        self.check(block, payloads)
         kernels.for_device(out.device).sign_decode(block, payloads, out, weight)

@@ -2,7 +2,7 @@
 
 from gradwire.routes.allreduce import allreduce
 from gradwire.routes.gather import gather
-from gradwire.routes.integer import SharedLevels, integer
+from gradwire.routes.integer import SharedLevels, check_largest, integer
 from gradwire.routes.merge import merge
 from gradwire.routes.operator import Operator
 from gradwire.routes.regions import Regions, regions
@@ -14,6 +14,7 @@ __all__ = [
     "Shards",
     "SharedLevels",
     "allreduce",
+    "check_largest",
     "gather",
     "integer",
     "merge",

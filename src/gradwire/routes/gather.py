@@ -26,6 +26,7 @@ def gather(
     worker.feedback.settle(block, gradient)
     payloads = yield AllGather(payload)
     worker.codec.decode(block, payloads, gradient, 1 / world_size)
+    worker.codec.heard(block, worker.codec.news(block, payloads)[None])
     if owner is not None:
         again = owner.encode(block, owner.feedback.admit(block, gradient))
         owner.feedback.settle(block, gradient)

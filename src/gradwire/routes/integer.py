@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.kernels.reference.stochastic import stochastic_bucket_count
 from gradwire.layout import Block
 from gradwire.memory import Feedback
@@ -107,11 +107,26 @@ def integer(
         feedback: This worker's memory.
         key: Randomness of this rank and step.
         workers: n.
+
+    Raises:
+        PayloadError: If the scales that came back are not the largest of all workers'.
     """
     admitted = feedback.admit(block, gradient)
-    scales = yield AllReduceMax(code.scales(block, admitted, feedback))
+    own = code.scales(block, admitted, feedback)
+    scales = yield AllReduceMax(own.clone())
+    check_largest(scales, own)
     codes = code.encode(block, admitted, feedback, scales, workers, key)
     feedback.settle(block, gradient)
     codes = yield AllReduceSum(codes)
     code.decode(block, scales, codes, gradient, workers)
     feedback.received(block, gradient)
+
+
+def check_largest(scales: Tensor, own: Tensor) -> None:
+    """Raises PayloadError unless ``scales``, the largest of all workers', are at least this worker's ``own``."""
+    if not bool((scales >= own).all()):
+        worst = int((scales >= own).int().argmin())
+        raise PayloadError(
+            f"the largest scale of all workers is {float(scales[worst])}, but this worker's is {float(own[worst])}; "
+            "do all ranks run the same configuration?"
+        )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.errors import PayloadError
 from gradwire.index import IndexCoding
 from gradwire.layout import Block, Granularity, Int64Array, flat_slots
 from gradwire.memory import Feedback
@@ -117,6 +118,9 @@ def regions(
 
     Returns:
         The regions that were used.
+
+    Raises:
+        PayloadError: If cuts are not finite or positions not ascending, or not of the block.
     """
     kernel, device, total = kernels.for_device(gradient.device), gradient.device, block.positions
     counts = select.counts(block)
@@ -129,8 +133,11 @@ def regions(
 
     if recut and world_size > 1:
         mean = yield AllReduceMean(balanced(positions if finite else positions[:0], total, world_size))
-        edges = np.concatenate(([0], mean.double().cpu().numpy().round().astype(np.int64), [total]))
-        cut = Regions(np.maximum.accumulate(edges.clip(0, total)), cut.capacity, cut.indices)
+        if not mean.isfinite().all():
+            raise PayloadError("the mean of where the workers would cut is not finite, which no worker's cuts are")
+        inner = mean.double().cpu().numpy().round().clip(0, total).astype(np.int64)
+        edges = np.concatenate(([0], np.maximum.accumulate(inner), [total]))
+        cut = Regions(edges, cut.capacity, cut.indices)
 
     starts = torch.searchsorted(positions, torch.from_numpy(cut.edges).to(device)).tolist()
     outgoing = torch.empty((world_size, cut.payload_bytes), dtype=torch.uint8, device=device)

@@ -55,16 +55,24 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
     incoming = yield AllToAll(outgoing)
 
     average = torch.empty(shards.own.positions, dtype=torch.float32, device=device)
-    worker.codec.decode(shards.own, incoming[:, : worker.codec.payload_bytes(shards.own)], average, 1 / count)
+    received = incoming[:, : worker.codec.payload_bytes(shards.own)]
+    worker.codec.decode(shards.own, received, average, 1 / count)
+    news = worker.codec.news(shards.own, received)
 
     sizes = [owner.codec.payload_bytes(shard) for shard in shards.all]
-    payload = torch.empty(max(sizes), dtype=torch.uint8, device=device)
+    edge = max(sizes)
+    payload = torch.empty(edge + len(news), dtype=torch.uint8, device=device)
     own_size = owner.codec.payload_bytes(shards.own)
     readmitted = owner.feedback.admit(shards.own, average)
     owner.codec.encode(shards.own, readmitted, owner.feedback, payload[:own_size], owner.key)
     owner.feedback.settle(shards.own, average)
-    payload[own_size:] = 0
+    payload[own_size:edge] = 0
+    payload[edge:] = news
     payloads = yield AllGather(payload)
+    news_of_owners = []
     for shard, size, row in zip(shards.all, sizes, payloads, strict=True):
         owner.codec.decode(shard, row[None, :size], gradient, 1.0)
+        news_of_owners.append(owner.codec.news(shard, row[None, :size]))
+    worker.codec.heard(block, payloads[:, edge:])
+    owner.codec.heard(block, torch.stack(news_of_owners))
     worker.feedback.received(block, gradient)

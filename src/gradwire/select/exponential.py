@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.layout import Block, Float32Array, Float64Array, Int64Array, Slot
-from gradwire.memory import Store
+from gradwire.memory import Kind, Store
 from gradwire.select.criterion import Thresholds
 from gradwire.select.selector import check_ratio, counts_for
 
@@ -81,7 +81,8 @@ class ExponentialTail(Thresholds):
             if steps == PERIOD:
                 step = int(total < (1 - TOLERANCE) * PERIOD) - int(total > (1 + TOLERANCE) * PERIOD)
                 stages, steps, total = min(max(stages + step, 1), self._most()), 0, 0.0
-            self.store.put("stages", name, torch.tensor([stages, steps, total], dtype=torch.float64))
+            kept = torch.tensor([stages, steps, total], dtype=torch.float64)
+            self.store.put("stages", name, kept, Kind.PRIVATE)
 
     def _most(self) -> int:
         """The most stages there can be: as many as halvings lead to the ratio."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot
-from gradwire.memory import Feedback, Store
+from gradwire.memory import Feedback, Kind, Store
 from gradwire.select.criterion import Choice, Criterion
 from gradwire.select.thresholds import check_threshold
 
@@ -56,7 +56,7 @@ class Unambiguous(Criterion):
 
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> Unambiguous:
         """With ``v``, and the squares from outside if there are any."""
-        squares = store.flat(SQUARES, slots, numel) if self.given else None
+        squares = store.flat(SQUARES, slots, numel, Kind.GIVEN) if self.given else None
         return replace(self, moments=store.flat("second_moments", slots, numel), squares=squares)
 
     def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:

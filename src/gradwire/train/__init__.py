@@ -3,18 +3,25 @@
 from gradwire.train.alone import Roundtrip, roundtrip
 from gradwire.train.configuration import Configuration
 from gradwire.train.ddp import compress
+from gradwire.train.guards import Audit, Deviation
 from gradwire.train.handle import Handle
 from gradwire.train.moments import SecondMoments
+from gradwire.train.per_rank import PerRank
 from gradwire.train.policy import DensePolicy
+from gradwire.train.redistribution import redistribute
 from gradwire.train.synchronizer import Synchronizer
 
 __all__ = [
+    "Audit",
     "Configuration",
     "DensePolicy",
+    "Deviation",
     "Handle",
+    "PerRank",
     "Roundtrip",
     "SecondMoments",
     "Synchronizer",
     "compress",
+    "redistribute",
     "roundtrip",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 import torch
@@ -19,13 +19,14 @@ def check_agreement(
     parameters: Sequence[tuple[str, torch.nn.Parameter]],
     transport: Transport,
     device: torch.device,
+    further: Mapping[str, str],
 ) -> None:
-    """Compares configuration and parameters over all ranks; every rank must call it.
+    """Compares configuration, further choices and parameters over all ranks; every rank must call it.
 
     Raises:
         ConfigurationError: On every rank, naming the first difference, if two ranks differ.
     """
-    lines = [f"{key}={value}" for key, value in configuration.describe().items()]
+    lines = [f"{key}={value}" for key, value in {**configuration.describe(), **further}.items()]
     lines += [
         f"parameter {name} with shape {tuple(parameter.shape)} and dtype {parameter.dtype}"
         for name, parameter in parameters

@@ -1,6 +1,7 @@
 """The way in for ``DistributedDataParallel``: a communication hook."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
-from gradwire.layout import Slot, flat_slots
+from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.handle import Handle
+from gradwire.train.guards import Guarding
+from gradwire.train.handle import Handle, Named, check_left_out
 from gradwire.train.policy import DensePolicy
 from gradwire.train.unit import Unit
 from gradwire.wire import Synchronization
@@ -22,15 +24,48 @@ from gradwire.wire.wire import TensorFuture
 
 
 class _Buckets:
-    """Averages each bucket as it comes."""
+    """Averages each bucket as it comes.
 
-    def __init__(self, handle: Handle, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    DDP forms its final buckets only after a backward pass. A run that goes on from a saved state therefore averages in
+    the buckets that the state tells of until DDP's own are final, so that it gives the same bits.
+    """
+
+    def __init__(self, handle: Handle, parameters: Named) -> None:
         self._handle = handle
+        self._parameters = parameters
         self._names = {id(parameter): name for name, parameter in parameters}
         self._units: dict[int, tuple[tuple[int, ...], Unit]] = {}
+        self._known = handle.buckets
+        self._coming: list[tuple[str, ...]] = []
+        self._first: tuple[str, ...] = ()
+        self._resumed: _Collected | None = None
 
     def on_bucket(self, bucket: GradBucket) -> TensorFuture:
         """Queues a bucket; its future holds the averaged buffer."""
+        names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
+        if not self._coming:
+            self._begin(names)
+        self._coming.append(names)
+        resumed = self._resumed
+        if bucket.is_last():
+            came, self._coming = tuple(self._coming), []
+            if resumed is None:
+                self._handle.buckets = came
+            elif came == self._handle.buckets:
+                self._resumed = None
+            self._known = self._handle.buckets
+        return self._average(bucket) if resumed is None else resumed.on_bucket(bucket)
+
+    def _begin(self, names: tuple[str, ...]) -> None:
+        """Before a step: has a state been loaded, or has DDP formed its buckets anew?"""
+        if self._handle.buckets is not self._known:
+            self._first, self._units = names, {}
+            buckets = self._handle.buckets
+            self._resumed = _Collected(self._handle, self._parameters, buckets) if buckets else None
+        elif names != self._first:
+            self._resumed = None
+
+    def _average(self, bucket: GradBucket) -> TensorFuture:
         wire, engine = self._handle.wire, self._handle.engine
         buffer, index, parameters, last = bucket.buffer(), bucket.index(), bucket.parameters(), bucket.is_last()
         future = wire.promise()
@@ -61,49 +96,87 @@ class _Buckets:
         return known[1]
 
 
-class _WholeModel:
-    """Collects all buckets of a step, then averages them as one buffer in the model's order."""
+class _Collected:
+    """Collects all buckets of a step, then averages them in other ones."""
 
-    def __init__(self, handle: Handle, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        parameters: Named,
+        buckets: Sequence[Sequence[str]],
+    ) -> None:
         self._handle = handle
-        slots = flat_slots([(name, tuple(parameter.shape)) for name, parameter in parameters])
-        self._slots: dict[int, Slot] = {
-            id(parameter): slot for (_, parameter), slot in zip(parameters, slots, strict=True)
-        }
-        self._unit = handle.engine.unit(slots)
-        self._flat = torch.zeros(self._unit.numel, dtype=torch.float32, device=parameters[0][1].device)
-        self._waiting: list[tuple[TensorFuture, Tensor, list[Slot]]] = []
+        self._names = {id(parameter): name for name, parameter in parameters}
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+        self._units: list[tuple[Unit, Tensor]] = []
+        self._places: dict[str, Tensor] = {}
+        for names in buckets:
+            slots = flat_slots([(name, shapes[name]) for name in names])
+            unit = handle.engine.unit(slots)
+            flat = torch.zeros(unit.numel, dtype=torch.float32, device=parameters[0][1].device)
+            self._units.append((unit, flat))
+            self._places.update({slot.name: flat[slot.offset : slot.stop] for slot in slots})
+        self._waiting: list[tuple[TensorFuture, Tensor, list[Tensor]]] = []
 
     def on_bucket(self, bucket: GradBucket) -> TensorFuture:
         """Takes in a bucket; the last one of a step sets all of them going."""
         wire, engine = self._handle.wire, self._handle.engine
         buffer, last = bucket.buffer(), bucket.is_last()
-        slots = [self._slots[id(parameter)] for parameter in bucket.parameters()]
+        places = [self._places[self._names[id(parameter)]] for parameter in bucket.parameters()]
         future = wire.promise()
 
         def begin() -> list[Synchronization]:
-            self._waiting.append((future, buffer, slots))
-            for slot, values in zip(slots, torch.split(buffer, [slot.numel for slot in slots]), strict=True):
-                self._flat[slot.offset : slot.stop].copy_(values)
-            synchronizations = engine.synchronizations(self._unit, self._flat) if last else []
-            engine.count(buffer, last)
-            return synchronizations
+            self._waiting.append((future, buffer, places))
+            for place, values in zip(places, torch.split(buffer, [len(each) for each in places]), strict=True):
+                place.copy_(values)
+            if not last:
+                engine.count(buffer, last)
+            return []
 
-        def done() -> None:
-            if last:
-                engine.landed(self._unit, self._flat)
-                waiting, self._waiting = self._waiting, []
-                for future, buffer, slots in waiting:
-                    for slot, values in zip(slots, torch.split(buffer, [slot.numel for slot in slots]), strict=True):
-                        values.copy_(self._flat[slot.offset : slot.stop])
-                    wire.keep(future, buffer)
-
-        wire.submit(begin, done, engine.ended if last else None)
+        wire.submit(begin, lambda: None)
+        if last:
+            for unit, flat in self._units:
+                self._submit(unit, flat, buffer if flat is self._units[-1][1] else None)
         return future
 
+    def _submit(self, unit: Unit, flat: Tensor, last: Tensor | None) -> None:
+        """Queues a unit; ``last`` is the step's last bucket, with its last unit."""
+        engine = self._handle.engine
 
-def _on_bucket(state: _Buckets | _WholeModel, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return state.on_bucket(bucket)
+        def begin() -> list[Synchronization]:
+            synchronizations = engine.synchronizations(unit, flat)
+            if last is not None:
+                engine.count(last, True)
+            return synchronizations
+
+        def end() -> None:
+            waiting, self._waiting = self._waiting, []
+            for future, buffer, places in waiting:
+                for place, values in zip(places, torch.split(buffer, [len(each) for each in places]), strict=True):
+                    values.copy_(place)
+                self._handle.wire.keep(future, buffer)
+            engine.ended()
+
+        self._handle.wire.submit(begin, lambda: engine.landed(unit, flat), None if last is None else end)
+
+
+@dataclass(frozen=True)
+class _Hook:
+    """What DDP calls with every bucket.
+
+    Attributes:
+        averages: Where buckets go.
+        frozen: Parameters that DDP knows nothing of.
+    """
+
+    averages: _Buckets | _Collected
+    frozen: Named
+
+
+def _on_bucket(hook: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    if bucket.index() == 0:
+        check_left_out(hook.frozen)
+    return hook.averages.on_bucket(bucket)
 
 
 def compress(
@@ -117,6 +190,9 @@ def compress(
     dense: DensePolicy | None = None,
     seed: int = 0,
     fuse_bytes: int = FUSE_BYTES,
+    grad_scaler: torch.amp.GradScaler | None = None,
+    rollback: bool | None = None,
+    audit_every: int = 0,
     **options: Any,
 ) -> Handle:
     """Averages a DDP model's gradients through a compression method from now on.
@@ -135,6 +211,17 @@ def compress(
         dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
         seed: Where all randomness starts; torch's generators are never touched.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
+        grad_scaler: The ``torch.amp.GradScaler`` that scales the loss, starting alike on all ranks. Then gradients are
+            divided by its scale before anything else and their averages multiplied by it, so what is remembered and
+            every threshold are in units of the unscaled loss. Without it a change of scale cannot be told from a change
+            of the gradient, and what was remembered before has the wrong weight after it.
+        rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
+            on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
+            of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then.
+        audit_every: Every so many steps, beginning with the first, gradients are averaged densely, too, beside the
+            compressed averages and without changing them, and both are compared: ``handle.audits()``,
+            ``handle.stats().audit``, ``handle.write(writer)``, and a line from the logger ``"gradwire"`` on rank 0.
+            0 for never.
         **options: The method's hyper-parameters.
 
     Returns:
@@ -148,13 +235,16 @@ def compress(
         >>> handle = gradwire.compress(model, "acpsgd", rank=4)                # doctest: +SKIP
     """
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
+    guarding = Guarding(grad_scaler, rollback, audit_every)
     _check_model(model)
-    parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
-    handle = Handle(configuration, parameters, model.process_group)
+    theirs = [(name, each) for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
+    parameters = [(name, each) for name, each in theirs if each.requires_grad]
+    frozen = [(name, each) for name, each in theirs if not each.requires_grad]
+    handle = Handle(configuration, parameters, model.process_group, guarding)
+    averages: _Buckets | _Collected = _Buckets(handle, parameters)
     if configuration.granularity.scope == "model":
-        model.register_comm_hook(_WholeModel(handle, parameters), _on_bucket)
-    else:
-        model.register_comm_hook(_Buckets(handle, parameters), _on_bucket)
+        averages = _Collected(handle, parameters, [[name for name, _ in parameters]])
+    model.register_comm_hook(_Hook(averages, frozen), _on_bucket)
     return handle
 
 

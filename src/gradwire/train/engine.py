@@ -27,6 +27,7 @@ class Engine:
 
     Attributes:
         guards: What goes along with every gradient, the outermost first.
+        under_way: Whether some of a step's gradients have been taken in and others not yet.
     """
 
     def __init__(self, configuration: Configuration, rank: int, world_size: int, device: torch.device) -> None:
@@ -35,8 +36,9 @@ class Engine:
         self.store = Store(device)
         self.meter = Meter()
         self.step = 0
-        self._rank = rank
-        self._world_size = world_size
+        self.under_way = False
+        self.rank = rank
+        self.world_size = world_size
 
     def unit(self, slots: Sequence[Slot]) -> Unit:
         """Decides who handles the parameters of a buffer, and moves their memories to its layout."""
@@ -56,7 +58,7 @@ class Engine:
     def _share(self, method: Method, block: Block, numel: int, route: str) -> Share:
         choice = self.configuration
         memory, owner = (choice.memory, choice.owner) if method is choice.method else (NoMemory(), None)
-        site = Site(block, numel, self.store, memory, route, owner, self._rank, self._world_size, choice.seed)
+        site = Site(block, numel, self.store, memory, route, owner, self.rank, self.world_size, choice.seed)
         return Share(method, site, method.begin(site))
 
     def synchronizations(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
@@ -78,7 +80,8 @@ class Engine:
 
     def count(self, gradient: Tensor, last: bool) -> None:
         """Counts a gradient that was taken in, and the step if it is the step's last."""
-        self.meter.dense(gradient.nbytes, self._world_size)
+        self.meter.dense(gradient.nbytes, self.world_size)
+        self.under_way = not last
         if last:
             self.step += 1
             self.meter.steps += 1

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, GradwireError
+from gradwire.layout import flat_slots
+from gradwire.memory import Store
 from gradwire.train.agreement import check_agreement
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
+from gradwire.train.guards import Audit, Auditor, Guarding
+from gradwire.train.guards.audit import ScalarWriter, write
+from gradwire.train.state import VERSION, check_form, check_same, described
 from gradwire.train.together import rehearse
 from gradwire.wire import ProcessGroupTransport, Stats, Wire
 
@@ -29,58 +35,142 @@ class Handle:
         parameters: Names and parameters whose gradients are averaged, in the model's order.
         group: The workers; the handle makes a group of its own from the same ranks, so that its collectives cannot
             mix with others'.
+        guarding: What is done around every average; nothing if None.
+
+    Attributes:
+        buckets: Names of the parameters that came together in the last step; empty where the gradients' owner forms
+            buckets by a rule of its own.
     """
 
-    def __init__(self, configuration: Configuration, parameters: Named, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        parameters: Named,
+        group: dist.ProcessGroup,
+        guarding: Guarding | None = None,
+    ) -> None:
         check_parameters(parameters)
+        guarding = guarding or Guarding()
         device = parameters[0][1].device
         if device.type == "cpu":
             rehearse(configuration)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+        self._parameters = described(parameters)
+        self.buckets: tuple[tuple[str, ...], ...] = ()
         self._group = _sibling(group, device)
         transport = ProcessGroupTransport(self._group)
-        check_agreement(configuration, parameters, transport, device)
+        check_agreement(configuration, parameters, transport, device, guarding.describe())
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
+        self.engine.guards += guarding.guards(self.engine, parameters)
+        self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
+        self._written = -1
         self.wire = Wire(transport, self.engine.meter, configuration.fuse_bytes, device)
         self._closer = weakref.finalize(self, self.wire.close)
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
-        return self.engine.meter.stats()
+        return replace(self.engine.meter.stats(), audit=None if self._auditor is None else self._auditor.newest())
+
+    def audits(self) -> list[Audit]:
+        """Compressed averages held against dense ones, as ``audit_every`` asked for; the newest 1,000."""
+        return [] if self._auditor is None else self._auditor.audits()
+
+    def write(self, writer: ScalarWriter, *, layers: bool = False) -> None:
+        """Writes the counters as they are, and all audits since the last call, to TensorBoard.
+
+        Steps are those that were synchronised, as in ``stats().steps``.
+
+        Args:
+            writer: A ``torch.utils.tensorboard.SummaryWriter``, or whatever else has its ``add_scalar``.
+            layers: Whether every parameter's audit is written, too.
+        """
+        stats = self.stats()
+        writer.add_scalar("gradwire/wire_bytes", stats.wire_bytes, stats.steps)
+        writer.add_scalar("gradwire/ratio", stats.ratio, stats.steps)
+        for stage, seconds in stats.seconds.items():
+            writer.add_scalar(f"gradwire/seconds/{stage}", seconds, stats.steps)
+        for audit in self.audits():
+            if audit.step > self._written:
+                write(writer, audit, layers)
+                self._written = audit.step
 
     def state_dict(self) -> dict[str, Any]:
         """What a later run needs to go on as if it had not stopped: tensors and plain values, by parameter name.
 
-        Every rank has its own; save it on each.
+        Every rank has its own; save it on each, between two steps. ``torch.load(weights_only=True)`` reads it;
+        :class:`gradwire.PerRank` is for ``torch.distributed.checkpoint``, :func:`gradwire.redistribute` for another
+        number of workers. The form is documented in ``train/state.py``.
+
+        A run that goes on from it in a new process gives the same bits, provided that DDP had its final buckets: it
+        forms them after its first backward pass (its second with ``static_graph=True``). Before that, averages are the
+        same up to the rounding of sums whose order depends on buckets, and up to what a method chooses by bucket.
+
+        Raises:
+            GradwireError: If some of a step's gradients have been taken in and others not yet, or a step failed.
         """
+        return self.wire.call(self._state)
+
+    def _state(self) -> dict[str, Any]:
+        self._check_between_steps()
         return {
-            "version": 1,
-            "configuration": self.configuration.describe(),
+            "version": VERSION,
+            **self._identity(),
             "step": self.engine.step,
+            "buckets": [list(names) for names in self.buckets],
+            "kinds": self.engine.store.kinds(),
             "tensors": self.engine.store.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from where :meth:`state_dict` was taken.
+        """Goes on from where :meth:`state_dict` was taken, between two steps.
 
         Raises:
-            ConfigurationError: If the state is of another version, configuration or model; nothing is changed.
+            ConfigurationError: If the state is malformed, or of another version, configuration, model, rank or number
+                of workers; nothing is changed.
+            GradwireError: If a step is under way or failed.
         """
-        if state.get("version") != 1:
-            raise ConfigurationError(f"state version {state.get('version')!r} is not known; this gradwire reads 1")
-        for key, ours in self.configuration.describe().items():
-            theirs = state["configuration"].get(key)
-            if ours != theirs:
-                raise ConfigurationError(
-                    f"the state was saved with {key}={theirs!r}, this handle has {key}={ours!r}; attach with the same"
-                )
-        for field, tensors in state["tensors"].items():
-            for name in tensors:
-                if name not in self._shapes:
-                    raise ConfigurationError(f"the state keeps {field} of {name!r}, which this model does not have")
-        self.engine.store.load(state["tensors"])
-        self.engine.step = int(state["step"])
+        self.wire.call(lambda: self._load(state))
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._check_between_steps()
+        check_form(state)
+        check_same(state, self._identity(), "this handle")
+        theirs, ours = (state["rank"], state["world_size"]), (self.engine.rank, self.engine.world_size)
+        if theirs[1] != ours[1]:
+            raise ConfigurationError(
+                f"the state was saved by rank {theirs[0]} of {theirs[1]} workers, this is rank {ours[0]} of {ours[1]}; "
+                f"gradwire.redistribute makes states for {ours[1]} workers of those of all {theirs[1]}"
+            )
+        if theirs[0] != ours[0]:
+            raise ConfigurationError(
+                f"the state was saved by rank {theirs[0]}, this is rank {ours[0]}; load on each rank what it saved"
+            )
+        self._laid_out().check(state["tensors"], complete=state["step"] > 0)
+        self.engine.store.load(state["tensors"], state["kinds"])
+        self.engine.step = state["step"]
+        self.buckets = tuple(tuple(names) for names in state["buckets"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "configuration": self.configuration.describe(),
+            "parameters": self._parameters,
+            "rank": self.engine.rank,
+            "world_size": self.engine.world_size,
+        }
+
+    def _check_between_steps(self) -> None:
+        if self.engine.under_way:
+            raise GradwireError(
+                "a step is under way: some of its gradients have been taken in, others not yet; save and load between "
+                "backward passes"
+            )
+
+    def _laid_out(self) -> Store:
+        """What is remembered of this model once all of it has been averaged, without room for any of it."""
+        nowhere = Engine(self.configuration, self.engine.rank, self.engine.world_size, torch.device("meta"))
+        nowhere.unit(flat_slots(list(self._shapes.items())))
+        return nowhere.store
 
     def close(self) -> None:
         """Ends the wire's thread and process group; no gradients can be averaged through this handle any more."""
@@ -106,7 +196,18 @@ def check_parameters(parameters: Named) -> None:
     if not parameters:
         raise ConfigurationError("there are no parameters that require gradients; nothing can be averaged")
     device = parameters[0][1].device
+    names: dict[int, str] = {}
     for name, parameter in parameters:
+        if name in names.values():
+            raise ConfigurationError(
+                f"two parameters have the name {name!r}; memories are kept by name, so give each its own, "
+                "such as f'encoder.{name}'"
+            )
+        if id(parameter) in names:
+            raise ConfigurationError(
+                f"{name!r} is the parameter {names[id(parameter)]!r} under another name; give shared parameters once"
+            )
+        names[id(parameter)] = name
         if parameter.is_meta:
             raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
         if parameter.dtype not in GRADIENT_DTYPES:
@@ -118,6 +219,16 @@ def check_parameters(parameters: Named) -> None:
             raise ConfigurationError(
                 f"parameter {name!r} is on {parameter.device}, {parameters[0][0]!r} on {device}; "
                 "use one device a process"
+            )
+
+
+def check_left_out(frozen: Named) -> None:
+    """Raises ConfigurationError if a parameter that required no gradient when the method was attached now does."""
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise ConfigurationError(
+                f"parameter {name!r} was frozen when the method was attached, so its gradient is not averaged and "
+                "ranks would drift apart; to unfreeze it, call zero_grad(), then wrap the model and attach anew"
             )
 
 

@@ -14,7 +14,8 @@ from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.handle import Handle, Named, default_group
+from gradwire.train.guards import Guarding
+from gradwire.train.handle import Handle, Named, check_left_out, default_group
 from gradwire.train.policy import DensePolicy
 from gradwire.wire import Synchronization
 from gradwire.wire.wire import TensorFuture
@@ -40,6 +41,9 @@ class Synchronizer(Handle):
         dense: See there.
         seed: See there.
         fuse_bytes: See there.
+        grad_scaler: See there.
+        rollback: See there.
+        audit_every: See there.
         **options: The method's hyper-parameters.
 
     Raises:
@@ -63,20 +67,30 @@ class Synchronizer(Handle):
         dense: DensePolicy | None = None,
         seed: int = 0,
         fuse_bytes: int = FUSE_BYTES,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        rollback: bool | None = None,
+        audit_every: int = 0,
         **options: Any,
     ) -> None:
         configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-        named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
-        super().__init__(configuration, named, default_group(process_group))
+        guarding = Guarding(grad_scaler, rollback, audit_every)
+        given = list(parameters)
+        named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
+        self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
+        super().__init__(configuration, named, default_group(process_group), guarding)
         self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.granularity.scope)]
 
     def synchronize(self) -> None:
         """Replaces every parameter's ``grad`` by its average over all workers; a missing one counts as zero.
 
+        A parameter that requires gradients no more counts as zero, too, and its ``grad`` is left alone.
+
         Raises:
-            ConfigurationError: If a gradient is sparse; no gradient is changed.
+            ConfigurationError: If a gradient is sparse, or a parameter was frozen at first and is not now; no gradient
+                is changed.
             GradwireError: If an earlier step failed.
         """
+        check_left_out(self._frozen)
         for bucket in self._buckets:
             bucket.check()
         last = self._buckets[-1]
@@ -108,7 +122,7 @@ class _Bucket:
 
         def begin() -> list[Synchronization]:
             for view, (_, parameter) in zip(self._views, self._parameters, strict=True):
-                if parameter.grad is None:
+                if parameter.grad is None or not parameter.requires_grad:
                     view.zero_()
                 else:
                     view.copy_(parameter.grad)
@@ -119,6 +133,8 @@ class _Bucket:
         def done() -> None:
             engine.landed(self._unit, self._flat)
             for view, (_, parameter) in zip(self._views, self._parameters, strict=True):
+                if not parameter.requires_grad:
+                    continue
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 parameter.grad.copy_(view)

@@ -18,6 +18,11 @@ LARGEST = 2.0**110
 """Larger values might overflow when atoms are divided by small chances and added up."""
 
 
+NEGLIGIBLE = 2.0**-60
+"""Smaller values, relative to the largest, are left out of a Gram matrix, of which they change no bit that counts:
+squares that are denormal numbers keep its eigendecomposition from converging."""
+
+
 @dataclass(frozen=True)
 class Atoms(Codec):
     """``rank`` atoms of each matrix, an atom of probability p divided by p.
@@ -57,6 +62,7 @@ class Atoms(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Adds up the atoms of all payloads in one product."""
+        self.check(block, payloads)
         numbers = payloads.contiguous().view(torch.float32)
         written = 0
         for slot, rank, n, m in self._matrices(block):
@@ -117,7 +123,8 @@ def _draw(matrix: Tensor, uniform: float, left: Tensor, right: Tensor) -> None:
         return
     wide = matrix.shape[0] < matrix.shape[1]
     tall = (matrix.T if wide else matrix) / scale
-    squares, vectors = torch.linalg.eigh(tall.T @ tall)
+    even = torch.where(tall.abs() < NEGLIGIBLE, 0.0, tall)
+    squares, vectors = torch.linalg.eigh(even.T @ even)
     sizes = squares.double().clamp(min=0).sqrt().flip(0)
     chances = probabilities(sizes, len(left))
     drawn = systematic(chances, uniform)

@@ -51,6 +51,10 @@ class Slices:
         """Coordinates of each slice in the rows of ``basis``, then the tail."""
         return torch.cat(((self.whole(buffer) @ basis.T).view(-1), self.tail(buffer)))
 
+    def fits(self, code: Tensor) -> bool:
+        """Whether a code and what it stands for, which is no longer, are within float32's range."""
+        return bool(torch.linalg.vector_norm(code, dtype=torch.float64) <= torch.finfo(torch.float32).max)
+
     def subtract(self, code: Tensor, basis: Tensor, buffer: Tensor) -> None:
         """Takes away what a code stands for."""
         self.whole(buffer).addmm_(self._coordinates(code, basis), basis, alpha=-1)
@@ -68,7 +72,8 @@ class Slices:
 def principal_components(moment: Tensor, rank: int) -> Tensor:
     """The ``rank`` directions of largest second moment, orthonormal rows, largest first.
 
-    The same bits in give the same bits out wherever the same LAPACK runs.
+    The same bits in give the same bits out wherever the same LAPACK runs. It runs in double precision, because a moment
+    of values of very different sizes has denormal entries in single precision, with which it does not converge.
     """
-    ascending: Tensor = torch.linalg.eigh(moment).eigenvectors
+    ascending: Tensor = torch.linalg.eigh(moment.double()).eigenvectors.float()
     return ascending.flip(1).T[:rank]

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.errors import PayloadError
 from gradwire.wire.meter import Meter
 from gradwire.wire.requests import AllGather, AllReduceMax, AllReduceMean, AllToAll, Broadcast, Exchange, Request
 from gradwire.wire.transport import Pending, Transport
@@ -26,14 +27,16 @@ def issue(requests: Sequence[Request], transport: Transport, meter: Meter) -> Fl
         meter: Told the bytes handed over.
 
     Returns:
-        What to call for the answers.
+        What to call for the answers; it raises PayloadError if the transport brings another shape or dtype than was
+        asked for, so that methods may rely on both.
     """
-    fused: dict[tuple[type, int | None, torch.dtype], list[int]] = {}
+    fused: dict[tuple[type, int | None, bool, torch.dtype], list[int]] = {}
     for index, request in enumerate(requests):
-        fused.setdefault((type(request), _peer(request), request.payload.dtype), []).append(index)
+        key = type(request), _peer(request), goes_beside(request), request.payload.dtype
+        fused.setdefault(key, []).append(index)
     landings = [
         (indices, _launch(kind, peer, [requests[i].payload for i in indices], transport, meter))
-        for (kind, peer, _), indices in fused.items()
+        for (kind, peer, _, _), indices in fused.items()
     ]
 
     def land() -> list[Tensor]:
@@ -54,6 +57,11 @@ def _peer(request: Request) -> int | None:
         case Exchange(partner=partner):
             return partner
     return None
+
+
+def goes_beside(request: Request) -> bool:
+    """Whether a request must change nothing of what others are fused with."""
+    return isinstance(request, AllReduceMean) and request.beside
 
 
 def _launch(kind: type, peer: int | None, tensors: Sequence[Tensor], transport: Transport, meter: Meter) -> Flight:
@@ -77,7 +85,7 @@ def _launch(kind: type, peer: int | None, tensors: Sequence[Tensor], transport: 
         pending = transport.all_reduce(buffer, dist.ReduceOp.MAX if kind is AllReduceMax else dist.ReduceOp.SUM)
 
     def land() -> list[Tensor]:
-        parts = torch.split(pending(), [tensor.numel() for tensor in tensors])
+        parts = torch.split(_landed(pending, buffer.shape, buffer.dtype), [tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     return land
@@ -94,14 +102,26 @@ def _all_gather(payloads: Sequence[Tensor], transport: Transport, meter: Meter) 
     payload = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads))
     meter.all_gather(payload.nbytes, transport.world_size)
     pending = transport.all_gather(payload)
-    return lambda: _columns(pending(), [part.numel() for part in payloads])
+    shape = torch.Size((transport.world_size, payload.numel()))
+    return lambda: _columns(_landed(pending, shape, payload.dtype), [part.numel() for part in payloads])
 
 
 def _all_to_all(payloads: Sequence[Tensor], transport: Transport, meter: Meter) -> Flight:
     rows = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads), dim=1)
     meter.all_to_all(rows.nbytes, transport.world_size)
     pending = transport.all_to_all(rows)
-    return lambda: _columns(pending(), [part.shape[1] for part in payloads])
+    return lambda: _columns(_landed(pending, rows.shape, rows.dtype), [part.shape[1] for part in payloads])
+
+
+def _landed(pending: Pending, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """What came, which is the one place where bytes of others enter."""
+    answer = pending()
+    if answer.shape != shape or answer.dtype != dtype:
+        raise PayloadError(
+            f"a collective brought {answer.dtype} of shape {tuple(answer.shape)} where {dtype} of shape {tuple(shape)} "
+            "was asked for; do all ranks run the same configuration?"
+        )
+    return answer
 
 
 def _columns(rows: Tensor, widths: Sequence[int]) -> list[Tensor]:

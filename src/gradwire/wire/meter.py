@@ -6,7 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from gradwire.train.guards import Audit
 
 Stage = Literal["encode", "wire", "decode"]
 
@@ -20,12 +23,14 @@ class Stats:
         dense_bytes: What a dense all-reduce of the same gradients would have handed over to be sent.
         wire_bytes: What was handed over to be sent, as the collectives' algorithms send it.
         seconds: Time of the wire thread by stage: ``"encode"``, ``"wire"`` (waiting for collectives), ``"decode"``.
+        audit: The newest audit, if there was any.
     """
 
     steps: int
     dense_bytes: int
     wire_bytes: int
     seconds: dict[str, float]
+    audit: Audit | None = None
 
     @property
     def ratio(self) -> float:

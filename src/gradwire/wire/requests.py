@@ -15,9 +15,13 @@ class AllReduceMean:
 
     The answer has the tensor's shape and dtype. The wire may use the tensor's storage for it, so its former
     content is gone.
+
+    What goes ``beside`` others has a collective of its own, and does not count for when a round is issued: it changes
+    nothing of what they are fused with, and so not a bit of their sums.
     """
 
     payload: Tensor
+    beside: bool = False
 
 
 @dataclass(frozen=True, eq=False)

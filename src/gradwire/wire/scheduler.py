@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from gradwire.wire.fusion import Flight, issue
+from gradwire.wire.fusion import Flight, goes_beside, issue
 from gradwire.wire.meter import Meter
 from gradwire.wire.requests import Request, Synchronization, lockstep
 from gradwire.wire.transport import Transport
@@ -69,7 +69,7 @@ class Scheduler:
         if not task.requests:
             return
         self._open.append(task)
-        self._open_bytes += sum(request.payload.nbytes for request in task.requests)
+        self._open_bytes += sum(each.payload.nbytes for each in task.requests if not goes_beside(each))
         if self._open_bytes >= self._fuse_bytes:
             self._close_group()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import torch
 
@@ -19,6 +21,8 @@ CLOSE_SECONDS = 5.0
 """How long closing waits for work that is under way."""
 
 TensorFuture = torch.futures.Future[torch.Tensor]
+
+Result = TypeVar("Result")
 
 
 class Wire:
@@ -51,10 +55,7 @@ class Wire:
         Raises:
             GradwireError: If an earlier step failed or the wire is closed.
         """
-        if self._failure is not None:
-            raise GradwireError(
-                f"an earlier step failed: {self._failure!r}; start a new process group and attach again"
-            ) from self._failure
+        self._check()
         if self._closed:
             raise GradwireError("the handle was removed; attach again with gradwire.compress")
         future: TensorFuture = torch.futures.Future(devices=[self._device] if self._stream is not None else None)
@@ -82,6 +83,8 @@ class Wire:
         ready = torch.cuda.current_stream(self._device).record_event() if self._stream is not None else None
 
         def order() -> None:
+            if self._failure is not None:
+                raise self._failure
             if ready is not None and self._stream is not None:
                 self._stream.wait_event(ready)
             self._scheduler.submit(Task(begin(), on_done))
@@ -90,6 +93,27 @@ class Wire:
                 on_end()
 
         self._orders.put(order)
+
+    def call(self, work: Callable[[], Result]) -> Result:
+        """Runs ``work`` on the wire's thread, after everything that was submitted, and returns what it returns.
+
+        Raises:
+            GradwireError: If a step failed.
+        """
+        answer: Future[Result] = Future()
+
+        def order() -> None:
+            try:
+                self._check()
+                answer.set_result(work())
+            except Exception as error:
+                answer.set_exception(error)
+
+        if self._closed:
+            order()
+        else:
+            self._orders.put(order)
+        return answer.result()
 
     def close(self) -> None:
         """Ends the thread once it has done what was submitted; a thread stuck in a collective is left to the exit."""
@@ -100,13 +124,16 @@ class Wire:
     def _run(self) -> None:
         with self._on_stream():
             while (order := self._orders.get()) is not None:
-                if self._failure is not None:
-                    self._fail(self._failure)
-                    continue
                 try:
                     order()
                 except Exception as error:
                     self._fail(error)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise GradwireError(
+                f"an earlier step failed: {self._failure!r}; start a new process group and attach again"
+            ) from self._failure
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()

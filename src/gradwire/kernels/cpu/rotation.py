@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import (
@@ -13,7 +15,9 @@ from gradwire.kernels.cpu._compiled import (
     UInt8Array,
     array,
     compiled,
+    element_pointer,
     hash32,
+    intrinsic,
     rows_of_bytes,
     total_square,
 )
@@ -21,6 +25,11 @@ from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.rotation import LARGEST
 from gradwire.kernels.reference.stochastic import SMALLEST_SCALE
 from gradwire.layout import Int64Array, UInt64Array
+
+_LANES = 8
+"""Values of a vector, no more than the smallest piece has."""
+
+_VECTOR = ir.VectorType(ir.FloatType(), _LANES)
 
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -101,34 +110,85 @@ def rotated_decode(
 
 
 @compiled
-def _hadamard(source: Float32Array, target: Float32Array, size: int) -> Float32Array:
-    """See ``_hadamard`` of the reference; the result lies in one of the two, and the other is scratch.
+def _hadamard(values: Float32Array, size: int) -> None:
+    """The reference's transform in place: what it moves about between two stages stays where it is here.
 
-    Two stages are one pass.
+    A stage adds and subtracts values half a span apart, from the widest span to that of two; three stages are one pass.
     """
-    stages = 0
-    while size >> stages > 1:
-        stages += 1
-    if stages % 2:
-        half = size // 2
-        low, high = source[:half], source[half:size]
-        for i in range(half):
-            target[2 * i] = low[i] + high[i]
-            target[2 * i + 1] = low[i] - high[i]
-        source, target = target, source
-    quarter = size // 4
-    for _ in range(stages // 2):
-        a, b = source[:quarter], source[quarter : 2 * quarter]
-        c, d = source[2 * quarter : 3 * quarter], source[3 * quarter : size]
-        for i in range(quarter):
-            even, odd = a[i] + c[i], a[i] - c[i]
-            even_after, odd_after = b[i] + d[i], b[i] - d[i]
-            target[4 * i] = even + even_after
-            target[4 * i + 1] = even - even_after
-            target[4 * i + 2] = odd + odd_after
-            target[4 * i + 3] = odd - odd_after
-        source, target = target, source
-    return source
+    span = size
+    while span >= 8 * _LANES:
+        eighth = span // 8
+        for first in range(0, size, span):
+            for i in range(first, first + eighth, _LANES):
+                _mix_eight(values, i, eighth)
+        span = eighth
+    while span > _LANES:
+        half = span // 2
+        for first in range(0, size, span):
+            for i in range(first, first + half, _LANES):
+                _mix_two(values, i, half)
+        span = half
+    for i in range(0, size, _LANES):
+        _mix_within(values, i)
+
+
+@intrinsic
+def _mix_eight(typing_context: Any, values: Any, index: Any, step: Any) -> Any:
+    """Three stages over eight vectors, ``step`` elements apart."""
+    return types.void(values, types.intp, types.intp), _mixing(8)
+
+
+@intrinsic
+def _mix_two(typing_context: Any, values: Any, index: Any, step: Any) -> Any:
+    """One stage over two vectors, ``step`` elements apart."""
+    return types.void(values, types.intp, types.intp), _mixing(2)
+
+
+def _mixing(count: int) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array_type, (values, index, step) = signature.args[0], args
+        places = []
+        for _ in range(count):
+            places.append(element_pointer(context, builder, array_type, values, index, _VECTOR))
+            index = builder.add(index, step)
+        mixed = [builder.load(place, align=4) for place in places]
+        apart = count // 2
+        while apart:
+            for low in range(count):
+                if not low & apart:
+                    first, second = mixed[low], mixed[low | apart]
+                    mixed[low], mixed[low | apart] = builder.fadd(first, second), builder.fsub(first, second)
+            apart //= 2
+        for place, vector in zip(places, mixed, strict=True):
+            builder.store(vector, place, align=4)
+        return context.get_dummy_value()
+
+    return generate
+
+
+@intrinsic
+def _mix_within(typing_context: Any, values: Any, index: Any) -> Any:
+    """The last stages, within one vector."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = element_pointer(context, builder, signature.args[0], args[0], args[1], _VECTOR)
+        vector = builder.load(place, align=4)
+        apart = _LANES // 2
+        while apart:
+            lanes = range(_LANES)
+            other = builder.shuffle_vector(vector, vector, _order([lane ^ apart for lane in lanes]))
+            total, difference = builder.fadd(vector, other), builder.fsub(other, vector)
+            chosen = _order([lane + _LANES * bool(lane & apart) for lane in lanes])
+            vector = builder.shuffle_vector(total, difference, chosen)
+            apart //= 2
+        builder.store(vector, place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(values, types.intp), generate
+
+
+def _order(lanes: list[int]) -> ir.Constant:
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
 
 
 @compiled
@@ -177,7 +237,7 @@ def _encode(
     most = 0
     for number in range(len(pieces)):
         most = max(most, pieces[number, 2])
-    first_buffer, second_buffer = np.empty(most, np.float32), np.empty(most, np.float32)
+    rotated = np.empty(most, np.float32)
     codes, uniform = np.empty(most, np.int32), np.empty(most, np.float32)
     payload[:] = 0
     for number in range(len(pieces)):
@@ -187,10 +247,10 @@ def _encode(
         if not np.isfinite(scale) or scale == 0:
             continue
         for i in range(length):
-            first_buffer[i] = values[start + i] / scale
-        first_buffer[length:size] = 0
-        _flip(first_buffer, size, counter, shared[run])
-        rotated = _hadamard(first_buffer, second_buffer, size)
+            rotated[i] = values[start + i] / scale
+        rotated[length:size] = 0
+        _flip(rotated, size, counter, shared[run])
+        _hadamard(rotated, size)
         low, high = np.uint32(own[run] & np.uint64(0xFFFFFFFF)), np.uint32(own[run] >> np.uint64(32))
         factor = np.float32(grain / (2 * reach * math.sqrt(size)))
         for i in range(size):
@@ -208,12 +268,12 @@ def _encode(
             packed[i] = np.uint8(codes[2 * i] | (codes[2 * i + 1] << 4))
         if keeps:
             for i in range(size):
-                first_buffer[i] = table[codes[i]] - middle
-            sent = _hadamard(first_buffer, second_buffer, size)
-            _restore(sent, size, scale, counter, shared[run], reach, grain, 1)
+                rotated[i] = table[codes[i]] - middle
+            _hadamard(rotated, size)
+            _restore(rotated, size, scale, counter, shared[run], reach, grain, 1)
             kept = memory[start : start + length]
             for i in range(length):
-                left = kept[i] - sent[i]
+                left = kept[i] - rotated[i]
                 kept[i] = left if abs(left) < np.float32(np.inf) else kept[i]
 
 
@@ -263,7 +323,7 @@ def _decode(
     most = 0
     for number in range(len(pieces)):
         most = max(most, pieces[number, 2])
-    first_buffer, second_buffer = np.empty(most, np.float32), np.empty(most, np.float32)
+    rotated = np.empty(most, np.float32)
     middle = np.float32(count * grain / 2)
     for number in range(len(pieces)):
         start, length, size = pieces[number, 0], pieces[number, 1], pieces[number, 2]
@@ -273,8 +333,8 @@ def _decode(
             out[start : start + length] = np.nan
             continue
         for i in range(size):
-            first_buffer[i] = np.float32(sums[position + i]) - middle
-        decoded = _hadamard(first_buffer, second_buffer, size)
-        _restore(decoded, size, scale, counter, shared[run], reach, grain, count)
+            rotated[i] = np.float32(sums[position + i]) - middle
+        _hadamard(rotated, size)
+        _restore(rotated, size, scale, counter, shared[run], reach, grain, count)
         for i in range(length):
-            out[start + i] = decoded[i]
+            out[start + i] = rotated[i]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba import types
 from torch import Tensor
 
 from gradwire.errors import PayloadError
-from gradwire.kernels.cpu._compiled import UInt8Array, array, compiled
+from gradwire.kernels.cpu._compiled import UInt8Array, array, compiled, element_pointer, in_all_lanes, intrinsic
 from gradwire.kernels.reference.zero_runs import LONGEST_RUN, RUNS, SHORTEST_RUN, ZEROS
 
 _NOT_TRITS = -1
 _NOT_FEWEST = -2
+
+_STORE = 16
+"""Bytes that are written at once, no fewer than the longest run."""
 
 
 def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
@@ -21,14 +28,16 @@ def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
     return int(used)
 
 
-def zero_runs_decode(coded: Tensor, trits: Tensor) -> None:
+def zero_runs_decode(coded: Tensor, trits: Tensor) -> int:
     """See :meth:`gradwire.kernels.Kernels.zero_runs_decode`."""
     length = _decoded_length(array(coded))
     if length == _NOT_FEWEST:
         raise PayloadError("the bytes of a run of zeros are not the fewest")
-    if length != trits.numel():
-        raise PayloadError(f"the bytes decode to {length} bytes of trits, not {trits.numel()}")
+    if length > trits.numel():
+        raise PayloadError(f"the bytes decode to {length} bytes of trits, more than {trits.numel()}")
     _decode(array(coded), array(trits))
+    trits[length:] = ZEROS
+    return int(length)
 
 
 @compiled
@@ -54,28 +63,45 @@ def _encode(trits: UInt8Array, coded: UInt8Array) -> int:
 @compiled
 def _decoded_length(coded: UInt8Array) -> int:
     """How many bytes of trits there are; ``_NOT_FEWEST`` if no encoder wrote this."""
-    length, ended = 0, True
+    length, not_fewest, before = np.int64(0), np.int64(0), np.int64(0)
     for i in range(coded.size):
-        zeros = 0
-        if coded[i] == ZEROS:
-            zeros = 1
-        elif coded[i] >= RUNS:
-            zeros = int(coded[i]) - RUNS + SHORTEST_RUN
-        if zeros and not ended:
-            return _NOT_FEWEST
-        length += max(zeros, 1)
-        ended = zeros == 0 or zeros == LONGEST_RUN
-    return length
+        zeros = _zeros(coded[i])
+        not_fewest |= np.int64(zeros > 0) & np.int64(before > 0) & np.int64(before < LONGEST_RUN)
+        length += np.int64(max(zeros, 1))
+        before = zeros
+    return _NOT_FEWEST if not_fewest else int(length)
 
 
 @compiled
 def _decode(coded: UInt8Array, trits: UInt8Array) -> None:
-    written = 0
+    """Writes more than a run takes, where there is room, because what follows is written later."""
+    written = np.int64(0)
     for i in range(coded.size):
-        if coded[i] < RUNS:
-            trits[written] = coded[i]
-            written += 1
+        zeros = _zeros(coded[i])
+        byte = np.uint8(ZEROS) if zeros else coded[i]
+        if written + _STORE <= trits.size:
+            put_copies(trits, written, byte)
         else:
-            for _ in range(np.int64(coded[i]) - RUNS + SHORTEST_RUN):
-                trits[written] = ZEROS
-                written += 1
+            for j in range(max(zeros, 1)):
+                trits[written + j] = byte
+        written += np.int64(max(zeros, 1))
+
+
+@intrinsic
+def put_copies(typing_context: Any, target: Any, index: Any, byte: Any) -> Any:
+    """``target[index:index + _STORE] = byte`` in a contiguous array of bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(8), _STORE)
+        pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], vector)
+        builder.store(in_all_lanes(builder, args[2], vector), pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp, types.uint8), generate
+
+
+@compiled
+def _zeros(byte: np.uint8) -> np.int64:
+    """For how many bytes of zeros one stands."""
+    longer = np.int64(byte >= RUNS) * (np.int64(byte) - np.int64(RUNS - SHORTEST_RUN))
+    return np.int64(longer + np.int64(byte == ZEROS))

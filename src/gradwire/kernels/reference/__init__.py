@@ -46,7 +46,7 @@ Bytes are read modulo 243. Digits of alignment gaps and beyond ``P`` are 0. A se
 has scale NaN and digits 0.
 
 **Zero runs.** Packed trits in which a run of 2 to 14 bytes 121 (five zeros) is one byte, 241 plus its length; longer
-runs are cut into runs of 14 first. Other bytes stay.
+runs are cut into runs of 14 first. Other bytes stay. Where they end before the trits do, five zeros follow each.
 
 **Powers of two, 9 bits.** ``P`` bytes, the exponent field of a float32 each, then ``P`` bits as in sign. The fraction
 is 0, so field 0 stands for 0; field 255 reads as NaN. Fields of alignment gaps are 0. All fields of a segment with a

@@ -37,7 +37,7 @@ def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
     return len(shorter)
 
 
-def zero_runs_decode(coded: Tensor, trits: Tensor) -> None:
+def zero_runs_decode(coded: Tensor, trits: Tensor) -> int:
     """See :meth:`gradwire.kernels.Kernels.zero_runs_decode`."""
     longer: list[int] = []
     ended = True
@@ -47,6 +47,8 @@ def zero_runs_decode(coded: Tensor, trits: Tensor) -> None:
             raise PayloadError("the bytes of a run of zeros are not the fewest")
         longer += [ZEROS] * zeros or [byte]
         ended = not 0 < zeros < LONGEST_RUN
-    if len(longer) != trits.numel():
-        raise PayloadError(f"the bytes decode to {len(longer)} bytes of trits, not {trits.numel()}")
-    trits.copy_(torch.tensor(longer, dtype=torch.uint8))
+    if len(longer) > trits.numel():
+        raise PayloadError(f"the bytes decode to {len(longer)} bytes of trits, more than {trits.numel()}")
+    trits.fill_(ZEROS)
+    trits[: len(longer)] = torch.tensor(longer, dtype=torch.uint8)
+    return len(longer)

@@ -339,8 +339,8 @@ class Periodic(Handle):
     def _take(self, flights: Iterable[_Flight]) -> None:
         """Waits for averages and moves the model by them."""
         for flight in list(flights):
-            flight.wait()
             self._flights.remove(flight)
+            flight.wait()
             fragment = flight.fragment
             if flight.dropped or flight.mix == 1:
                 fragment.level = self.steps_done
@@ -446,7 +446,7 @@ def periodic(
     _check_method(configuration, schedule)
     named = _named(optimizer, parameters)
     check_parameters(named)
-    check_outer(outer, named)
+    check_outer(outer, optimizer, named)
     if isinstance(process_group, DeviceMesh):
         if process_group.ndim != 1:
             raise ConfigurationError(
@@ -503,6 +503,9 @@ def _named(optimizer: Optimizer, parameters: Iterable[tuple[str, Parameter]] | N
     if parameters is None:
         return list(ours.values())
     named = [(name, each) for name, each in parameters if id(each) in ours]
+    if len({name for name, _ in named}) < len(named):
+        twice = next(name for index, (name, _) in enumerate(named) if name in dict(named[:index]))
+        raise ConfigurationError(f"parameters names two of them {twice!r}; state is kept by name, give each its own")
     if len({id(each) for _, each in named}) < len(ours):
         raise ConfigurationError(
             f"parameters names {len(named)} of the {len(ours)} that the optimizer has; name all of them, as "

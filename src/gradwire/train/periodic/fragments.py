@@ -155,9 +155,11 @@ def cut(parameters: Named, schedule: Schedule, in_one: bool) -> list[Fragment]:
         of_cut = _contiguous if schedule.cut == "contiguous" else _strided
         groups = of_cut(filled, wanted)
     if not all(groups):
-        what = f"{len(filled)} parameters" if schedule.cut == "layers" else f"{_count(filled):,} coordinates"
+        layers = schedule.cut == "layers"
+        what = f"{len(filled)} parameters" if layers else f"{_count(filled):,} coordinates"
         raise ConfigurationError(
-            f"fragments={wanted} is out of range; {what} cannot be cut into so many, choose fewer, or cut='contiguous'"
+            f"fragments={wanted} is out of range; {what} cannot be cut into so many, choose fewer"
+            f"{', or cut=' + repr('contiguous') if layers else ''}"
         )
     return [Fragment(number, pieces, in_one) for number, pieces in enumerate(groups)]
 

@@ -15,8 +15,10 @@ from gradwire.train.periodic.fragments import Fragment
 Outer = Optimizer | Callable[[list[Tensor]], Optimizer]
 
 
-def check_outer(outer: Outer | None, parameters: Named) -> None:
-    """Raises ConfigurationError unless it is a function, or a fresh optimizer over the parameters."""
+def check_outer(outer: Outer | None, optimizer: Optimizer, parameters: Named) -> None:
+    """Raises ConfigurationError unless it is a function, or another fresh optimizer over the parameters."""
+    if outer is optimizer:
+        raise ConfigurationError("outer is the optimizer of the local steps itself; give another one")
     if isinstance(outer, Optimizer):
         theirs = {id(parameter) for group in outer.param_groups for parameter in group["params"]}
         ours = {id(parameter) for _, parameter in parameters}

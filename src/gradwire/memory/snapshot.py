@@ -1,0 +1,57 @@
+"""A second copy of what a store keeps, to go back to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradwire.memory.store import Store
+
+
+class Snapshot:
+    """What a store kept at some moment; values that come from outside are left out.
+
+    Copies are as large as the store's own allocations, so that taking one is a few copies and not one a parameter.
+
+    Args:
+        store: What is copied; nothing is until :meth:`take` is called.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._layouts = -1
+        self._buffers: list[tuple[Tensor, Tensor]] = []
+        self._singles: dict[tuple[str, str], Tensor] = {}
+
+    @property
+    def current(self) -> bool:
+        """Whether the store has laid out and loaded nothing since the last call of :meth:`take` or :meth:`extend`."""
+        return self._layouts == self._store.layouts
+
+    def take(self) -> None:
+        """Copies everything that the store keeps now."""
+        if not self.current:
+            known = {id(buffer): copy for buffer, copy in self._buffers}
+            buffers = self._store.buffers()
+            self._buffers = [(each, known.get(id(each), torch.empty_like(each))) for each in buffers]
+            self._layouts = self._store.layouts
+        for buffer, copy in self._buffers:
+            copy.copy_(buffer)
+        self._singles = {key: value.clone() for key, value in self._store.singles().items()}
+
+    def extend(self) -> None:
+        """Copies what the store has laid out since the last call, and leaves the other copies as they are."""
+        known = {id(buffer): (buffer, copy) for buffer, copy in self._buffers}
+        self._buffers = [known.get(id(each), (each, each.clone())) for each in self._store.buffers()]
+        self._layouts = self._store.layouts
+
+    def restore(self) -> None:
+        """Makes the store keep what it kept, bit for bit; what was put there since is dropped."""
+        for buffer, copy in self._buffers:
+            buffer.copy_(copy)
+        for field, name in self._store.singles():
+            kept = self._singles.get((field, name))
+            if kept is None:
+                self._store.drop(field, name)
+            else:
+                self._store.put(field, name, kept.clone())

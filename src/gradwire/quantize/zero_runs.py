@@ -1,0 +1,138 @@
+"""Three values, the nearest one, and as few bytes for them as the zeros among them allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.capacity import following
+from gradwire.codec import Codec
+from gradwire.errors import PayloadError
+from gradwire.kernels.reference.trits import trits_payload_bytes, trits_stride
+from gradwire.kernels.reference.zero_runs import ZEROS
+from gradwire.layout import Block, Slot
+from gradwire.memory import Feedback, Kind, Store
+from gradwire.quantize.three_level import ThreeLevel
+
+_COUNT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ZeroRuns(Codec):
+    """What :class:`ThreeLevel` writes, with its runs of zeros shortened as in 3LC.
+
+    How short that is depends on the values, so a payload has room for a quarter more than the neediest rank wanted in
+    the step before. What does not fit is read as zeros and stays in the memory: a value that is sent lies between half
+    the scale and the scale, so taking it back is exact. In the first step there is room for everything.
+
+    A payload is the scales, how many bytes the coded trits wanted (int32, little-endian), and of those as many as there
+    is room for, followed by zeros.
+
+    Attributes:
+        sparsity: As in :class:`ThreeLevel`.
+        kept_as: What the room is kept as, by parameter name: a share of the bytes that the trits take uncoded.
+        store: Where; there is always room for everything if None.
+    """
+
+    sparsity: float = 1.0
+    kept_as: str = "room"
+    store: Store | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._three_level()
+
+    def _three_level(self) -> ThreeLevel:
+        return ThreeLevel(self.sparsity)
+
+    def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> ZeroRuns:
+        """With the store for the room."""
+        return replace(self, store=store)
+
+    def payload_bytes(self, block: Block) -> int:
+        """Scales, a count, and the room."""
+        shares = np.array([self._share_of(slot.name) for slot in block.slots])
+        lengths = block.runs[:, 1]
+        stride = trits_stride(block.positions)
+        share = float((shares[block.slot_of_run] * lengths).sum() / lengths.sum()) if len(lengths) else 0.0
+        return 4 * block.segment_count + _COUNT_BYTES + min(stride, -(-int(np.ceil(share * stride)) // 4) * 4)
+
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
+        """Rounds, shortens, and takes back what does not fit."""
+        head = 4 * block.segment_count
+        edge = head + _COUNT_BYTES
+        room = payload.numel() - edge
+        whole = torch.empty(trits_payload_bytes(block), dtype=torch.uint8, device=payload.device)
+        self._three_level().encode(block, gradient, feedback, whole, key)
+        coded = torch.empty_like(whole[head:])
+        wanted = kernels.for_device(gradient.device).zero_runs_encode(whole[head:], coded)
+        sent = min(wanted, room)
+        payload[:head] = whole[:head]
+        payload[head:edge].view(torch.int32).fill_(wanted)
+        payload[edge : edge + sent] = coded[:sent]
+        payload[edge + sent :] = 0
+        if sent < wanted and feedback.residual is not None:
+            _take_back(block, whole, coded[:sent], gradient, feedback.residual)
+
+    def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """Makes runs as long as they were, and sums scaled digits."""
+        if not block.numel:
+            return
+        kernel = kernels.for_device(out.device)
+        head = 4 * block.segment_count
+        edge = head + _COUNT_BYTES
+        room = payloads.shape[1] - edge
+        stride = trits_stride(block.positions)
+        whole = torch.empty((len(payloads), trits_payload_bytes(block)), dtype=torch.uint8, device=out.device)
+        whole[:, :head] = payloads[:, :head]
+        for row, payload, wanted in zip(whole, payloads, self._wanted(block, payloads).tolist(), strict=True):
+            if not 0 <= wanted <= stride:
+                raise PayloadError(f"a payload says that its trits take {wanted} bytes; uncoded they take {stride}")
+            read = kernel.zero_runs_decode(payload[edge : edge + min(wanted, room)], row[head:])
+            if wanted <= room and read < stride:
+                raise PayloadError(f"the bytes decode to {read} bytes of trits, fewer than {stride}")
+        kernel.trits_decode(block, whole, out, weight)
+
+    def news(self, block: Block, payloads: Tensor) -> Tensor:
+        """A float32: the largest share of its uncoded bytes that any payload wanted, or NaN if one is not finite."""
+        most = torch.zeros(1, device=payloads.device)
+        if block.numel:
+            most += self._wanted(block, payloads).max() / trits_stride(block.positions)
+            scales = payloads[:, : 4 * block.segment_count].contiguous().view(torch.float32)
+            most.masked_fill_(~scales.isfinite().all(), torch.nan)
+        return most.view(torch.uint8)
+
+    def heard(self, block: Block, news: Tensor) -> None:
+        """Keeps the share of the neediest with some to spare; the former one after values that are not finite."""
+        most = float(news.contiguous().view(torch.float32).max())
+        if self.store is None or not np.isfinite(most):
+            return
+        for slot in block.slots:
+            share = min(following(self._share_of(slot.name), most), 1.0)
+            self.store.put(self.kept_as, slot.name, torch.tensor(share, dtype=torch.float64), Kind.SHARED)
+
+    def _share_of(self, name: str) -> float:
+        """The room of a parameter, as kept; all if nothing is."""
+        kept = None if self.store is None else self.store.get(self.kept_as, name)
+        return 1.0 if kept is None or not kept.item() else float(kept.item())
+
+    def _wanted(self, block: Block, payloads: Tensor) -> Tensor:
+        """How many bytes the coded trits of each payload take: ``int32[n]``."""
+        head = 4 * block.segment_count
+        return payloads[:, head : head + _COUNT_BYTES].contiguous().view(torch.int32)[:, 0]
+
+
+def _take_back(block: Block, whole: Tensor, coded: Tensor, gradient: Tensor, residual: Tensor) -> None:
+    """Adds to the residual what the trits stand for of which ``coded`` says nothing any more."""
+    kernel = kernels.for_device(gradient.device)
+    head = 4 * block.segment_count
+    read = kernel.zero_runs_decode(coded, torch.empty_like(whole[head:]))
+    whole[head : head + read] = ZEROS
+    whole[:head].view(torch.float32).nan_to_num_(nan=0.0)  # nothing of a segment that is not finite was sent
+    unsent = torch.empty_like(gradient)
+    kernel.trits_decode(block, whole[None], unsent, 1.0)
+    kernel.accumulate(block, unsent, residual, 1.0, 1.0)

@@ -1,0 +1,47 @@
+"""The state of every rank in one checkpoint of ``torch.distributed.checkpoint``."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+
+from gradwire.errors import ConfigurationError
+from gradwire.train.handle import Handle
+
+
+class PerRank:
+    """A handle as ``torch.distributed.checkpoint`` takes it: a ``Stateful`` with a key for each rank.
+
+    That checkpoint takes equal keys on several ranks for copies of one value and keeps one of them, but what a rank
+    remembers is its own. So each rank's state goes in as bytes under the rank's own key. To be read again by as many
+    workers.
+
+    Args:
+        handle: What :func:`gradwire.compress` returned, or a :class:`gradwire.Synchronizer`.
+
+    Example:
+        >>> dcp.save({"model": model, "gradwire": gradwire.PerRank(handle)}, checkpoint_id=path)   # doctest: +SKIP
+        >>> dcp.load({"model": model, "gradwire": gradwire.PerRank(handle)}, checkpoint_id=path)   # doctest: +SKIP
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._key = f"rank {handle.engine.rank} of {handle.engine.world_size}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rank's state as ``torch.save`` writes it."""
+        buffer = io.BytesIO()
+        torch.save(self._handle.state_dict(), buffer)
+        return {self._key: buffer.getvalue()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigurationError: If there is no state of this rank, or it does not fit; nothing is changed.
+        """
+        if not isinstance(state.get(self._key), bytes):
+            raise ConfigurationError(f"the checkpoint has no state of {self._key}; it has {', '.join(state) or 'none'}")
+        self._handle.load_state_dict(torch.load(io.BytesIO(state[self._key]), weights_only=True))

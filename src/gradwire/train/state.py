@@ -1,0 +1,120 @@
+"""What a handle's saved state is: its form, and what it must have in common with who loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigurationError
+from gradwire.memory import Kind
+
+VERSION = 2
+"""Raised whenever the form changes."""
+
+_FORM: dict[str, type] = {
+    "configuration": Mapping,
+    "parameters": Mapping,
+    "rank": int,
+    "world_size": int,
+    "step": int,
+    "buckets": Sequence,
+    "kinds": Mapping,
+    "tensors": Mapping,
+}
+"""Every key of a state but its version:
+
+* ``configuration``: all choices, text by name.
+* ``parameters``: ``{"shape": list, "dtype": str}`` by parameter name.
+* ``rank`` and ``world_size``: whose state it is.
+* ``step``: averages made so far.
+* ``buckets``: lists of parameter names, as DDP brought the gradients of the last step together.
+* ``kinds``: the :class:`~gradwire.memory.Kind` of every field, as text.
+* ``tensors``: what is remembered, by field and parameter name, on the CPU.
+"""
+
+
+def described(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> dict[str, dict[str, Any]]:
+    """Shapes and dtypes as plain values, by name."""
+    return {name: {"shape": list(each.shape), "dtype": str(each.dtype)} for name, each in parameters}
+
+
+def check_form(state: Any) -> None:
+    """Raises ConfigurationError unless ``state`` has the form of ``Handle.state_dict()``, whoever's it is."""
+    if not isinstance(state, Mapping):
+        raise ConfigurationError(f"the state is a {type(state).__name__}; give the mapping that state_dict() returned")
+    if state.get("version") != VERSION:
+        raise ConfigurationError(
+            f"state version {state.get('version')!r} is not known; this gradwire reads {VERSION}; "
+            "save the state again with this version"
+        )
+    for key, kind in _FORM.items():
+        if key not in state:
+            raise ConfigurationError(f"the state has no {key!r}; give all that state_dict() returned")
+        if not isinstance(state[key], kind) or isinstance(state[key], (bool, str)):
+            raise ConfigurationError(
+                f"the state's {key!r} is {_short(state[key])}, but state_dict() gives {kind.__name__} there"
+            )
+    if not (state["step"] >= 0 and 0 <= state["rank"] < state["world_size"]):
+        raise ConfigurationError(
+            f"the state has step {state['step']}, rank {state['rank']} and world size {state['world_size']}; "
+            "a step is 0 or more, a rank is below its world size"
+        )
+    for name, each in state["parameters"].items():
+        if not (isinstance(each, Mapping) and each.keys() == {"shape", "dtype"}):
+            raise ConfigurationError(
+                f"the state describes parameter {name!r} by {_short(each)}, not by shape and dtype"
+            )
+    for field, tensors in state["tensors"].items():
+        if state["kinds"].get(field) not in list(Kind):
+            raise ConfigurationError(
+                f"the state keeps {field} as of kind {state['kinds'].get(field)!r}; kinds are {', '.join(Kind)}"
+            )
+        if not isinstance(tensors, Mapping):
+            raise ConfigurationError(f"the state's {field} is {_short(tensors)}, not tensors by parameter name")
+        for name, value in tensors.items():
+            if name not in state["parameters"]:
+                raise ConfigurationError(f"the state keeps {field} of {name!r}, which this model does not have")
+            if not isinstance(value, Tensor):
+                raise ConfigurationError(f"the state's {field} of {name!r} is {_short(value)}, not a tensor")
+    for bucket in state["buckets"]:
+        if not (isinstance(bucket, Sequence) and all(isinstance(name, str) for name in bucket)):
+            raise ConfigurationError(f"the state has {_short(bucket)} among its buckets, not a list of parameter names")
+    named = [name for bucket in state["buckets"] for name in bucket]
+    if named and sorted(named) != sorted(state["parameters"]):
+        raise ConfigurationError("the state's buckets do not hold each of its parameters once; save the state again")
+
+
+def check_same(state: Mapping[str, Any], other: Mapping[str, Any], whose: str) -> None:
+    """Raises ConfigurationError, naming the first difference, unless both have one configuration and model.
+
+    Args:
+        state: A state of the right form.
+        other: Another one, or as much of one.
+        whose: What the other belongs to, for the message.
+    """
+    theirs, ours = state["configuration"], other["configuration"]
+    for key in [*ours, *(key for key in theirs if key not in ours)]:
+        if ours.get(key) != theirs.get(key):
+            raise ConfigurationError(
+                f"the state was saved with {key}={theirs.get(key)!r}, {whose} has {key}={ours.get(key)!r}; "
+                "attach with the same"
+            )
+    theirs, ours = state["parameters"], other["parameters"]
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        if ours.get(name) != theirs.get(name):
+            raise ConfigurationError(
+                f"the state was saved with parameter {name!r} {_parameter(theirs.get(name))}, {whose} has it "
+                f"{_parameter(ours.get(name))}; load a state saved from the same model"
+            )
+
+
+def _parameter(each: Mapping[str, Any] | None) -> str:
+    return "not at all" if each is None else f"with shape {tuple(each['shape'])} and dtype {each['dtype']}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return f"the {type(value).__name__} {text}" if len(text) <= 40 else f"a {type(value).__name__}"

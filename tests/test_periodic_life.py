@@ -1,0 +1,425 @@
+"""Periodic averaging from start to end: attaching, stopping and going on, and what goes wrong between."""
+
+from __future__ import annotations
+
+import copy
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire import ConfigurationError, GradwireError
+from local_training import flat, gathered, nesterov, network, same_everywhere, sgd, train
+from pool import Pool
+
+
+def refused(message: str, net: nn.Module, optimizer: Any = None, **arguments: Any) -> None:
+    before, taken = flat(net), optimizer if optimizer is not None else sgd(net)
+    with pytest.raises(ConfigurationError, match=message):
+        gradwire.periodic(taken, **arguments)
+    assert torch.equal(flat(net), before)
+    assert not getattr(taken, "_optimizer_step_post_hooks", None)
+
+
+def attachments_that_are_refused() -> None:
+    net, other = network(), network()
+    refused("optimizer is a Sequential; give a torch.optim.Optimizer", net, net)
+    refused("every=0 is out of range; choose a whole number of local steps >= 1", net, every=0)
+    refused("every=2.5 is out of range", net, every=2.5)
+    refused(r"every\(0\)=0 is out of range", net, every=lambda period: period)
+    refused("fragments=9 is out of range; a period of every=8 local steps", net, fragments=9)
+    refused("fragments=0 is out of range", net, fragments=0)
+    refused("fragments=7 is out of range; 6 parameters cannot be cut into so many", net, fragments=7, cut="layers")
+    refused("cut='rows' is not known; choose 'contiguous', 'strided', 'layers'", net, cut="rows")
+    refused("delay=8 is out of range; choose fewer local steps", net, delay=8)
+    refused("delay=-1 is out of range", net, delay=-1)
+    refused("mix=0 is out of range; choose 0 < mix <= 1", net, mix=0)
+    refused("mix=1.5 is out of range", net, mix=1.5)
+    refused("mix=nan is out of range", net, mix=float("nan"))
+    refused("moments='half' is not known; choose 'keep', 'reset', 'average'", net, moments="half")
+    refused("warmup_steps=-1 is out of range", net, warmup_steps=-1)
+    refused("moments='reset' starts whole parameters anew", net, moments="reset", fragments=2)
+    refused("'topkk' is not known; did you mean 'topk'", net, method="topkk")
+    refused("ratio=2 is out of range", net, method="topk", ratio=2)
+    refused("momentum of gradients", net, method="topk", memory="dgc")
+    refused("momentum of gradients", net, method="signum")
+    refused("powersgd cannot work on cut='contiguous'", net, method="powersgd", fragments=2)
+    refused("names 2 of the 6 that the optimizer has", net, parameters=list(net.named_parameters())[:2])
+    refused("outer is an optimizer over 6 parameters of which 0", net, outer=sgd(other))
+    refused("two of them 'same'", net, parameters=[("same", each) for each in net.parameters()])
+    local = sgd(net)
+    refused("outer is the optimizer of the local steps itself", net, local, outer=local)
+    refused("outer is a float; give", net, outer=0.7)
+    refused("outer made a list", net, outer=lambda parameters: parameters)
+    refused("outer made an optimizer over other tensors", net, outer=lambda parameters: nesterov(parameters[:1]))
+    stepped = sgd(net, momentum=0.9)
+    flat_before = copy.deepcopy(net.state_dict())
+    train(net, stepped, range(1))
+    net.load_state_dict(flat_before)
+    refused("outer has taken steps already", net, outer=stepped)
+    net.zero_grad()
+    double = network().double()
+    refused("dtype torch.float64", double)
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("nodes", "local"))
+    refused("device mesh of 2 dimensions", net, process_group=mesh)
+
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer)
+    with pytest.raises(ConfigurationError, match="averaged periodically already"):
+        gradwire.periodic(optimizer)
+    assert "every=8" in repr(handle)
+    handle.close()
+    assert not optimizer._optimizer_step_post_hooks
+    gradwire.periodic(optimizer).close()
+
+
+def models_that_differ() -> None:
+    rank = dist.get_rank()
+    net = network()
+    with torch.no_grad():
+        net[2].weight[0, 0] += rank == 1
+    named = list(net.named_parameters())
+    refused("'2.weight' has other values on rank 1 than on rank 0.*broadcast=True", net, parameters=named)
+    refused("rank 0 has 'every=4', rank 1 has 'every=5'", net, every=4 + rank)
+    refused("rank 0 has 'outer=none', rank 1 has 'outer=made by a function'", net, outer=nesterov if rank else None)
+    if rank == 1:
+        net.to(memory_format=torch.contiguous_format)
+    gradwire.periodic(sgd(net), broadcast=True).close()
+    assert same_everywhere(flat(net))
+    assert torch.equal(flat(net), flat(network()))
+
+
+def nothing_is_done_between() -> None:
+    net = network()
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=10)
+    sent = handle.stats().wire_bytes
+    acts: list[int] = []
+    act = handle._act
+    handle._act = lambda: acts.append(handle.steps_done) or act()  # type: ignore[method-assign,func-returns-value]
+    train(net, optimizer, range(25))
+    assert acts == [10, 20]
+    workers = dist.get_world_size()
+    assert handle.stats().wire_bytes - sent == 2 * (2 * (workers - 1) * 4 * flat(net).numel() // workers)
+    handle.close()
+
+
+def growing_periods_after_a_warmup() -> None:
+    net = network()
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=lambda period: 1 + period, warmup_steps=3, outer=nesterov)
+    averaged = []
+    for step in range(1, 14):
+        train(net, optimizer, range(step, step + 1))
+        if same_everywhere(flat(net)):
+            averaged.append(step)
+    assert averaged == [1, 2, 3, 4, 6, 9, 13]
+    handle.close()
+
+    net = network()
+    uneven = gradwire.periodic(
+        sgd(net), every=lambda period: (9, 4)[period % 2], fragments=3, cut="strided", delay=3, method="topk", ratio=0.1
+    )
+    train(net, uneven._optimizer, range(45))
+    uneven.synchronize()
+    assert same_everywhere(flat(net))
+    uneven.close()
+
+    net = network()
+    short = gradwire.periodic(sgd(net), every=lambda period: 2 - period)
+    optimizer = short._optimizer
+    train(net, optimizer, range(2))
+    with pytest.raises(ConfigurationError, match=r"every\(2\)=0 is out of range"):
+        train(net, optimizer, range(1))
+    short.close()
+
+
+def half_precision(dtype: torch.dtype) -> None:
+    """What an average moves by less than half precision tells is kept in the float32 anchor."""
+    net = nn.Linear(40, 40, bias=False).to(dtype)
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    handle = gradwire.periodic(optimizer, every=1, outer=lambda parameters: torch.optim.SGD(parameters, lr=0.01))
+    for step in range(1, 21):
+        net.weight.grad = torch.full_like(net.weight, 0.0625)
+        optimizer.step()
+        expected = torch.full((40, 40), 1 - step * 0.000625)
+        torch.testing.assert_close(handle._fragments[0].anchor.view(40, 40), expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(net.weight, expected.to(dtype)) or (net.weight.float() - expected).abs().max() < 0.004
+    handle.close()
+
+
+def moments(kind: str, fragments: int, cut: str) -> None:
+    net = network()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    handle = gradwire.periodic(optimizer, every=2, moments=kind, fragments=fragments, cut=cut)  # type: ignore[arg-type]
+    train(net, optimizer, range(3))
+    due = [fragment for fragment in handle._fragments if handle._schedule.due(fragment.number, 2) == 2]
+    alone = copy.deepcopy(net), copy.deepcopy(optimizer.state_dict())
+    other = torch.optim.Adam(alone[0].parameters(), lr=1e-3)
+    other.load_state_dict(alone[1])
+    train(alone[0], other, range(3, 4))
+    train(net, optimizer, range(3, 4))
+    twins = dict(zip(net.parameters(), alone[0].parameters(), strict=True))
+    for piece in due[0].pieces:
+        state = optimizer.state.get(piece.parameter, {})
+        if kind == "reset":
+            assert not state
+            continue
+        for key in ("exp_avg", "exp_avg_sq"):
+            mine = piece.read(other.state[twins[piece.parameter]][key]).contiguous()
+            kept = piece.read(state[key])
+            if kind == "keep":
+                assert torch.equal(kept, mine)
+            else:
+                torch.testing.assert_close(kept, torch.stack(gathered(mine)).mean(0), rtol=1e-5, atol=1e-9)
+    train(net, optimizer, range(4, 6))
+    handle.close()
+
+
+def buffers_are_averaged() -> None:
+    net = nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Linear(16, 5))
+    torch.manual_seed(1)
+    for layer in net:
+        layer.reset_parameters()  # type: ignore[operator]
+    net.register_buffer("table", torch.linspace(0.1, 0.7, 33))
+    table = net.table.clone()
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=3, buffers=net, parameters=net.named_parameters())
+    train(net, optimizer, range(2))
+    alone = copy.deepcopy(net)
+    train(alone, sgd(alone), range(2, 3))
+    train(net, optimizer, range(2, 3))
+    for name in ("running_mean", "running_var"):
+        mean = torch.stack(gathered(getattr(alone[1], name))).mean(0)
+        torch.testing.assert_close(getattr(net[1], name), mean, rtol=1e-5, atol=1e-6)
+        assert same_everywhere(getattr(net[1], name))
+    assert torch.equal(net.table, table)
+    assert int(net[1].num_batches_tracked) == 3
+    handle.close()
+
+
+def nobody_takes_what_is_not_finite(method: str, options: dict[str, Any]) -> None:
+    net = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.Linear(64, 30))
+    torch.manual_seed(2)
+    for layer in net:
+        layer.reset_parameters()  # type: ignore[operator]
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    handle = gradwire.periodic(
+        optimizer, every=2, method=method, parameters=net.named_parameters(), buffers=net, **options
+    )
+    train(net, optimizer, range(4))
+    weights, statistics = flat(net), net[1].running_mean.clone()
+    tensors = handle.state_dict()["tensors"]
+    train(net, optimizer, range(4, 5))
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            net[0].weight[3, 3] = float("nan")
+            optimizer.state[net[0].weight]["exp_avg"][3, 3] = float("inf")
+    optimizer.step()
+    assert torch.equal(flat(net), weights)
+    assert torch.equal(net[1].running_mean, statistics)
+    assert (handle.dropped, handle.syncs) == (1, 2)
+    after = handle.state_dict()["tensors"]
+    assert {field: set(kept) for field, kept in after.items()} == {field: set(kept) for field, kept in tensors.items()}
+    assert all(torch.equal(kept, after[field][name]) for field, each in tensors.items() for name, kept in each.items())
+    train(net, optimizer, range(6, 8))
+    assert (handle.dropped, handle.syncs) == (1, 3)
+    assert same_everywhere(flat(net))
+    assert flat(net).isfinite().all()
+    handle.close()
+
+
+def stop_and_go_on(arguments: dict[str, Any], stop: int) -> None:
+    """Bit for bit what an uninterrupted run does, wherever in a period it stops."""
+
+    def attach() -> tuple[nn.Module, torch.optim.Optimizer, gradwire.Periodic]:
+        net = network()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        handle = gradwire.periodic(optimizer, parameters=net.named_parameters(), buffers=net, **arguments)
+        return net, optimizer, handle
+
+    net, optimizer, handle = attach()
+    train(net, optimizer, range(stop))
+    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict(), handle.state_dict()))
+    train(net, optimizer, range(stop, 17))
+    handle.synchronize()
+    again, other, later = attach()
+    train(again, other, range(2))
+    again.load_state_dict(saved[0])
+    other.load_state_dict(saved[1])
+    later.load_state_dict(saved[2])
+    train(again, other, range(stop, 17))
+    later.synchronize()
+    assert torch.equal(flat(again), flat(net))
+    assert (later.steps_done, later.syncs) == (handle.steps_done, handle.syncs)
+    changed = {**saved[2], "periodic": {**saved[2]["periodic"], "schedule": {"mix": "0.125"}}}
+    with pytest.raises(ConfigurationError, match=r"saved with mix='0\.125', this handle has mix="):
+        later.load_state_dict(changed)
+    with pytest.raises(ConfigurationError, match="not of periodic averaging"):
+        later.load_state_dict({"version": 1})
+    handle.close()
+    later.close()
+
+
+def state_is_plain(path: str) -> None:
+    net = network()
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=4, delay=2, outer=nesterov, method="topk", ratio=0.1)
+    train(net, optimizer, range(5))
+    where = f"{path}/{dist.get_rank()}"
+    torch.save(handle.state_dict(), where)
+    handle.load_state_dict(torch.load(where, weights_only=True))
+    train(net, optimizer, range(5, 8))
+    handle.close()
+
+
+def across_nodes_and_within() -> None:
+    """Two nodes of two: gradients averaged within a node in every step, parameters across nodes every fourth."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "local"))
+    net = network()
+    model = DistributedDataParallel(net, process_group=mesh["local"].get_group())
+    inner = gradwire.compress(model, "efsignsgd")
+    optimizer = sgd(model)
+    outer = gradwire.periodic(
+        optimizer, every=4, method="qsgd", bits=4, parameters=net.named_parameters(), process_group=mesh["nodes"]
+    )
+    for step in range(1, 13):
+        train(model, optimizer, range(step, step + 1))
+        values = gathered(flat(net))
+        assert torch.equal(values[0], values[1])
+        assert torch.equal(values[2], values[3])
+        assert torch.equal(values[0], values[2]) == (step % 4 == 0)
+    assert outer.syncs == 3
+    assert inner.stats().steps == 12
+    inner.close()
+    outer.close()
+
+
+def an_optimizer_of_the_same_parameters() -> None:
+    """Gives what a function gives, groups and all, also for pieces of parameters."""
+    results = []
+    for as_instance in (False, True):
+        net = network()
+        outer: Any = nesterov
+        if as_instance:
+            first, *others = net.parameters()
+            options = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+            outer = torch.optim.SGD([{"params": others}, {"params": [first]}], **options)  # type: ignore[arg-type]
+        optimizer = sgd(net)
+        handle = gradwire.periodic(optimizer, every=3, fragments=3, outer=outer)
+        train(net, optimizer, range(9))
+        assert handle.outer is not None
+        assert (handle.outer is outer) == as_instance
+        results.append(flat(net))
+        handle.close()
+    assert torch.equal(*results)
+
+
+def a_worker_that_does_not_come() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    net = network()
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=2, process_group=group)
+    if dist.get_rank() == 0:
+        with pytest.raises(Exception, match=r"(?i)time|connection|closed"):
+            train(net, optimizer, range(2))
+        with pytest.raises(GradwireError, match="an earlier step failed"):
+            train(net, optimizer, range(2))
+    dist.barrier()
+    handle._closer()
+
+
+def test_attachments_that_are_refused(pool: Pool) -> None:
+    pool.run(1, attachments_that_are_refused)
+
+
+def test_models_that_differ(pool: Pool) -> None:
+    pool.run(2, models_that_differ)
+
+
+def test_nothing_is_done_between(pool: Pool) -> None:
+    pool.run(3, nothing_is_done_between)
+
+
+def test_periods_grow_after_a_warmup(pool: Pool) -> None:
+    pool.run(2, growing_periods_after_a_warmup)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(pool: Pool, dtype: torch.dtype) -> None:
+    pool.run(2, half_precision, dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fragments", "cut"),
+    [
+        ("keep", 1, "layers"),
+        ("reset", 1, "layers"),
+        ("reset", 2, "layers"),
+        ("average", 1, "layers"),
+        ("average", 2, "strided"),
+    ],
+)
+def test_moments(pool: Pool, kind: str, fragments: int, cut: str) -> None:
+    pool.run(2, moments, kind, fragments, cut)
+
+
+def test_buffers_are_averaged(pool: Pool) -> None:
+    pool.run(3, buffers_are_averaged)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("dense", {}),
+        ("topk", {"ratio": 0.1}),
+        ("efsignsgd", {"moments": "average"}),
+        ("powersgd", {"rank": 2, "fragments": 1}),
+        ("threshold", {"threshold": 0.001}),
+        ("ef21", {"ratio": 0.1}),
+    ],
+)
+def test_nobody_takes_what_is_not_finite(pool: Pool, method: str, options: dict[str, Any]) -> None:
+    pool.run(2, nobody_takes_what_is_not_finite, method, options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stop"),
+    [
+        ({"every": 4, "method": "qsgd", "memory": "residual"}, 8),
+        ({"every": 4, "method": "topk", "ratio": 0.1, "outer": nesterov}, 6),
+        (
+            {"every": 6, "fragments": 3, "delay": 3, "mix": 0.5, "method": "qsgd", "moments": "average"}
+            | {"outer": nesterov},
+            11,
+        ),
+        ({"every": 4, "fragments": 2, "cut": "layers", "delay": 3, "method": "acpsgd", "rank": 2}, 9),
+        ({"every": 5, "fragments": 5, "cut": "strided", "warmup_steps": 3, "method": "dense"}, 7),
+    ],
+)
+def test_a_stopped_run_goes_on(pool: Pool, arguments: dict[str, Any], stop: int) -> None:
+    pool.run(2, stop_and_go_on, arguments, stop)
+
+
+def test_state_is_plain(pool: Pool, tmp_path: Any) -> None:
+    pool.run(2, state_is_plain, str(tmp_path))
+
+
+def test_across_nodes_and_within(pool: Pool) -> None:
+    pool.run(4, across_nodes_and_within)
+
+
+def test_an_optimizer_of_the_same_parameters(pool: Pool) -> None:
+    pool.run(2, an_optimizer_of_the_same_parameters)
+
+
+def test_a_worker_that_does_not_come(pool: Pool) -> None:
+    pool.run(2, a_worker_that_does_not_come)
