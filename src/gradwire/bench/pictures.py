@@ -109,7 +109,6 @@ def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> N
     full = next((loss for _, share, loss in shown if share > _FULL_SHARE), None)
     if full is not None:
         axes.axhspan(full.least, full.most, color="#dddddd", zorder=0, linewidth=0)
-        axes.axhline(full.mean, color=_BASELINE_COLOUR, linewidth=0.8, linestyle=(0, (4, 4)), zorder=0)
     for row, share, loss in shown:
         colour = colours[row.label.split()[0]]
         reach = ([loss.mean - loss.least], [loss.most - loss.mean])
@@ -157,10 +156,13 @@ def speedup_plot(rows: Sequence[Speedup], path: Path, title: str, subtitle: str)
         right.plot(
             workers, [start / each for each in workers], color=_INK, linewidth=0.8, linestyle=(0, (4, 4)), zorder=0
         )
-        right.annotate("linear", (workers[-1], start / workers[-1]), (-6, -14), textcoords="offset points", fontsize=9)
+        right.annotate(
+            "linear speed-up", (workers[0], start / workers[0]), (12, -3), textcoords="offset points", fontsize=9
+        )
         right.set_title(f"Steps of a worker to a loss of {reached[0].target:.2f}", loc="left", pad=26)
     _log_axis(right)
     _log_axis(right, "y")
+    right.set_xticks([row.workers for row in rows])
     right.set_xlabel("workers M (logarithmic)")
     right.set_ylabel("steps K (logarithmic)")
     for axes in (left, right):
