@@ -72,7 +72,7 @@ def test_speed_up_is_linear_where_loss_depends_on_workers_times_steps(tmp_path):
     ]
     rows = periodic.speedups(outcomes)
     assert [row.times for row in rows] == [pytest.approx(workers) for workers in periodic.SPEEDUP_WORKERS]
-    assert rows[0].target == pytest.approx((4 / 200**0.5 + 4 / 800**0.5) / 2, rel=0.01)
+    assert rows[0].target == pytest.approx(4 / 800**0.5, rel=0.01)
     pictures.speedup_plot(rows, tmp_path / "speedup.png", "a title", "a test")
     assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
     assert "8.0" in _text(report.speedup_table(rows, "a title"))
@@ -123,7 +123,8 @@ def test_plans_have_names_of_their_own_and_the_claim_sends_3_to_5_percent():
 
 
 def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(periodic, "STREAM_STEPS", periodic.STREAM_EVERY)
+    for name, value in (("STREAM_STEPS", 8), ("STREAM_EVERY", 4), ("STREAM_DELAY", 2)):
+        monkeypatch.setattr(periodic, name, value)
     monkeypatch.setattr(periodic, "SILENT_ROUNDS", 2)
     monkeypatch.setitem(periodic.BATCH, "language", 1)
     console = Console(width=160)

@@ -208,7 +208,7 @@ class Speedup:
     Attributes:
         workers: Number of workers, M.
         losses: The loss by the number of steps of each worker, K.
-        target: A loss that every number of workers reaches.
+        target: The lowest loss that every number of workers reaches.
         steps_to_target: The steps of each worker to it.
         times: How many times fewer these are than one worker's; M if the speed-up is linear.
     """
@@ -477,7 +477,10 @@ def least_volume(rows: Sequence[Row]) -> Row | None:
 
 
 def speedups(outcomes: Sequence[Outcome]) -> list[Speedup]:
-    """Loss against steps for each number of workers, and how many steps each needs to a loss that all reach."""
+    """Loss against steps for each number of workers, and how many steps each needs to a loss that all reach.
+
+    That loss is the lowest of the number of workers that ends highest, for the theorem is about many steps.
+    """
     curves: dict[int, dict[int, Spread]] = {}
     for workers in dict.fromkeys(each.workers for each in outcomes):
         mine = [each for each in outcomes if each.workers == workers and each.loss is not None]
@@ -487,12 +490,9 @@ def speedups(outcomes: Sequence[Outcome]) -> list[Speedup]:
         }
         if by_steps:
             curves[workers] = by_steps
-    # The loss in the middle, on a logarithmic scale of steps, of the curve that begins lowest and ends highest.
     if not curves:
         return []
-    first = min(max(spread.mean for spread in curve.values()) for curve in curves.values())
-    last = max(min(spread.mean for spread in curve.values()) for curve in curves.values())
-    target = (first + last) / 2
+    target = max(min(spread.mean for spread in curve.values()) for curve in curves.values())
     rows = [
         Speedup(workers, curve, target, steps_to(target, [(steps, spread.mean) for steps, spread in curve.items()]))
         for workers, curve in curves.items()
