@@ -44,6 +44,9 @@ SILENT_LIMIT = 0.02
 AVERAGE_LIMIT = 1.3
 HIDDEN_LEAST = 0.8
 
+TEST_SAMPLES, LARGE_TEST_SAMPLES = 4_000, 100
+"""Test samples that a small and a large model are judged by; the large ones are there to be timed."""
+
 BATCH = {"image": 16, "language": 8}
 """Samples a worker and step."""
 
@@ -366,6 +369,7 @@ def train(
         "batch": BATCH[workload.name],
         "optimizer": optimizer,
         "large": large,
+        "test_samples": LARGE_TEST_SAMPLES if large else TEST_SAMPLES,
         "shaped": rate is not None,
         "runs": [dataclasses.asdict(run) for run in runs],
     }

@@ -33,9 +33,6 @@ TOLD_EVERY = 10
 NEVER = 1 << 40
 """A period that no benchmark reaches the end of."""
 
-TEST_SAMPLES = 4_000
-"""Test samples that a training is judged by."""
-
 COLLECTIVE_TIMEOUT = 300.0
 """Seconds after which a collective that some rank does not join fails."""
 
@@ -45,6 +42,7 @@ class Trainer:
 
     Args:
         job: The parent's wishes: ``workload``, ``data``, ``data_directory``, ``batch``, ``optimizer``, ``large``,
+            ``test_samples``,
             ``shaped`` (whether the worker's interface is its own), ``runs``.
     """
 
@@ -110,7 +108,7 @@ class Trainer:
             if self._job["shaped"]:
                 interface = mean_over_ranks(interface_sent_bytes() - interface_before) / run.steps
             metered = mean_over_ranks(averager.sent_bytes()) / run.steps
-            score = _score(net, task)
+            score = _score(net, task, self._job["test_samples"])
         finally:
             averager.close()
         world_size = dist.get_world_size()
@@ -288,14 +286,14 @@ def _optimizer(name: str, parameters: Iterable[nn.Parameter], learning_rate: flo
     return torch.optim.SGD(parameters, lr=learning_rate)
 
 
-def _score(net: nn.Module, task: Task) -> Score:
-    """Of the test samples, each rank looking at its part, with the mean over ranks of the running statistics."""
+def _score(net: nn.Module, task: Task, samples: int) -> Score:
+    """Of so many test samples, each rank looking at its part, with the mean over ranks of the running statistics."""
     for buffer in net.buffers():
         if buffer.is_floating_point():
             dist.all_reduce(buffer)
             buffer.div_(dist.get_world_size())
     net.eval()
-    mine = task.score(net, TEST_SAMPLES)
+    mine = task.score(net, samples)
     net.train()
     total = torch.tensor([mine.correct, mine.seen, mine.nats], dtype=torch.float64)
     dist.all_reduce(total)
