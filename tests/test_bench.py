@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.bench import data, pictures, report, shapes, sync, train
+from gradwire.bench import data, pictures, report, shapes, sync, text, train
 from gradwire.bench.contenders import DDP, Contender
-from gradwire.bench.workloads import IMAGE_SIDE, ConvNet, ImageTask
+from gradwire.bench.workloads import CONTEXT, IMAGE, IMAGE_SIDE, LANGUAGE, ByteNet, ConvNet, ImageTask
 from gradwire.errors import ConfigurationError
 
 DIGITS = data.DataSource(data.DIGITS, None, "for the test")
@@ -86,6 +86,27 @@ def test_without_fashion_mnist_digits_are_used_and_the_reason_said(monkeypatch):
         data.locate("fashion-mnist")
 
 
+def test_text_is_the_standard_library_and_test_files_are_not_trained_on():
+    source = text.locate()
+    content = text.load(source)
+    assert len(content.train) > 1_000_000
+    assert 0.02 < len(content.test) / len(content.train) < 0.5
+    assert b"import" in content.train.tobytes()
+    assert content.test[:512].tobytes() not in content.train.tobytes()
+
+
+def test_language_model_reads_a_byte_and_is_asked_for_the_next():
+    task = LANGUAGE.task(text.locate(), rank=0, world_size=2, batch=3, seed=0)
+    inputs, wanted = next(task.batches())
+    assert inputs.shape == (3, CONTEXT)
+    assert torch.equal(inputs[:, 1:].flatten(), wanted.view(3, CONTEXT)[:, :-1].flatten())
+    net = ByteNet()
+    assert sum(parameter.numel() for parameter in net.parameters()) == 113_664
+    score = task.score(net, 8)
+    assert score.seen == 4 * CONTEXT  # this worker's half
+    assert score.nats / score.seen == pytest.approx(math.log(256), rel=0.05)  # nothing learnt yet
+
+
 def test_workers_share_out_each_batch_in_the_same_order_for_every_run():
     images = data.load(DIGITS)
 
@@ -99,8 +120,8 @@ def test_workers_share_out_each_batch_in_the_same_order_for_every_run():
     assert mine[0][0].shape == (16, 1, IMAGE_SIDE, IMAGE_SIDE)
     assert not any(torch.equal(a[0], b[0]) for a, b in zip(mine, other, strict=True))
     model = ConvNet()
-    shares = [ImageTask(images, rank=r, world_size=2, batch=16, seed=3).correct(model, 101) for r in range(2)]
-    assert sum(seen for _, seen in shares) == 101
+    shares = [ImageTask(images, rank=r, world_size=2, batch=16, seed=3).score(model, 101).seen for r in range(2)]
+    assert sum(shares) == 101
 
 
 @pytest.mark.parametrize(
@@ -183,7 +204,7 @@ def test_targets_are_compared_with_the_measured_ratio():
 
 def test_training_race_learns_and_leaves_pictures(tmp_path):
     racers = train.contenders(["acpsgd:rank=4"])
-    rows = train.race(DIGITS, 2, None, racers, steps=40, batch=32, seed=0, on_progress=lambda rows: None)
+    rows = train.race(IMAGE, DIGITS, 2, None, racers, steps=40, batch=32, seed=0, on_progress=lambda rows: None)
     for row in rows:
         assert row.error is None
         assert len(row.step_seconds) == len(row.losses) == 40

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gradwire.bench.data import DataSource
     from gradwire.bench.sync import SyncRow
     from gradwire.bench.train import TrainRow
+    from gradwire.bench.workloads import Workload
 
 app = App(
     name="gradwire",
@@ -32,6 +33,8 @@ app.command(bench)
 
 Json = Annotated[Path | None, Parameter(name="--json")]
 Methods = Annotated[list[str] | None, Parameter(name="--method", negative=())]
+Section = Literal["claim", "speedup", "volume", "overhead"]
+WorkloadName = Literal["image", "language"]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 
 USAGE_ERROR = 2
@@ -205,6 +208,7 @@ def sync(
 @bench.command
 def train(
     *,
+    workload: WorkloadName = "image",
     workers: Positive = 4,
     link: str = "100mbit",
     method: Methods = None,
@@ -215,7 +219,7 @@ def train(
     out: Path = Path("results"),
     json: Json = None,
 ) -> None:
-    """Train a small CNN on real images over a slow network, with one method after another.
+    """Train a small CNN on images, or a GRU on text, over a slow network, with one method after another.
 
     Every method gets the same start, the same batches and the same number of steps. Leaves three pictures and a JSON.
 
@@ -223,44 +227,113 @@ def train(
     gradwire bench train
     gradwire bench train --method all --link none --out results/all
     gradwire bench train --link 1gbit --method topk:ratio=0.001 --method acpsgd:rank=2 --out results/fast
+    gradwire bench train --workload language --batch 16 --out results/language
     ```
 
     Args:
+        workload: image is the CNN; language is a GRU that learns the next byte of the sources of Python's library.
         workers: Worker processes.
         link: Rate of each worker's link, such as 100mbit, or none for plain loopback.
         method: A contender, name:option=value,...; may be repeated; all is every method of the catalogue at its
             recommended settings. Six contenders if not given.
         steps: Steps of each contender.
-        batch: Images a worker and step.
-        seed: Seed of the model's start and of the order of the images.
-        dataset: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
+        batch: Images, or pieces of 64 bytes, a worker and step.
+        seed: Seed of the model's start and of the order of the samples.
+        dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         out: Folder for the pictures and the JSON.
         json: Where the JSON goes; train.json in the folder if not given.
     """
     from gradwire import lab
-    from gradwire.bench import data, pictures, report
+    from gradwire.bench import pictures, report
     from gradwire.bench import train as bench_train
     from gradwire.bench.sync import NO_LINK, link_rate
+    from gradwire.bench.workloads import WORKLOADS
 
     console = _console()
+    task = WORKLOADS[workload]
     racers = bench_train.contenders(method or ())
     rate = None if link_rate(link) is None else link
     if rate is not None and not (allowed := lab.availability()).possible:
         console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}")
         rate, link = None, NO_LINK
-    source = data.locate(dataset)
-    console.print(f"Images: {source.name} ({source.reason}).")
-    rows = _race(console, source, workers, rate, racers, steps=steps, batch=batch, seed=seed)
-    where = f"{workers} workers, link {link}, {source.name}, {steps} steps of {workers * batch} images"
-    console.print(report.train_table(rows, f"Training a CNN: {where}"))
+    source = task.locate(dataset)
+    console.print(f"Data: {source.name} ({source.reason}).")
+    rows = _race(console, task, source, workers, rate, racers, steps=steps, batch=batch, seed=seed)
+    where = f"{workers} workers, link {link}, {source.name}, {steps} steps of {workers * batch} {task.samples}"
+    console.print(report.train_table(rows, f"Training a {task.what}: {where}"))
     console.print(f"[dim]median step; MB a worker and step; {report.machine_line()}[/dim]")
     drawn = pictures.train_plots(rows, out, where)
     target = json or out / "train.json"
-    facts = {"workers": workers, "link": link, "dataset": source.name, "steps": steps, "batch": batch, "seed": seed}
+    facts = {
+        "workload": workload,
+        "workers": workers,
+        "link": link,
+        "dataset": source.name,
+        "steps": steps,
+        "batch": batch,
+        "seed": seed,
+    }
     report.write_json(target, report.document("bench.train", **facts, rows=rows))
     for path in (*drawn, target):
         console.print(f"Wrote {path}", soft_wrap=True)
     _fail_if_nothing(rows)
+
+
+@bench.command
+def periodic(
+    *,
+    section: Annotated[list[Section], Parameter(negative=())] = ["claim", "speedup", "volume", "overhead"],  # noqa: B006
+    workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
+    link: str = "100mbit",
+    seeds: Positive = 3,
+    steps: Annotated[int, Parameter(validator=Number(gte=64))] = 960,
+    shapes: str = "resnet50",
+    dataset: Literal["auto", "fashion-mnist", "digits"] = "auto",
+    out: Path = Path("results/periodic"),
+) -> None:
+    """Train with local steps and a compressed average now and then, against an fp32 average every step.
+
+    claim: PQASGD at 3 to 5 % of the bytes, 4 and 8 workers. speedup: loss against workers times steps, 1 to 8 workers,
+    on the loopback. volume: AdamW with ever fewer bytes, 4 workers, on the loopback. overhead: a step in which nothing
+    is sent, the time of an average, and the waiting that a delay hides. Each leaves a JSON, and pictures.
+
+    ```
+    gradwire bench periodic
+    gradwire bench periodic --section claim --workload language --seeds 1 --steps 400
+    gradwire bench periodic --section overhead --link 1gbit
+    ```
+
+    Args:
+        section: What to measure; may be repeated.
+        workload: What claim and speedup train; may be repeated. volume trains the last one.
+        link: Rate of each worker's link in claim and overhead, such as 100mbit, or none for plain loopback.
+        seeds: Trainings of each plan, each with a start and an order of samples of its own.
+        steps: Steps of all workers together in a training; volume takes twice as many.
+        shapes: Whose shapes the average has that is timed, resnet50 (25.6 M parameters) or tiny.
+        dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
+        out: Folder for the JSON files and the pictures.
+    """
+    from gradwire import lab
+    from gradwire.bench.periodic_report import Bench
+    from gradwire.bench.sync import NO_LINK, link_rate
+    from gradwire.bench.workloads import WORKLOADS
+
+    console = _console()
+    if link_rate(link) is not None and not (allowed := lab.availability()).possible:
+        console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}")
+        link = NO_LINK
+    bench = Bench(console, link, range(seeds), steps, dataset, out)
+    chosen = [WORKLOADS[name] for name in dict.fromkeys(workload)]
+    for each in dict.fromkeys(section):
+        match each:
+            case "claim":
+                bench.claim(chosen)
+            case "speedup":
+                bench.speedup(chosen)
+            case "volume":
+                bench.volume(chosen[-1])
+            case "overhead":
+                bench.overhead(shapes)
 
 
 @bench.command
@@ -357,7 +430,13 @@ def _write(path: Path | None, content: dict[str, Any]) -> None:
 
 
 def _race(
-    console: Console, source: DataSource, workers: int, rate: str | None, racers: Sequence[Contender], **options: int
+    console: Console,
+    workload: Workload,
+    source: DataSource,
+    workers: int,
+    rate: str | None,
+    racers: Sequence[Contender],
+    **options: int,
 ) -> list[TrainRow]:
     """Trains with a live bar for each contender."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -384,7 +463,7 @@ def _race(
                     progress.stop_task(task)
                 progress.update(task, completed=row.steps_done, news=_news(row))
 
-        return bench_train.race(source, workers, rate, racers, **options, on_progress=show)
+        return bench_train.race(workload, source, workers, rate, racers, **options, on_progress=show)
 
 
 def _news(row: TrainRow) -> str:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradwire.bench.data import DataSource, load
-from gradwire.bench.workloads import ConvNet, ImageTask
+from gradwire.bench.data import DataSource
+from gradwire.bench.workloads import IMAGE
 
 LEARNING_RATE = 0.1
 BATCH = 32
@@ -26,8 +26,8 @@ def real_gradients(source: DataSource, workers: int, steps: int = 30, seed: int 
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = ConvNet()
-    batches = ImageTask(load(source), rank=0, world_size=1, batch=BATCH, seed=seed).batches()
+        net = IMAGE.net()
+    batches = IMAGE.task(source, rank=0, world_size=1, batch=BATCH, seed=seed).batches()
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
     for inputs, labels in islice(batches, steps):
         optimizer.zero_grad()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gradwire.bench.catalogue import Entry, Measurement
+from gradwire.bench.periodic import Row, Speedup
 from gradwire.bench.train import TrainRow
 from gradwire.errors import ConfigurationError
 
@@ -24,6 +25,8 @@ _LINE, _NAME_WIDTH = 14.0, 80.0
 _BASELINE_COLOUR = "#5f5f5f"
 _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#B8A800")
 _INK = "#222222"
+_FULL_SHARE = 0.9
+"""A plan that sends at least so much is full communication."""
 _LEAST_REACH = 3.0
 """Percentage points above and below the middle that an accuracy axis shows at least, lest chance look like a gap."""
 
@@ -84,6 +87,91 @@ def size_error_plot(entries: Sequence[Entry], measured: Sequence[Measurement], p
     axes.legend(frameon=False, fontsize=9)
     axes.margins(0.08)
     _label(axes, [(each.bits, max(error, _LEAST_ERROR), entry.name) for entry, each, error in points])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160, facecolor="white")
+
+
+def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> None:
+    """Draws the loss of each plan against its bytes, with the range over the seeds, beside full communication's.
+
+    Args:
+        rows: The plans, full communication first; those without result are left out.
+        path: The PNG file.
+        title: What was trained.
+        subtitle: Where, in a line.
+    """
+    figure, axes = _figure((9, 5.4))
+    axes.set_title(title, loc="left", pad=26)
+    axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=9, color="#666666")
+    shown = [(row, row.share, row.loss) for row in rows if row.loss is not None and row.share]
+    families = dict.fromkeys(row.label.split()[0] for row, _, _ in shown)
+    colours = dict(zip(families, (_BASELINE_COLOUR, *_COLOURS), strict=False))
+    full = next((loss for _, share, loss in shown if share > _FULL_SHARE), None)
+    if full is not None:
+        axes.axhspan(full.least, full.most, color="#dddddd", zorder=0, linewidth=0)
+    for row, share, loss in shown:
+        colour = colours[row.label.split()[0]]
+        reach = ([loss.mean - loss.least], [loss.most - loss.mean])
+        axes.errorbar(100 * share, loss.mean, reach, fmt="o", color=colour, markersize=7, capsize=3, linewidth=1)
+    _log_axis(axes)
+    axes.set_xlabel("bytes sent in % of fp32 averages every step (logarithmic)")
+    axes.set_ylabel("loss on held-out data in nats")
+    axes.margins(x=0.22, y=0.1)
+    _label(axes, [(100 * share, loss.mean, row.label) for row, share, loss in shown])
+    _save(figure, path)
+
+
+def speedup_plot(rows: Sequence[Speedup], path: Path, title: str, subtitle: str) -> None:
+    """Draws the loss against the steps of all workers together, and each worker's steps to the target.
+
+    Args:
+        rows: One for each number of workers.
+        path: The PNG file.
+        title: What was trained.
+        subtitle: Where, in a line.
+    """
+    figure, left = _figure((10, 4.8))
+    left.remove()
+    left, right = figure.subplots(1, 2)
+    left.set_title(title, loc="left", pad=26)
+    left.text(0, 1.03, subtitle, transform=left.transAxes, fontsize=9, color="#666666")
+    for row, colour in zip(rows, _COLOURS[2:] * len(rows), strict=False):
+        totals, losses = [row.workers * steps for steps in row.losses], list(row.losses.values())
+        reach = [[loss.mean - loss.least for loss in losses], [loss.most - loss.mean for loss in losses]]
+        name = f"{row.workers} worker{'s' if row.workers > 1 else ''}"
+        means = [loss.mean for loss in losses]
+        left.errorbar(
+            totals, means, reach, color=colour, marker="o", markersize=4, capsize=2, linewidth=1.5, label=name
+        )
+        if row.steps_to_target is not None:
+            right.plot(row.workers, row.steps_to_target, "o", color=colour, markersize=9)
+    _log_axis(left)
+    left.set_xlabel("steps of all workers together, M K (logarithmic)")
+    left.set_ylabel("loss on held-out data in nats")
+    left.legend(frameon=False, fontsize=9)
+    reached = [row for row in rows if row.steps_to_target is not None]
+    if reached:
+        workers = [row.workers for row in reached]
+        start = (reached[0].steps_to_target or 0.0) * reached[0].workers
+        right.plot(
+            workers, [start / each for each in workers], color=_INK, linewidth=0.8, linestyle=(0, (4, 4)), zorder=0
+        )
+        right.annotate(
+            "linear speed-up", (workers[0], start / workers[0]), (12, -3), textcoords="offset points", fontsize=9
+        )
+        right.set_title(f"Steps of a worker to a loss of {reached[0].target:.2f}", loc="left", pad=26)
+    _log_axis(right)
+    _log_axis(right, "y")
+    right.set_xticks([row.workers for row in rows])
+    right.set_xlabel("workers M (logarithmic)")
+    right.set_ylabel("steps K (logarithmic)")
+    for axes in (left, right):
+        axes.tick_params(labelsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160, facecolor="white")
 
@@ -189,14 +277,18 @@ def _draw_accuracy_over_bytes(axes: Axes, rows: Sequence[TrainRow], colours: dic
     axes.set_ylim(middle - reach, middle + reach)
 
 
-def _log_axis(axes: Axes) -> None:
-    """A logarithmic x axis with plain numbers at 1, 2 and 5."""
+def _log_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    if which == "x":
+        axes.set_xscale("log")
+    else:
+        axes.set_yscale("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _stacked(heights: Sequence[float], gap: float) -> list[float]:

@@ -1,4 +1,7 @@
-"""With what settings each method trains the image workload."""
+"""With what settings each method trains the workloads.
+
+All take plain SGD: with momentum 0.9, EF-SignSGD and ACP-SGD fall behind dense training in so short a run.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,7 @@ from dataclasses import dataclass
 
 import gradwire
 from gradwire.bench.contenders import DDP, Contender
-
-LEARNING_RATE = 0.2
-"""Of plain SGD. With momentum 0.9, EF-SignSGD and ACP-SGD fall behind dense training in so short a run."""
+from gradwire.bench.workloads import Workload
 
 
 @dataclass(frozen=True)
@@ -16,22 +17,22 @@ class Recipe:
     """What one method needs to train well in a short run.
 
     Attributes:
-        learning_rate: Of plain SGD, at its peak.
+        learning_rate: Of plain SGD at its peak, as a multiple of what the workload takes for dense training.
         options: As they follow the name on the command line; the method's defaults if empty.
     """
 
-    learning_rate: float = LEARNING_RATE
+    learning_rate: float = 1.0
     options: str = ""
 
 
 _RECIPES = {
     # Every coordinate moves by the learning rate.
-    "signsgd": Recipe(0.002),
-    "signum": Recipe(0.002),
-    "demo": Recipe(0.002),
+    "signsgd": Recipe(0.01),
+    "signum": Recipe(0.01),
+    "demo": Recipe(0.01),
     # A momentum of 0.9 in the memory makes a step ten times as long.
-    "dgc": Recipe(0.04, "ratio=0.01,warmup=40"),
-    "sketchedsgd": Recipe(0.1, "ratio=0.02,columns=4.0"),
+    "dgc": Recipe(0.2, "ratio=0.01,warmup=40"),
+    "sketchedsgd": Recipe(0.5, "ratio=0.02,columns=4.0"),
     # In a hundred steps, what is sent of 1 % or less comes too late.
     "randomk": Recipe(options="ratio=0.1"),
     "gtopk": Recipe(options="ratio=0.02"),
@@ -44,9 +45,9 @@ _RECIPES = {
 }
 
 
-def learning_rate(contender: Contender) -> float:
+def learning_rate(contender: Contender, workload: Workload) -> float:
     """The peak learning rate for a contender."""
-    return _RECIPES.get(contender.name, Recipe()).learning_rate
+    return workload.learning_rate * _RECIPES.get(contender.name, Recipe()).learning_rate
 
 
 def everyone() -> list[str]:

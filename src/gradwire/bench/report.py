@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shlex
+import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from gradwire.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from gradwire.analysis import Analysis
+    from gradwire.bench import periodic
     from gradwire.bench.kernels import Row as KernelRow
 
 _MB = 1e6
@@ -168,6 +170,87 @@ def kernels_table(rows: Sequence[KernelRow], title: str) -> Table:
             _number(row.peak_extra_bytes, "{:.1f}", _MB),
         )
     return table
+
+
+def periodic_table(rows: Sequence[periodic.Row], title: str) -> Table:
+    """Bytes, loss and accuracy of each plan beside full communication's, mean and range over the seeds."""
+    shown = _table(
+        title, "plan", "workers", "kB a step", "of full", "nats", "range", "above full", "accuracy", "s", "loss"
+    )
+    for row in rows:
+        loss, accuracy, verdict = row.loss, row.accuracy, Text()
+        if row.within is not None:
+            verdict = Text("within", "green") if row.within else Text("above", "red")
+        shown.add_row(
+            _name(row.label, row.error),
+            str(row.workers),
+            _number(row.bytes, "{:.1f}", 1e3),
+            _number(row.share, "{:.2%}"),
+            _number(None if loss is None else loss.mean, "{:.3f}"),
+            _NOTHING if loss is None else f"{loss.least:.3f} to {loss.most:.3f}",
+            _number(row.gap, "{:+.3f}"),
+            _number(None if accuracy is None else accuracy.mean, "{:.1%}"),
+            _number(row.seconds, "{:.1f}"),
+            verdict,
+        )
+    return shown
+
+
+def speedup_table(rows: Sequence[periodic.Speedup], title: str) -> Table:
+    """Loss by workers and steps of all workers together, and the speed-up."""
+    totals = list(dict.fromkeys(row.workers * steps for row in rows for steps in row.losses))
+    target = f"steps to {rows[0].target:.2f}" if rows else "steps"
+    shown = _table(title, "workers", *(f"M K = {total:,}" for total in totals), target, "x fewer")
+    for row in rows:
+        by_total = {row.workers * steps: loss.mean for steps, loss in row.losses.items()}
+        shown.add_row(
+            str(row.workers),
+            *(_number(by_total.get(total), "{:.3f}") for total in totals),
+            _number(row.steps_to_target, "{:.0f}"),
+            _number(row.times, "{:.1f}"),
+        )
+    return shown
+
+
+def silence_table(rows: Sequence[periodic.Silence], limit: float) -> Table:
+    """What an averager costs while it sends nothing."""
+    shown = _table(
+        "An optimizer step in which nothing is sent", "optimizer", "us bare", "us attached", "more", "target"
+    )
+    for row in rows:
+        shown.add_row(
+            row.optimizer,
+            f"{1e6 * row.alone:.1f}",
+            f"{1e6 * row.attached:.1f}",
+            f"{row.overhead:+.1%}",
+            _verdict(f"<= {limit:.0%}", reached=row.overhead <= limit),
+        )
+    return shown
+
+
+def average_table(rows: Sequence[periodic.Average], title: str, limit: float) -> Table:
+    """Time of an average against what the link alone needs for its bytes."""
+    shown = _table(title, "method", "s", "MB metered", "s of the link", "x the link", "target")
+    for row in rows:
+        verdict = Text() if row.ratio is None else _verdict(f"<= {limit:g}", reached=row.ratio <= limit)
+        shown.add_row(
+            _name(row.method, row.error),
+            _number(statistics.median(row.seconds) if row.seconds else None, "{:.3f}"),
+            _number(row.metered_bytes, "{:.2f}", _MB),
+            _number(row.link_seconds, "{:.3f}"),
+            _number(row.ratio, "{:.2f}"),
+            verdict,
+        )
+    return shown
+
+
+def stream_table(rows: Sequence[periodic.Stream], title: str, least: float) -> Table:
+    """Waiting with and without delay."""
+    shown = _table(title, "averages", "s", "s waited", "hidden", "target")
+    for row in rows:
+        verdict = Text() if row.hidden is None else _verdict(f">= {least:.0%}", reached=row.hidden >= least)
+        shown.add_row(row.plan, f"{row.seconds:.2f}", f"{row.waited:.2f}", _number(row.hidden, "{:.0%}"), verdict)
+    return shown
 
 
 def analysis_table(label: str, analysis: Analysis) -> Table:

@@ -1,4 +1,4 @@
-"""``gradwire bench train``: a real model on real images over a slow network, one method after another."""
+"""``gradwire bench train``: a real model on real data over a slow network, one method after another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradwire.bench.contenders import DDP, Contender
 from gradwire.bench.data import DataSource
 from gradwire.bench.recipes import everyone
 from gradwire.bench.worker import ended_early
-from gradwire.bench.workloads import TARGET_ACCURACY
+from gradwire.bench.workloads import TARGET_ACCURACY, Workload
 from gradwire.errors import LabError
 
 DEFAULT_METHODS = (DDP, "bf16", "efsignsgd", "topk:ratio=0.01", "powersgd:rank=4", "acpsgd:rank=4")
@@ -29,7 +29,7 @@ class CurvePoint:
     Attributes:
         step: Steps done.
         seconds: Training time so far in seconds, evaluations not counted.
-        accuracy: Share of the test images of one evaluation that were named rightly.
+        accuracy: Share of the test samples of one evaluation that were answered rightly.
     """
 
     step: int
@@ -46,13 +46,13 @@ class TrainRow:
         label: The contender's name for tables and plots.
         steps_done: Steps so far.
         loss: The last step's loss on rank 0.
-        curve: Accuracy from time to time on a fixed part of the test images.
+        curve: Accuracy from time to time on a fixed part of the test samples.
         step_seconds: Each step's time in seconds.
         speedup: How many times shorter than DDP fp32's the median step is.
         dense_bytes: Bytes a worker and step that a dense ring all-reduce of the gradient sends.
         metered_bytes: Bytes a worker and step handed over to be sent, by gradwire's meter; mean over workers.
         interface_bytes: Bytes a worker and step that its network interface sent, headers included.
-        accuracy: Share of all test images named rightly at the end.
+        accuracy: Share of all test samples answered rightly at the end.
         target_accuracy: The accuracy to reach.
         seconds_to_target: Training time to the first point of the curve at the target or above; ``None`` if none is.
         losses: Each step's loss on rank 0.
@@ -102,6 +102,7 @@ def contenders(methods: Sequence[str]) -> list[Contender]:
 
 
 def race(
+    workload: Workload,
     source: DataSource,
     workers: int,
     rate: str | None,
@@ -115,13 +116,14 @@ def race(
     """Trains with each contender in turn, in the same worker processes.
 
     Args:
-        source: The images.
+        workload: The model.
+        source: The data that it learns from.
         workers: Number of worker processes.
         rate: Rate of each worker's link such as ``"100mbit"``; ``None`` for plain loopback.
         racers: The contenders, DDP fp32 among them.
         steps: Steps of each.
-        batch: Images a worker and step.
-        seed: Seed of the model and of the order of the images, the same for all contenders.
+        batch: Samples a worker and step.
+        seed: Seed of the model and of the order of the samples, the same for all contenders.
         on_progress: Called with the rows so far after every step.
 
     Returns:
@@ -129,6 +131,7 @@ def race(
     """
     rows = [TrainRow(str(racer), racer.label, TARGET_ACCURACY[source.name]) for racer in racers]
     job = {
+        "workload": workload.name,
         "data": source.name,
         "data_directory": str(source.directory) if source.directory else None,
         "methods": [str(racer) for racer in racers],

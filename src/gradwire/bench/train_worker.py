@@ -19,7 +19,7 @@ from gradwire.bench import data
 from gradwire.bench.contenders import Averaged, Contender
 from gradwire.bench.recipes import learning_rate
 from gradwire.bench.worker import agree, emit, interface_sent_bytes, mean_over_ranks, process_group, reason
-from gradwire.bench.workloads import ConvNet, ImageTask
+from gradwire.bench.workloads import WORKLOADS, Task, Workload
 
 WARM_UP_SHARE = 0.2
 """Share of the steps over which the learning rate rises; then it falls along a cosine."""
@@ -27,27 +27,26 @@ WARM_UP_SHARE = 0.2
 EVALUATION_STEPS = 10
 """Steps from one point of the accuracy curve to the next."""
 
-EVALUATION_IMAGES = 1_000
-"""Test images of one point of the accuracy curve; the final accuracy uses all."""
+EVALUATION_SAMPLES = 1_000
+"""Test samples of one point of the accuracy curve; the final accuracy uses all."""
 
 COLLECTIVE_TIMEOUT = 120.0
 """Seconds after which a collective that some rank does not join fails."""
 
 
-def train(number: int, method: str, job: dict[str, Any], images: data.Images, rank: int, world_size: int) -> None:
+def train(number: int, method: str, job: dict[str, Any], workload: Workload, task: Task) -> None:
     """Trains with one contender and tells its progress and result; every rank calls it at the same time.
 
     Args:
         number: The contender's place in the job.
         method: The contender.
-        job: The parent's wishes: ``steps``, ``batch`` (images a worker and step), ``seed``, ``shaped`` (whether the
-            worker's interface is its own).
-        images: The data set.
-        rank: This rank.
-        world_size: Number of workers.
+        job: The parent's wishes: ``steps``, ``seed``, ``shaped`` (whether the worker's interface is its own).
+        workload: The model and its settings.
+        task: This rank's share of the data.
     """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(job["seed"])
-    net = ConvNet()
+    net = workload.net()
     contender = Contender.parse(method)
     averaged, error = None, None
     try:
@@ -57,12 +56,11 @@ def train(number: int, method: str, job: dict[str, Any], images: data.Images, ra
         error = caught
     if _out(number, error) or averaged is None:
         return
-    task = ImageTask(images, rank=rank, world_size=world_size, batch=job["batch"], seed=job["seed"])
     dense_bytes = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
     sent_before = averaged.sent_bytes()
     steps: list[_Step] = []
     try:
-        steps.extend(_steps(number, averaged, learning_rate(contender), net, task, job, rank))
+        steps.extend(_steps(number, averaged, learning_rate(contender, workload), net, task, job, rank))
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
     if _out(number, error):
@@ -94,7 +92,7 @@ class _Step(NamedTuple):
 
 
 def _steps(
-    number: int, averaged: Averaged, peak: float, net: nn.Module, task: ImageTask, job: dict[str, Any], rank: int
+    number: int, averaged: Averaged, peak: float, net: nn.Module, task: Task, job: dict[str, Any], rank: int
 ) -> Iterator[_Step]:
     """The training loop; evaluations count neither in a step's seconds nor in its bytes."""
     steps, shaped = job["steps"], job["shaped"]
@@ -119,7 +117,7 @@ def _steps(
         sent = interface_sent_bytes() - sent_before if shaped else 0
         accuracy = None
         if step % EVALUATION_STEPS == 0 or step == steps:
-            accuracy = _accuracy(net, task, EVALUATION_IMAGES)
+            accuracy = _accuracy(net, task, EVALUATION_SAMPLES)
         if rank == 0:
             emit("step", row=number, step=step, elapsed=elapsed, loss=loss.item(), accuracy=accuracy)
         yield _Step(seconds, loss.item(), sent)
@@ -132,12 +130,13 @@ def _out(number: int, error: Exception | None) -> bool:
     return agree(failed=error is not None)[1]
 
 
-def _accuracy(net: nn.Module, task: ImageTask, limit: int | None) -> float:
-    """Share of test images named rightly, each rank looking at its part of them with rank 0's running statistics."""
+def _accuracy(net: nn.Module, task: Task, limit: int | None) -> float:
+    """Share of test samples answered rightly; each rank looks at its part of them, with rank 0's running statistics."""
     for buffer in net.buffers():
         dist.broadcast(buffer, src=0)
     net.eval()
-    counts = torch.tensor(task.correct(net, limit), dtype=torch.float64)
+    score = task.score(net, limit)
+    counts = torch.tensor([score.correct, score.seen], dtype=torch.float64)
     net.train()
     dist.all_reduce(counts)
     return float(counts[0] / counts[1])
@@ -147,10 +146,12 @@ def main() -> None:
     """Runs the job given as JSON on the command line."""
     job = json.loads(sys.argv[1])
     directory = job["data_directory"]
-    images = data.load(data.DataSource(job["data"], Path(directory) if directory else None, ""))
+    source = data.DataSource(job["data"], Path(directory) if directory else None, "")
+    workload = WORKLOADS[job["workload"]]
     with process_group(2 * COLLECTIVE_TIMEOUT) as (rank, world_size):
+        task = workload.task(source, rank=rank, world_size=world_size, batch=job["batch"], seed=job["seed"])
         for number, method in enumerate(job["methods"]):
-            train(number, method, job, images, rank, world_size)
+            train(number, method, job, workload, task)
 
 
 if __name__ == "__main__":

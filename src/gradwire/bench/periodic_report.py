@@ -1,0 +1,191 @@
+"""Runs the sections of ``gradwire bench periodic`` and leaves their tables, JSON files and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from gradwire.bench import periodic, pictures, report
+from gradwire.bench.data import Dataset
+from gradwire.bench.periodic import Optimizer, Outcome, Row, Run
+from gradwire.bench.sync import NO_LINK, link_rate
+from gradwire.bench.workloads import LANGUAGE, Workload
+from gradwire.errors import GradwireError
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all sections share.
+
+    Attributes:
+        console: Where tables and progress go.
+        link: Rate of each worker's link such as ``"100mbit"``, or ``"none"`` for plain loopback.
+        seeds: Of the trainings.
+        steps: Steps of all workers together in a training.
+        dataset: The images.
+        out: Folder for files.
+    """
+
+    console: Console
+    link: str
+    seeds: Sequence[int]
+    steps: int
+    dataset: Dataset
+    out: Path
+
+    def claim(self, workloads: Sequence[Workload]) -> list[Row]:
+        """PQASGD at 3 to 5 % of the bytes against full communication, at 4 and 8 workers."""
+        found: list[Row] = []
+        for workload in workloads:
+            outcomes: list[Outcome] = []
+            for workers in periodic.CLAIM_WORKERS:
+                runs = periodic.claim_runs(workload, workers, self.seeds, self.steps)
+                outcomes += self._train(workload, workers, self.link, runs)
+            rows = periodic.summary(outcomes)
+            self.console.print(report.periodic_table(rows, f"The claim, {self._where(workload, self.link)}"))
+            self._leave(f"claim_{workload.name}", workload=workload.name, rows=rows, outcomes=outcomes)
+            for workers in periodic.CLAIM_WORKERS:
+                self._picture(
+                    f"claim_{workload.name}_{workers}.png",
+                    [row for row in rows if row.workers == workers],
+                    f"{workload.what}: loss against bytes, {workers} workers",
+                    self._where(workload, self.link),
+                )
+            found += rows
+        _fail_if_nothing(found)
+        return found
+
+    def speedup(self, workloads: Sequence[Workload]) -> list[periodic.Speedup]:
+        """Loss against workers times steps, at 1, 2, 4 and 8 workers."""
+        found: list[periodic.Speedup] = []
+        for workload in workloads:
+            outcomes: list[Outcome] = []
+            for workers in periodic.SPEEDUP_WORKERS:
+                runs = periodic.speedup_runs(workload, workers, self.seeds, self.steps)
+                outcomes += self._train(workload, workers, NO_LINK, runs)
+            rows = periodic.speedups(outcomes)
+            where = self._where(workload, NO_LINK)
+            title = f"{periodic.SPEEDUP.label}, learning rate in proportion to sqrt(M / K), {where}"
+            self.console.print(report.speedup_table(rows, title))
+            self._leave(f"speedup_{workload.name}", workload=workload.name, rows=rows, outcomes=outcomes)
+            if rows:
+                path = self.out / f"speedup_{workload.name}.png"
+                pictures.speedup_plot(rows, path, f"{workload.what}: {periodic.SPEEDUP.label}", where)
+                self._wrote(path)
+            found += rows
+        if not found:
+            raise GradwireError("no training came to an end; the JSON says why")
+        return found
+
+    def volume(self, workload: Workload) -> list[Row]:
+        """Loss at ever fewer bytes, AdamW."""
+        runs = periodic.volume_runs(self.seeds, self.steps)
+        workers = periodic.VOLUME_WORKERS
+        outcomes = self._train(workload, workers, NO_LINK, runs, optimizer="adamw")
+        rows = periodic.summary(outcomes)
+        where = f"AdamW, {workers} workers, {self._where(workload, NO_LINK)}"
+        self.console.print(report.periodic_table(rows, f"Ever fewer bytes, {where}"))
+        least = periodic.least_volume(rows)
+        if least is not None:
+            self.console.print(
+                f"Least bytes with a mean loss at most {periodic.VOLUME_TOLERANCE:.0%} above full communication's: "
+                f"{least.share:.2%}, {least.label}"
+            )
+        self._leave(f"volume_{workload.name}", workload=workload.name, rows=rows, least=least, outcomes=outcomes)
+        title = f"{workload.what}: loss against bytes, {workers} workers"
+        self._picture(f"volume_{workload.name}.png", rows, title, f"AdamW, {self._where(workload, NO_LINK)}")
+        _fail_if_nothing(rows)
+        return rows
+
+    def overhead(self, shapes: str) -> None:
+        """A step in which nothing is sent, the time of an average, and the waiting that a delay hides."""
+        with self.console.status("timing optimizer steps"):
+            silent = periodic.silence()
+        self.console.print(report.silence_table(silent, periodic.SILENT_LIMIT))
+        workers, rate = periodic.CLAIM_WORKERS[0], self._rate(self.link)
+        with self.console.status("timing averages"):
+            averages = periodic.averages(shapes, workers, rate, on_progress=lambda rows: None)
+        title = f"An average of the shapes of {shapes}, {workers} workers, link {self.link}"
+        self.console.print(report.average_table(averages, title, periodic.AVERAGE_LIMIT))
+        runs = periodic.stream_runs(LANGUAGE, seed=0)
+        outcomes = self._train(LANGUAGE, periodic.STREAM_WORKERS, self.link, runs, large=True)
+        streams = periodic.streams(outcomes)
+        title = f"Waiting for averages, fp32, {periodic.STREAM_WORKERS} workers, {LANGUAGE.what}, link {self.link}"
+        self.console.print(report.stream_table(streams, title, periodic.HIDDEN_LEAST))
+        self._leave("overhead", silence=silent, averages=averages, streams=streams, outcomes=outcomes)
+
+    def _train(
+        self,
+        workload: Workload,
+        workers: int,
+        link: str,
+        runs: Sequence[Run],
+        *,
+        optimizer: Optimizer = "sgd",
+        large: bool = False,
+    ) -> list[Outcome]:
+        """Trains with a live bar."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[news]}"),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            name = f"{workload.name}, {workers} worker{'s' if workers > 1 else ''}"
+            task = progress.add_task(name, total=sum(run.steps for run in runs), news="starting")
+
+            def show(outcomes: list[Outcome]) -> None:
+                progress.update(task, completed=sum(each.steps_done for each in outcomes), news=_news(outcomes))
+
+            outcomes = periodic.train(
+                workload,
+                workload.locate(self.dataset),
+                workers,
+                self._rate(link),
+                runs,
+                optimizer=optimizer,
+                large=large,
+                on_progress=show,
+            )
+        return outcomes
+
+    def _rate(self, link: str) -> str | None:
+        return None if link_rate(link) is None else link
+
+    def _where(self, workload: Workload, link: str) -> str:
+        seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
+        return f"{workload.locate(self.dataset).name}, {seeds}, link {link}"
+
+    def _picture(self, name: str, rows: Sequence[Row], title: str, subtitle: str) -> None:
+        if any(row.loss is not None for row in rows):
+            pictures.volume_plot(rows, self.out / name, title, subtitle)
+            self._wrote(self.out / name)
+
+    def _leave(self, section: str, **content: object) -> None:
+        path = self.out / f"{section}.json"
+        facts = {"section": section, "link": self.link, "seeds": len(self.seeds), "steps": self.steps}
+        report.write_json(path, report.document("bench.periodic", **facts, **content))
+        self.console.print(f"[dim]{report.machine_line()}[/dim]")
+        self._wrote(path)
+
+    def _wrote(self, path: Path) -> None:
+        self.console.print(f"Wrote {path}", soft_wrap=True)
+
+
+def _news(outcomes: Sequence[Outcome]) -> str:
+    done = [each for each in outcomes if each.loss is not None]
+    failed = next((each.error for each in outcomes if each.error), None)
+    if failed:
+        return failed
+    return f"{done[-1].run.plan.label}: loss {done[-1].loss:.3f}" if done else ""
+
+
+def _fail_if_nothing(rows: Sequence[Row]) -> None:
+    if all(row.error for row in rows):
+        raise GradwireError("no plan could be measured; the table says why")
