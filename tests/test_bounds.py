@@ -11,7 +11,7 @@ import torch
 
 from catalogue import Case, cases
 from gradwire import methods
-from gradwire.layout import Slot, flat_slots
+from gradwire.layout import flat_slots
 from gradwire.memory import Store
 from gradwire.train.configuration import Configuration
 from gradwire.train.policy import DensePolicy
@@ -29,13 +29,9 @@ def run_between_guards(chosen: Sequence[Case]) -> None:
     for case in chosen:
         for at_the_end in (True, False):
 
-            def flat(
-                store: Store, field: str, of: Sequence[Slot], size: int, kind: Any = None, end: bool = at_the_end
-            ) -> torch.Tensor:
-                buffer = guarded(max(size, 1), end)[:size]
-                for slot in of:
-                    store._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape))
-                return buffer
+            def zeros(store: Store, size: int, dtype: torch.dtype, end: bool = at_the_end) -> torch.Tensor:
+                assert dtype == torch.float32
+                return guarded(max(size, 1), end)[:size]
 
             arguments: dict[str, Any] = {**case.options}
             configuration = Configuration.make(
@@ -46,7 +42,7 @@ def run_between_guards(chosen: Sequence[Case]) -> None:
                 memory=case.memory,
                 dense=DensePolicy(below=0, vectors=False),
             )
-            with mock.patch.object(Store, "flat", flat):
+            with mock.patch.object(Store, "_zeros", zeros):
                 world = Together(configuration, slots, WORKERS)
             for step in range(2):
                 gradients = []
