@@ -80,6 +80,7 @@ class ZeroRuns(Codec):
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Makes runs as long as they were, and sums scaled digits."""
+        self.check(block, payloads)
         if not block.numel:
             return
         kernel = kernels.for_device(out.device)
