@@ -155,6 +155,8 @@ def test_every_field_is_of_its_kind() -> None:
         "basis": Kind.SHARED,
         "capacity": Kind.SHARED,
         "inceptionn.room": Kind.SHARED,
+        "room": Kind.SHARED,
+        "owner_room": Kind.SHARED,
         "stages": Kind.PRIVATE,
         "regions": Kind.WORLD,
     }
