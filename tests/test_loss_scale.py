@@ -53,7 +53,7 @@ def trained(scaler: GradScaler | None, method: str, options: dict[str, Any], ddp
             scaler.update()
             if step == 3 and scaler.is_enabled():
                 scaler.update(2.0**20)
-        handle.wire.rest()
+        handle.wire.call(lambda: None)
     handle.close()
     return flat(net)
 
@@ -153,7 +153,7 @@ def refusals() -> None:
     net = network()
     with pytest.raises(ConfigurationError, match=re.escape("grad_scaler is a float; give the torch.amp.GradScaler")):
         gradwire.Synchronizer(net.named_parameters(), "topk", grad_scaler=1024.0)
-    with pytest.raises(ConfigurationError, match=r"ranks differ: rank 0 has 'guard loss scale 1\.0', rank 1 has"):
+    with pytest.raises(ConfigurationError, match=r"ranks differ: rank 0 has 'grad_scaler=with scale 1\.0', rank 1 has"):
         gradwire.Synchronizer(
             net.named_parameters(), "topk", grad_scaler=GradScaler("cpu", init_scale=1.0 + dist.get_rank())
         )
