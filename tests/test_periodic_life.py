@@ -334,7 +334,7 @@ def a_worker_that_does_not_come() -> None:
         with pytest.raises(GradwireError, match="an earlier step failed"):
             train(net, optimizer, range(4))
     dist.barrier()
-    handle._closer()
+    handle.close()
 
 
 def test_attachments_that_are_refused(pool: Pool) -> None:

@@ -185,7 +185,7 @@ def test_state_goes_on() -> None:
     for step in range(4):
         first.average(gradient(step))
     for old, new in zip(first._engines, second._engines, strict=True):
-        new.store.load(old.store.state())
+        new.store.load(old.store.state(), old.store.kinds())
         new.step = old.step
     expected, found = gradient(5), gradient(5)
     sizes = first.average(expected).written_bytes, second.average(found).written_bytes

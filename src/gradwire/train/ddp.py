@@ -185,7 +185,10 @@ class _Hook:
             check_left_out(self.frozen)
         future = self.averages.on_bucket(bucket)
         if bucket.is_last():
-            _queue_callback(lambda: self._before_ddp(future))
+            if torch._C._current_graph_task_id() >= 0:
+                _queue_callback(lambda: self._before_ddp(future))
+            else:  # no backward pass: DDP follows the others' steps for a rank whose inputs have ended
+                self.wire.wait(future)
         return future
 
     def _before_ddp(self, future: TensorFuture) -> None:

@@ -33,7 +33,6 @@ from gradwire.train.periodic.start import check_equal, send_first
 from gradwire.train.policy import DensePolicy
 from gradwire.wire import ProcessGroupTransport, Stats, Synchronization
 from gradwire.wire.meter import all_reduce_bytes
-from gradwire.wire.wire import TensorFuture
 
 _COUNTERS = ("steps_done", "syncs", "dropped", "_periods", "_began", "_length")
 
@@ -55,7 +54,7 @@ class _Flight:
         outer: What takes it for a gradient, if anything does.
         beside: What is averaged with it.
         dropped: Whether it turned out not to be finite.
-        landing: What to wait for; None once it has landed.
+        landing: Waits until it has landed, and raises whatever went wrong on the wire; None once it has.
     """
 
     fragment: Fragment
@@ -64,7 +63,7 @@ class _Flight:
     outer: Optimizer | None
     beside: Values
     dropped: bool = False
-    landing: TensorFuture | None = None
+    landing: Callable[[], None] | None = None
 
     def wait(self) -> None:
         """Waits until it has landed.
@@ -73,7 +72,7 @@ class _Flight:
             Exception: Whatever went wrong on the wire.
         """
         if self.landing is not None:
-            self.landing.wait()
+            self.landing()
             self.landing = None
 
 
@@ -309,7 +308,7 @@ class Periodic(Handle):
         beside: Values = {}
         for each in self._beside:
             beside.update(each.collect(fragment))
-        flight = _Flight(fragment, due, mix, outer, beside, landing=landing)
+        flight = _Flight(fragment, due, mix, outer, beside, landing=lambda: wire.wait(landing))
         fragment.measure()
         step = fragment.rounds
 
