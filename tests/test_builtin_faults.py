@@ -162,6 +162,21 @@ def a_loss_scale_that_changes() -> None:
     expected, found = step(plain, 6), step(scaled, 6)
     assert float((found - expected).norm() / expected.norm()) > 10
 
+    scaler = torch.amp.GradScaler("cpu")
+    model, handle = ours()
+    under_scale = DistributedDataParallel(network())
+    scaled_handle = gradwire.compress(under_scale, "powersgd", rank=2, grad_scaler=scaler)
+    for number in range(8):
+        if number == 6:
+            scaler.update(1.0)
+        expected = step(model, number)
+        under_scale.zero_grad()
+        scaler.scale(under_scale(inputs(number)).square().mean()).backward()
+        gradients = [each.grad.view(-1) for each in under_scale.parameters() if each.grad is not None]
+        assert torch.equal(torch.cat(gradients) / scaler.get_scale(), expected)
+    handle.close()
+    scaled_handle.close()
+
 
 class CountedAllReduces:
     def __enter__(self) -> "CountedAllReduces":
