@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.kernels import cpu, reference
 from gradwire.train.guards import Guard
 from gradwire.train.unit import Unit
 from gradwire.wire import (
@@ -25,7 +26,7 @@ from gradwire.wire import (
     ProcessGroupTransport,
     Request,
 )
-from gradwire.wire.checked import Checksums
+from gradwire.wire.checked import checksum_of
 from gradwire.wire.fusion import issue
 from pool import Pool
 
@@ -120,15 +121,24 @@ def test_a_flipped_bit_is_found_with_its_sender(pool: Pool) -> None:
 
 
 def test_checksums_see_every_bit_and_every_order() -> None:
-    checksums = Checksums()
     bits = torch.randint(256, (96,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    seen = {checksums.of_tensor(bits), checksums.of_tensor(torch.cat([bits[8:], bits[:8]]))}
+    seen = {checksum_of(bits), checksums.of_tensor(torch.cat([bits[8:], bits[:8]]))}
     for position in range(96):
         for bit in range(8):
             other = bits.clone()
             other[position] ^= 1 << bit
-            seen.add(checksums.of_tensor(other))
+            seen.add(checksum_of(other))
     assert len(seen) == 2 + 96 * 8
+
+
+@pytest.mark.parametrize(("rows", "width", "count"), [(1, 1, 0), (1, 1, 1), (3, 5, 4), (2, 1000, 999), (4, 4097, 4097)])
+def test_checksums_are_the_reference(rows: int, width: int, count: int) -> None:
+    extremes = torch.iinfo(torch.int64)
+    words = torch.randint(extremes.min, extremes.max, (rows, width), generator=torch.Generator().manual_seed(width))
+    ours, theirs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
+    cpu.checksums(words, count, ours)
+    reference.checksums(words, count, theirs)
+    assert torch.equal(ours, theirs)
 
 
 def network() -> nn.Module:

@@ -428,6 +428,18 @@ class Kernels(Protocol):
         """
         ...
 
+    def checksums(self, words: Tensor, count: int, sums: Tensor) -> None:
+        """Sums up the first ``count`` words of each row, folded and weighted.
+
+        ``word ^ word >> 32``, the shift filling with zeros, times 1, 3, 5, …, modulo ``2**64``.
+
+        Args:
+            words: ``int64[n, m]``, contiguous.
+            count: At most ``m``.
+            sums: ``int64[n]``, to be filled.
+        """
+        ...
+
     def survivors(self, positions: Tensor, kept_positions: Tensor, kept_values: Tensor, flags: Tensor) -> None:
         """Clears the flags, ``bool``, of ascending positions where an ascending set has no finite value."""
         ...

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.errors import PayloadError
 from gradwire.randomness import MASK64, key_of
 from gradwire.wire.meter import Meter
@@ -16,28 +17,22 @@ from gradwire.wire.transport import Line, Pending
 CHECKSUM_BYTES = 8
 
 
-class Checksums:
-    """64-bit checksums: the sum of all 8-byte words, folded and times an odd number of their own, modulo ``2**64``.
+def checksums(words: Tensor, count: int) -> Tensor:
+    """64-bit checksums, ``int64[n]``, of the first ``count`` words of the rows of ``int64[n, m]``, contiguous.
 
-    Folding, ``word ^ word >> 32``, gives high bits a say in low ones. Any change within one word is found; changes of
-    several cancel by chance only. It is no protection against changes that somebody makes on purpose.
+    The sum of all 8-byte words, folded and times an odd number of their own, modulo ``2**64``. Folding,
+    ``word ^ (word >> 32)``, gives high bits a say in low ones. Any change within one word is found; changes of several cancel by chance
+    only. It is no protection against changes that somebody makes on purpose.
     """
+    sums = torch.empty(len(words), dtype=torch.int64, device=words.device)
+    kernels.for_device(words.device).checksums(words, count, sums)
+    return sums
 
-    def __init__(self) -> None:
-        self._weights = torch.empty(0, dtype=torch.int64)
 
-    def of(self, words: Tensor) -> Tensor:
-        """Checksums ``int64[n]`` of the rows of ``int64[n, m]``."""
-        count = words.shape[1]
-        if len(self._weights) < count or self._weights.device != words.device:
-            numbers = torch.arange(1, 2 * max(count, 1024), 2, device=words.device)
-            self._weights = (numbers * _signed(0x9E3779B97F4A7C15)) | 1
-        words = words.bitwise_right_shift(32).bitwise_and_(0xFFFFFFFF).bitwise_xor_(words)
-        return words @ self._weights[:count] if words.device.type == "cpu" else (words * self._weights[:count]).sum(1)
-
-    def of_tensor(self, tensor: Tensor) -> int:
-        """The checksum of all bits of a tensor."""
-        return int(self.of(_words(tensor.contiguous().view(-1).view(torch.uint8).unsqueeze(0), 0)))
+def checksum_of(tensor: Tensor) -> int:
+    """The checksum of all bits of a tensor."""
+    words = _words(tensor.contiguous().view(-1).view(torch.uint8).unsqueeze(0), 0)
+    return int(checksums(words, words.shape[1]))
 
 
 class CheckedTransport:
@@ -55,7 +50,6 @@ class CheckedTransport:
     def __init__(self, inner: Line, meter: Meter) -> None:
         self._inner = inner
         self._meter = meter
-        self._checksums = Checksums()
         self._number = 0
         self.rank = inner.rank
         self.world_size = inner.world_size
@@ -116,14 +110,14 @@ class CheckedTransport:
     def _seal(self, rows: Tensor, number: int) -> Tensor:
         """Rows ``uint8[n, b]``, each padded and followed by its checksum."""
         words = _words(rows, CHECKSUM_BYTES)
-        words[:, -1] = self._checksums.of(words[:, :-1]) + _signed(key_of(number, self.rank))
+        words[:, -1] = checksums(words, words.shape[1] - 1) + _signed(key_of(number, self.rank))
         return words.view(torch.uint8)
 
     def _open(self, sealed: Tensor, width: int, number: int, operation: str, senders: Sequence[int]) -> Tensor:
         """The rows that were sealed; raises PayloadError if one was changed."""
         words = sealed.view(torch.int64)
         seals = torch.tensor([_signed(key_of(number, sender)) for sender in senders], device=sealed.device)
-        wrong = (self._checksums.of(words[:, :-1]) + seals != words[:, -1]).nonzero().view(-1).tolist()
+        wrong = (checksums(words, words.shape[1] - 1) + seals != words[:, -1]).nonzero().view(-1).tolist()
         if wrong:
             ranks = ", ".join(str(senders[row]) for row in wrong)
             raise PayloadError(

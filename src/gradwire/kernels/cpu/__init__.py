@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
+from gradwire.kernels.cpu.checksum import checksums
 from gradwire.kernels.cpu.dynamic import dynamic_decode, dynamic_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
@@ -60,6 +61,7 @@ __all__ = [
     "accumulate",
     "bitmap_decode",
     "bitmap_encode",
+    "checksums",
     "collect_local_maxima",
     "collect_reaching",
     "collect_unambiguous",

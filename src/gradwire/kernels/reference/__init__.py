@@ -75,6 +75,7 @@ positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits,
 from __future__ import annotations
 
 from gradwire.kernels.reference.bitmap import bitmap_decode, bitmap_encode
+from gradwire.kernels.reference.checksum import checksums
 from gradwire.kernels.reference.dynamic import dynamic_decode, dynamic_encode, dynamic_payload_bytes
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.exponent import exponent_decode, exponent_encode, exponent_payload_bytes
@@ -126,6 +127,7 @@ __all__ = [
     "accumulate",
     "bitmap_decode",
     "bitmap_encode",
+    "checksums",
     "collect_local_maxima",
     "collect_reaching",
     "collect_unambiguous",

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.errors import ConfigurationError, DivergenceError
 from gradwire.train.guards.guard import Guard
 from gradwire.train.unit import Unit
-from gradwire.wire.checked import Checksums
+from gradwire.wire.checked import checksum_of
 from gradwire.wire.requests import AllGather, Synchronization
 
 
@@ -25,7 +25,6 @@ class Digest(Guard):
     def __init__(self, every: int) -> None:
         self._every = every
         self._step = 0
-        self._checksums = Checksums()
         self._taken: dict[str, int] = {}
         self._due: dict[str, int] = {}
 
@@ -38,7 +37,7 @@ class Digest(Guard):
         """Takes the digests of a buffer's parameters."""
         if self._step % self._every == 0:
             for slot in unit.slots:
-                self._taken[slot.name] = self._checksums.of_tensor(average[slot.offset : slot.stop])
+                self._taken[slot.name] = checksum_of(average[slot.offset : slot.stop])
 
     def ended(self) -> None:
         """Has this step's digests sent with the next."""
@@ -47,7 +46,7 @@ class Digest(Guard):
 
     def _compare(self, step: int, digests: dict[str, int], device: torch.device) -> Synchronization:
         each = torch.tensor(list(digests.values()), device=device)
-        everything = self._checksums.of(each.unsqueeze(0))
+        everything = torch.tensor([checksum_of(each)], device=device)
         rows = (
             (yield AllGather(everything.view(torch.uint8)))
             .clone(memory_format=torch.contiguous_format)
