@@ -122,7 +122,7 @@ def test_a_flipped_bit_is_found_with_its_sender(pool: Pool) -> None:
 
 def test_checksums_see_every_bit_and_every_order() -> None:
     bits = torch.randint(256, (96,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    seen = {checksum_of(bits), checksums.of_tensor(torch.cat([bits[8:], bits[:8]]))}
+    seen = {checksum_of(bits), checksum_of(torch.cat([bits[8:], bits[:8]]))}
     for position in range(96):
         for bit in range(8):
             other = bits.clone()

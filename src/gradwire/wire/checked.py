@@ -21,8 +21,8 @@ def checksums(words: Tensor, count: int) -> Tensor:
     """64-bit checksums, ``int64[n]``, of the first ``count`` words of the rows of ``int64[n, m]``, contiguous.
 
     The sum of all 8-byte words, folded and times an odd number of their own, modulo ``2**64``. Folding,
-    ``word ^ (word >> 32)``, gives high bits a say in low ones. Any change within one word is found; changes of several cancel by chance
-    only. It is no protection against changes that somebody makes on purpose.
+    ``word ^ (word >> 32)``, gives high bits a say in low ones. Any change within one word is found; changes of several
+    cancel by chance only. It is no protection against changes that somebody makes on purpose.
     """
     sums = torch.empty(len(words), dtype=torch.int64, device=words.device)
     kernels.for_device(words.device).checksums(words, count, sums)

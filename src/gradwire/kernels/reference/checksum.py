@@ -10,4 +10,4 @@ def checksums(words: Tensor, count: int, sums: Tensor) -> None:
     """See :meth:`gradwire.kernels.Kernels.checksums`."""
     chosen = words[:, :count]
     folded = chosen.bitwise_right_shift(32).bitwise_and_(0xFFFFFFFF).bitwise_xor_(chosen)
-    sums.copy_((folded * torch.arange(1, 2 * count, 2, device=words.device)).sum(1))
+    sums.copy_((folded * (2 * torch.arange(count, device=words.device) + 1)).sum(1))
