@@ -37,9 +37,10 @@ class Fuzzer:
     Args:
         names: Methods to lie to.
         findings: Where inputs that break a law go.
+        decoders: Whether to spoil payloads of compiled decoders only, a thousand a second.
     """
 
-    def __init__(self, names: list[str], findings: Path) -> None:
+    def __init__(self, names: list[str], findings: Path, decoders: bool = False) -> None:
         import torch
 
         from gradwire import methods
@@ -49,7 +50,8 @@ class Fuzzer:
         chosen = names or methods.names()
         self._targets: list[Any] = [] if names else list(named_decodings())
         for name in chosen:
-            self._targets += [*decodings(name), *victims(name)]
+            self._targets += [*decodings(name), *([] if decoders else victims(name))]
+        self._only_compiled = decoders
         self._findings = findings
         self._findings.mkdir(parents=True, exist_ok=True)
         self._last = (findings / "last").open("wb", buffering=0)
@@ -69,7 +71,7 @@ class Fuzzer:
         number, program = int.from_bytes(content[2:HEAD], "little"), content[HEAD:]
         decodes = isinstance(target, Decoding)
         try:
-            accepted = target.check(program) if decodes else target.check(number, program)
+            accepted = target.check(program, self._only_compiled) if decodes else target.check(number, program)
         except Exception as error:
             self.counts["broken"] += 1
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -148,11 +150,13 @@ def main() -> int:
     parser.add_argument("--methods", nargs="*", default=[], help="all by default")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
     parser.add_argument("--random", action="store_true", help="do not follow coverage, even where atheris is installed")
+    parser.add_argument("--decoders", action="store_true", help="random payloads for compiled decoders only, many more")
     parser.add_argument("--replay", type=Path, help="one input to run again")
     options = parser.parse_args()
-    if options.replay is None and not options.random and importlib.util.find_spec("atheris") is not None:
+    random_only = options.random or options.decoders
+    if options.replay is None and not random_only and importlib.util.find_spec("atheris") is not None:
         followed(options.seconds, options.methods, options.findings, options.seed)
-    fuzzer = Fuzzer(options.methods, options.findings)
+    fuzzer = Fuzzer(options.methods, options.findings, options.decoders)
     if options.replay is not None:
         fuzzer.run(options.replay.read_bytes())
     else:

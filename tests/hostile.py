@@ -56,9 +56,7 @@ def spoilt(answer: Tensor, program: bytes) -> Tensor:
     """A copy of an answer, changed as a program says: first its shape, then four bytes for each change."""
     program = program or b"\0"
     changed = reshaped(answer, program[0])
-    content = np.frombuffer(
-        bytearray(changed.clone(memory_format=torch.contiguous_format).untyped_storage()), dtype=np.uint8
-    )
+    content = changed.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8).numpy()
     size = content.size
     for at in range(1, len(program) - 3, 4) if size >= 4 else ():
         kind, high, low, value = program[at : at + 4]
