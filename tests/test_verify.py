@@ -203,6 +203,8 @@ def bad_intervals() -> None:
     for every in (0, -3, 1.5):
         with pytest.raises(gradwire.ConfigurationError, match=r"verify_every=.*at least 1"):
             gradwire.Synchronizer(network().named_parameters(), "dense", verify_every=every)  # type: ignore[arg-type]
+    with pytest.raises(gradwire.ConfigurationError, match=r"verify='yes' is not known; choose True or False"):
+        gradwire.Synchronizer(network().named_parameters(), "dense", verify="yes")  # type: ignore[arg-type]
 
 
 def test_an_interval_out_of_range_is_refused(pool: Pool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradwire.train.guards.audit import Auditor, check_audit_every
-from gradwire.train.guards.digest import Digest, check_verify_every
+from gradwire.train.guards.digest import Digest, check_verification
 from gradwire.train.guards.guard import Guard
 from gradwire.train.guards.learning_rate import LearningRate, check_rate
 from gradwire.train.guards.loss_scale import LossScale, check_scaler
@@ -47,7 +47,7 @@ class Guarding:
         check_scaler(self.grad_scaler)
         check_rollback(self.rollback)
         check_audit_every(self.audit_every)
-        check_verify_every(self.verify_every)
+        check_verification(self.verify, self.verify_every)
 
     def check(self, configuration: Configuration) -> None:
         """Raises ConfigurationError if a guard cannot go along with what was chosen otherwise."""
