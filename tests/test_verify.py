@@ -26,21 +26,23 @@ from gradwire.wire import (
     ProcessGroupTransport,
     Request,
 )
-from gradwire.wire.checked import checksum_of
+from gradwire.wire.checked import SEAL_BYTES, checksum_of, checksums
 from gradwire.wire.fusion import issue
 from pool import Pool
 
 
 class Flipping(ProcessGroupTransport):
-    """Changes one bit of what rank ``sender`` sends to this rank."""
+    """Changes a bit of the payload or of the seal, or the same one of both, that rank ``sender`` sends to this rank."""
 
     sender = -1
+    payloads = seals = True
 
     def _flipped(self, pending: Pending, rows: bool) -> Pending:
         def wait() -> Tensor:
             got = pending()
-            if self.sender >= 0:
-                (got[self.sender] if rows else got).view(-1)[3] ^= 16
+            line = (got[self.sender] if rows else got).view(-1).view(torch.uint8)
+            if self.sender >= 0 and (self.seals if len(line) == SEAL_BYTES else self.payloads):
+                line[3] ^= 16
             return got
 
         return wait
@@ -91,10 +93,8 @@ def checked_equals_plain() -> list[tuple[int, int]]:
 def test_checked_payloads_arrive_as_they_are_and_are_metered(pool: Pool) -> None:
     counted = pool.run(3, checked_equals_plain)
     plain, checked = (sum(rank[-1][which] for rank in counted) for which in (0, 1))
-    padding = sum(-size % 8 + 8 for size in (1, 7, 8, 1001))
-    floats = sum(-4 * size % 8 + 8 for size in (1, 7, 8, 1001))
-    # all-gather and all-to-all to two others each, one pair, and a broadcast to two
-    assert checked - plain == padding * (3 * 2 + 3 * 2 + 2) + floats * 2
+    # of four sizes, all-gather and all-to-all to two others each, one pair, and a broadcast to two
+    assert checked - plain == 4 * SEAL_BYTES * (3 * 2 + 3 * 2 + 2 + 2)
 
 
 def flipped_bits_are_found() -> None:
@@ -107,13 +107,16 @@ def flipped_bits_are_found() -> None:
         flipping.sender = -1
         request = requests_of_all_kinds(flipping.rank, flipping.world_size, 100)[index]
         issue([request], checked, Meter())()
-        flipping.sender = 0 if name == "exchange" else 1
-        request = requests_of_all_kinds(flipping.rank, flipping.world_size, 100)[index]
-        flight = issue([request], checked, Meter())
-        if name == "exchange" and flipping.rank != 1:
-            continue
-        with pytest.raises(gradwire.PayloadError, match=f"{name} of .* from rank {flipping.sender} to rank"):
-            flight()
+        for flipping.payloads, flipping.seals in ((True, False), (False, True), (True, True)):
+            flipping.sender = 0 if name == "exchange" else 1
+            request = requests_of_all_kinds(flipping.rank, flipping.world_size, 100)[index]
+            flight = issue([request], checked, Meter())
+            if name == "exchange" and flipping.rank != 1:
+                flipping.sender = -1
+                flight()
+                continue
+            with pytest.raises(gradwire.PayloadError, match=f"{name} of .* from rank {flipping.sender} to rank"):
+                flight()
 
 
 def test_a_flipped_bit_is_found_with_its_sender(pool: Pool) -> None:
@@ -131,14 +134,26 @@ def test_checksums_see_every_bit_and_every_order() -> None:
     assert len(seen) == 2 + 96 * 8
 
 
-@pytest.mark.parametrize(("rows", "width", "count"), [(1, 1, 0), (1, 1, 1), (3, 5, 4), (2, 1000, 999), (4, 4097, 4097)])
-def test_checksums_are_the_reference(rows: int, width: int, count: int) -> None:
-    extremes = torch.iinfo(torch.int64)
-    words = torch.randint(extremes.min, extremes.max, (rows, width), generator=torch.Generator().manual_seed(width))
+def test_any_two_flipped_bits_are_found() -> None:
+    bits = torch.randint(256, (1, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    pairs = torch.combinations(torch.arange(256))
+    rows = bits.repeat(len(pairs), 1)
+    for column in pairs.T:
+        spot = column.view(-1, 1) // 8
+        rows.scatter_(1, spot, rows.gather(1, spot) ^ (1 << column % 8).to(torch.uint8).view(-1, 1))
+    assert not bool((checksums(rows) == checksums(bits)).any())
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 0), (1, 1), (3, 5), (2, 1000), (4, 4097)])
+def test_checksums_are_the_reference(rows: int, width: int) -> None:
+    extremes = torch.iinfo(torch.int32)
+    generator = torch.Generator().manual_seed(width)
+    words = torch.randint(extremes.min, extremes.max, (rows, width), dtype=torch.int32, generator=generator)
     ours, theirs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
-    cpu.checksums(words, count, ours)
-    reference.checksums(words, count, theirs)
+    cpu.checksums(words, ours)
+    reference.checksums(words, theirs)
     assert torch.equal(ours, theirs)
+    assert torch.equal(ours, checksums(words.view(torch.uint8)))
 
 
 def network() -> nn.Module:

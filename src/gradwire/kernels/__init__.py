@@ -428,14 +428,13 @@ class Kernels(Protocol):
         """
         ...
 
-    def checksums(self, words: Tensor, count: int, sums: Tensor) -> None:
-        """Sums up the first ``count`` words of each row, folded and weighted.
+    def checksums(self, words: Tensor, sums: Tensor) -> None:
+        """Sums up the words of each row, taken as unsigned and weighted by 1, 3, 5, …, modulo ``2**64``.
 
-        ``word ^ word >> 32``, the shift filling with zeros, times 1, 3, 5, …, modulo ``2**64``.
+        Weights are modulo ``2**32``.
 
         Args:
-            words: ``int64[n, m]``, contiguous.
-            count: At most ``m``.
+            words: ``int32[n, m]``, contiguous.
             sums: ``int64[n]``, to be filled.
         """
         ...

@@ -1,4 +1,4 @@
-"""Payloads with checksums: what arrives is what was sent, or an error."""
+"""Payloads with seals: what arrives is what was sent, or an error."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ from gradwire.randomness import MASK64, key_of
 from gradwire.wire.meter import Meter
 from gradwire.wire.transport import Line, Pending
 
-CHECKSUM_BYTES = 8
+SEAL_BYTES = 8
+
+SPREAD = -0x61C8864680B583EB
+"""An odd number that spreads the bits of a sum: few flipped bits of a payload then change many of its seal."""
 
 
-def checksums(words: Tensor, count: int) -> Tensor:
-    """64-bit checksums, ``int64[n]``, of the first ``count`` words of the rows of ``int64[n, m]``, contiguous.
+def checksums(rows: Tensor) -> Tensor:
+    """64-bit checksums, ``int64[n]``, of the rows of ``uint8[n, b]``.
 
-    The sum of all 8-byte words, folded and times an odd number of their own, modulo ``2**64``. Folding,
-    ``word ^ (word >> 32)``, gives high bits a say in low ones. Any change within one word is found; changes of several
-    cancel by chance only. It is no protection against changes that somebody makes on purpose.
+    The sum of all 4-byte words, each times an odd number of its own, modulo ``2**64``. Any change within one word is
+    found, and any two flipped bits; changes of several words cancel by chance only. It is no protection against changes
+    that somebody makes on purpose.
     """
-    sums = torch.empty(len(words), dtype=torch.int64, device=words.device)
-    kernels.for_device(words.device).checksums(words, count, sums)
+    sums = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
+    kernels.for_device(rows.device).checksums(_words(rows), sums)
     return sums
 
 
 def checksum_of(tensor: Tensor) -> int:
     """The checksum of all bits of a tensor."""
-    words = _words(tensor.contiguous().view(-1).view(torch.uint8).unsqueeze(0), 0)
-    return int(checksums(words, words.shape[1]))
+    return int(checksums(tensor.contiguous().view(-1).view(torch.uint8).unsqueeze(0)))
 
 
 class CheckedTransport:
-    """A transport whose all-gathers, all-to-alls, exchanges and broadcasts carry a checksum for each payload.
+    """A transport that sends a seal of 8 bytes with each payload of an all-gather, all-to-all, exchange or broadcast.
 
-    An all-reduce cannot carry one, since what arrives is a sum that nobody has sent. A checksum covers the payload, its
-    sender and the collective's number, so that a payload of another step does not pass either. Payloads are padded to
-    a multiple of 8 bytes; padding and checksum are metered.
+    An all-reduce cannot have one, since what arrives is a sum that nobody has sent. A seal is made of the payload's
+    checksum, its sender and the collective's number, so that a payload of another step does not pass either. Seals go
+    right behind their payloads, as a collective of the same kind: so no payload is copied to make room for its seal,
+    and checksums are taken while payloads are on their way. Their bytes are metered.
 
     Args:
         inner: What sends.
@@ -53,6 +56,7 @@ class CheckedTransport:
         self._number = 0
         self.rank = inner.rank
         self.world_size = inner.world_size
+        checksum_of(torch.zeros(1))  # so that nothing is left to compile within a step
 
     def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
         """Passes ``buffer`` on, unchecked."""
@@ -60,44 +64,47 @@ class CheckedTransport:
 
     def broadcast(self, buffer: Tensor, source: int) -> Pending:
         """Overwrites ``buffer`` with that of rank ``source``, and checks it."""
-        number = self._next()
-        data = buffer.view(-1).view(torch.uint8).unsqueeze(0)
-        sealed = self._seal(data, number)
-        extra = sealed.nbytes - data.nbytes
-        self._meter.broadcast(extra, (self.rank - source) % self.world_size, self.world_size)
-        pending = self._inner.broadcast(sealed[0], source)
+        number, data = self._next(), buffer.view(-1).view(torch.uint8).unsqueeze(0)
+        pending = self._inner.broadcast(buffer, source)
+        seals = self._seals(data, number) if self.rank == source else data.new_empty((1, SEAL_BYTES))
+        self._meter.broadcast(seals.nbytes, (self.rank - source) % self.world_size, self.world_size)
+        sealing = self._inner.broadcast(seals.view(-1), source)
 
         def wait() -> Tensor:
-            data.copy_(self._open(pending().unsqueeze(0), data.shape[1], number, "broadcast", [source]))
-            return buffer
+            came = pending()
+            self._check(came.view(-1).view(torch.uint8)[None], sealing()[None], number, "broadcast", [source])
+            return came
 
         return wait
 
     def exchange(self, payload: Tensor, partner: int) -> Pending:
         """Swaps ``payload`` with rank ``partner``, and checks what came."""
         number = self._next()
+        pending = self._inner.exchange(payload, partner)
         if partner == self.rank:
-            return self._inner.exchange(payload, partner)
-        sealed = self._seal(payload.unsqueeze(0), number)
-        self._meter.exchange(sealed.nbytes - payload.nbytes)
-        pending = self._inner.exchange(sealed[0], partner)
-        return lambda: self._open(pending().unsqueeze(0), len(payload), number, "exchange", [partner])[0]
+            return pending
+        seals = self._seals(payload[None], number)
+        self._meter.exchange(seals.nbytes)
+        sealing = self._inner.exchange(seals.view(-1), partner)
+        return lambda: self._check(pending()[None], sealing()[None], number, "exchange", [partner])[0]
 
     def all_gather(self, payload: Tensor) -> Pending:
         """Collects ``uint8[b]`` from all workers as ``uint8[n, b]``, and checks each row."""
         number = self._next()
-        sealed = self._seal(payload.unsqueeze(0), number)
-        self._meter.all_gather(sealed.nbytes - payload.nbytes, self.world_size)
-        pending = self._inner.all_gather(sealed[0])
-        return lambda: self._open(pending(), len(payload), number, "all-gather", range(self.world_size))
+        pending = self._inner.all_gather(payload)
+        seals = self._seals(payload[None], number)
+        self._meter.all_gather(seals.nbytes, self.world_size)
+        sealing = self._inner.all_gather(seals.view(-1))
+        return lambda: self._check(pending(), sealing(), number, "all-gather", range(self.world_size))
 
     def all_to_all(self, payloads: Tensor) -> Pending:
         """Sends row ``r`` of ``uint8[n, b]`` to rank ``r``, and checks each row that comes."""
         number = self._next()
-        sealed = self._seal(payloads, number)
-        self._meter.all_to_all(sealed.nbytes - payloads.nbytes, self.world_size)
-        pending = self._inner.all_to_all(sealed)
-        return lambda: self._open(pending(), payloads.shape[1], number, "all-to-all", range(self.world_size))
+        pending = self._inner.all_to_all(payloads)
+        seals = self._seals(payloads, number)
+        self._meter.all_to_all(seals.nbytes, self.world_size)
+        sealing = self._inner.all_to_all(seals)
+        return lambda: self._check(pending(), sealing(), number, "all-to-all", range(self.world_size))
 
     def abort(self) -> None:
         """Breaks off what is under way."""
@@ -107,34 +114,36 @@ class CheckedTransport:
         self._number += 1
         return self._number
 
-    def _seal(self, rows: Tensor, number: int) -> Tensor:
-        """Rows ``uint8[n, b]``, each padded and followed by its checksum."""
-        words = _words(rows, CHECKSUM_BYTES)
-        words[:, -1] = checksums(words, words.shape[1] - 1) + _signed(key_of(number, self.rank))
-        return words.view(torch.uint8)
+    def _seals(self, rows: Tensor, number: int) -> Tensor:
+        """What goes with this rank's rows ``uint8[n, b]``: ``uint8[n, 8]``."""
+        return _sealed(checksums(rows), [key_of(number, self.rank)] * len(rows)).unsqueeze(1).view(torch.uint8)
 
-    def _open(self, sealed: Tensor, width: int, number: int, operation: str, senders: Sequence[int]) -> Tensor:
-        """The rows that were sealed; raises PayloadError if one was changed."""
-        words = sealed.view(torch.int64)
-        seals = torch.tensor([_signed(key_of(number, sender)) for sender in senders], device=sealed.device)
-        wrong = (checksums(words, words.shape[1] - 1) + seals != words[:, -1]).nonzero().view(-1).tolist()
+    def _check(self, rows: Tensor, seals: Tensor, number: int, operation: str, senders: Sequence[int]) -> Tensor:
+        """The rows ``uint8[n, b]`` that came from ``senders``; raises PayloadError if one was changed."""
+        due = _sealed(checksums(rows), [key_of(number, sender) for sender in senders]).unsqueeze(1).view(torch.uint8)
+        wrong = (due != seals).any(1).nonzero().view(-1).tolist()
         if wrong:
             ranks = ", ".join(str(senders[row]) for row in wrong)
             raise PayloadError(
-                f"the {operation} of {width} bytes from rank {ranks} to rank {self.rank} does not fit its checksum: "
-                "the bytes were changed on their way, or the ranks are at different collectives; look at the network "
-                "and memory of these machines, and start all workers again from the last checkpoint"
+                f"the {operation} of {rows.shape[1]} bytes from rank {ranks} to rank {self.rank} does not fit its "
+                "checksum: the bytes were changed on their way, or the ranks are at different collectives; look at the "
+                "network and memory of these machines, and start all workers again from the last checkpoint"
             )
-        return sealed[:, :width]
+        return rows
 
 
-def _words(rows: Tensor, room: int) -> Tensor:
-    """A copy of ``uint8[n, b]`` as 8-byte words, with zeros behind and ``room`` more bytes."""
+def _words(rows: Tensor) -> Tensor:
+    """``uint8[n, b]`` as 4-byte words: as it lies, or copied and filled up with zeros if that is between words."""
     count, width = rows.shape
-    padded = torch.empty((count, -(-width // 8) * 8 + room), dtype=torch.uint8, device=rows.device)
+    if rows.is_contiguous() and width % 4 == 0 and rows.storage_offset() % 4 == 0:
+        return rows.view(torch.int32)
+    padded = torch.zeros((count, -(-width // 4) * 4), dtype=torch.uint8, device=rows.device)
     padded[:, :width] = rows
-    padded[:, width:] = 0
-    return padded.view(torch.int64)
+    return padded.view(torch.int32)
+
+
+def _sealed(sums: Tensor, keys: Sequence[int]) -> Tensor:
+    return (sums + torch.tensor([_signed(key) for key in keys], device=sums.device)).mul_(SPREAD)
 
 
 def _signed(value: int) -> int:

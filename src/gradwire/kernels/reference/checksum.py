@@ -1,4 +1,4 @@
-"""Checksums of 8-byte words."""
+"""Checksums of 4-byte words."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 
-def checksums(words: Tensor, count: int, sums: Tensor) -> None:
+def checksums(words: Tensor, sums: Tensor) -> None:
     """See :meth:`gradwire.kernels.Kernels.checksums`."""
-    chosen = words[:, :count]
-    folded = chosen.bitwise_right_shift(32).bitwise_and_(0xFFFFFFFF).bitwise_xor_(chosen)
-    sums.copy_((folded * (2 * torch.arange(count, device=words.device) + 1)).sum(1))
+    weights = (2 * torch.arange(words.shape[1], device=words.device) + 1).bitwise_and_(0xFFFFFFFF)
+    sums.copy_((words.long().bitwise_and_(0xFFFFFFFF) * weights).sum(1))
