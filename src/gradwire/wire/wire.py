@@ -50,8 +50,8 @@ class Wire:
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._promised: dict[TensorFuture, torch.Tensor | None] = {}
         self._failing = threading.Lock()
-        self._failure: Exception | None = None
-        self._raised = False
+        self._failed: str | None = None
+        self._unraised: Exception | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
         _open.add(self)
@@ -60,9 +60,12 @@ class Wire:
     def promise(self, otherwise: torch.Tensor | None = None) -> TensorFuture:
         """A future that some submitted work will keep.
 
+        It never carries an exception, which would lose its type in DDP, and which torch would keep, with everything
+        that its traceback refers to, for as long as the future lives, which is for ever where the future is among that.
+        Whoever waits for it does so by :meth:`wait`, or asks :meth:`check`.
+
         Args:
-            otherwise: What it holds if the wire fails, for whom a future's exception would lose its type; such a caller
-                asks :meth:`check`. If None, the future carries the exception, and a wire that has failed promises
+            otherwise: What it holds if the wire fails. If None, it is empty then, and a wire that has failed promises
                 nothing.
 
         Raises:
@@ -72,7 +75,7 @@ class Wire:
             raise GradwireError("the handle was removed; attach again with gradwire.compress")
         future: TensorFuture = torch.futures.Future(devices=[self._device] if self._stream is not None else None)
         with self._failing:
-            if self._failure is None:
+            if self._failed is None:
                 self._promised[future] = otherwise
                 return future
         if otherwise is None:
@@ -92,11 +95,7 @@ class Wire:
         Raises:
             Exception: What failed on the wire's thread, as it was raised there.
         """
-        try:
-            future.wait()
-        except Exception:
-            self.check()
-            raise
+        future.wait()
         self.check()
 
     def check(self) -> None:
@@ -106,14 +105,15 @@ class Wire:
             Exception: What failed.
             GradwireError: If that has been raised before.
         """
-        if self._failure is None:
-            return
-        if not self._raised:
-            self._raised = True
-            raise self._failure
-        raise GradwireError(
-            f"an earlier step failed, so this handle can do no more; {type(self._failure).__name__}: {self._failure}"
-        ) from self._failure
+        if self._unraised is not None:
+            # Its traceback will refer to the caller's model, whose reducer refers to this: nobody could free that ring.
+            error, self._unraised = self._unraised, None
+            try:
+                raise error
+            finally:
+                del error
+        if self._failed is not None:
+            raise GradwireError(f"an earlier step failed, so this handle can do no more; {self._failed}")
 
     def submit(
         self,
@@ -131,8 +131,6 @@ class Wire:
         ready = torch.cuda.current_stream(self._device).record_event() if self._stream is not None else None
 
         def order() -> None:
-            if self._failure is not None:
-                raise self._failure
             if ready is not None and self._stream is not None:
                 self._stream.wait_event(ready)
             self._scheduler.submit(Task(begin(), on_done))
@@ -140,7 +138,7 @@ class Wire:
                 self._scheduler.flush()
                 on_end()
 
-        if self._failure is None:
+        if self._failed is None:
             self._orders.put(order)
 
     def call(self, work: Callable[[], Result]) -> Result:
@@ -182,11 +180,11 @@ class Wire:
 
     def _run(self) -> None:
         with self._on_stream():
-            while self._failure is None and self._follow(self._orders.get()):
+            while self._failed is None and self._follow(self._orders.get()):
                 pass
             if self._promised:
                 self._fail(GradwireError("the handle was closed in the middle of a step"))
-            if self._failure is not None:
+            if self._failed is not None:
                 _open.discard(self)  # else its traceback would keep the handle
 
     def _follow(self, order: Callable[[], None] | None) -> bool:
@@ -205,14 +203,11 @@ class Wire:
     def _fail(self, error: Exception) -> None:
         """Hands an exception to all who wait, on all ranks, and takes no more work."""
         with self._failing:
-            self._failure = error
+            self._unraised, self._failed = error, f"{type(error).__name__}: {error}"
             promised, self._promised = self._promised, {}
         self._scheduler.abandon()
         for future, otherwise in promised.items():
-            if otherwise is None:
-                future.set_exception(error)  # type: ignore[arg-type]
-            else:
-                future.set_result(otherwise)
+            future.set_result(torch.empty(0, device=self._device) if otherwise is None else otherwise)
         while not self._orders.empty():
             self._orders.get()
         if not isinstance(error, DivergenceError):  # the other ranks find out by themselves
