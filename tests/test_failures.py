@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing as mp
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+import exits
 from failures import EXIT, METHODS, STEPS, Ending, Injection, injections, serve
 
 Run = Callable[[list[Injection]], list[list[Ending]]]
@@ -82,3 +87,15 @@ def test_every_kind_of_injection_comes(request: pytest.FixtureRequest) -> None:
         for where in ("forward", "backward", "wire", "landing", "between")
     }
     assert {each.method for each in chosen} == set(range(len(METHODS)))
+
+
+def test_a_program_ends_though_a_collective_hangs(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, exits.__file__, str(tmp_path)], check=True, timeout=SECONDS)
+    assert json.loads((tmp_path / "codes.json").read_text()) == exits.ENDINGS
+    for ending in exits.ENDINGS:
+        said = (tmp_path / f"{ending}-0.txt").read_text()
+        assert said.count("Traceback") == (ending == "raises"), said
+        assert ("CutShortError: on purpose" in said) == (ending == "raises"), said
+        assert not any(sign in said for sign in ("Exception in thread", "Exception ignored", "Fatal", "terminate")), (
+            said
+        )
