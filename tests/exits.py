@@ -29,6 +29,9 @@ ENDINGS = {"returns": 0, "raises": 1, "exits": 3}
 HANG_SECONDS = 90
 """A small part of the process group's timeout, and enough on a busy machine."""
 
+kept: list[gradwire.Handle] = []
+"""What is still attached when the interpreter ends."""
+
 
 class CutShortError(Exception):
     """Comes in the middle of a backward pass."""
@@ -39,7 +42,7 @@ def train(rank: int, path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{path}-rendezvous", rank=rank, world_size=2)
     net = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 40))
     model = DistributedDataParallel(net, bucket_cap_mb=0.006)
-    gradwire.compress(model, "topk", ratio=0.1, fuse_bytes=1)
+    kept.append(gradwire.compress(model, "topk", ratio=0.1, fuse_bytes=1))
     for step in range(3):
         if step == 2:
             if rank == 1:
