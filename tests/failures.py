@@ -120,14 +120,14 @@ def injections(count: int, seed: int) -> list[Injection]:
 
 
 def serve(pipe: Connection) -> None:
-    """The template: rehearses all methods, then runs injections until told to stop."""
+    """The template: rehearses all methods, then runs injections until it is killed."""
     import torch._dynamo  # DDP and the optimizers do so when they are first used, in seconds
 
     torch.set_num_threads(1)
     for method, options in METHODS:
         rehearse(configured(method, options))
-    while (order := pipe.recv()) is not None:
-        chosen, folder = order
+    while True:
+        chosen, folder = pipe.recv()
         outcomes: list[list[Ending]] = []
         for start in range(0, len(chosen), TOGETHER):
             outcomes += _run(chosen[start : start + TOGETHER], Path(folder), start)

@@ -34,9 +34,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         return outcomes
 
     yield run_all
-    ours.send(None)
-    template.join(10)
     template.kill()
+    template.join()
 
 
 def test_every_worker_ends_with_one_error_and_no_wrong_gradient(run: Run, request: pytest.FixtureRequest) -> None:

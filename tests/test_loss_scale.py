@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire import ConfigurationError, GradwireError
+from gradwire import ConfigurationError
 from pool import Pool
 from test_ddp import batch, flat, network
 
@@ -159,9 +159,13 @@ def refusals() -> None:
         )
     with pytest.raises(ConfigurationError, match="ranks differ"):
         gradwire.Synchronizer(net.named_parameters(), "topk", rollback=dist.get_rank() == 1)
-    sync = gradwire.Synchronizer(net.named_parameters(), "topk", grad_scaler=GradScaler("cpu"))
-    with pytest.raises(GradwireError, match="has not scaled a loss yet"):
+    scaler = GradScaler("cpu")
+    sync = gradwire.Synchronizer(net.named_parameters(), "topk", grad_scaler=scaler)
+    with pytest.raises(ConfigurationError, match="has not scaled a loss yet"):
         sync.synchronize()
+    scaler.scale(torch.ones(()))
+    sync.synchronize()
+    assert sync.stats().steps == 1
     sync.close()
 
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from catalogue import Case, cases
 from gradwire.train import synchronizer
+from gradwire.train.guards.rollback import Rollback
 from pool import Pool
 from test_ddp import batch, flat, network
 from test_laws import gradient, parameters
@@ -217,6 +218,23 @@ def half_overflows() -> None:
 
 def test_an_average_beyond_the_parameters_range_is_not_finite(pool: Pool) -> None:
     pool.run(2, half_overflows)
+
+
+def taken_back_without_being_asked() -> None:
+    """EF21's estimates would part company for good; of other memories nobody pays for a copy who did not ask for it."""
+    for method, options, rolls_back in (("ef21", {}, True), ("qsgd", {"memory": "ef21"}, True), ("topk", {}, False)):
+        named = parameters()
+        sync = gradwire.Synchronizer(named, method, **options)
+        assert any(isinstance(guard, Rollback) for guard in sync.engine.guards) == rolls_back, method
+        average(named, sync, 0)
+        before = bits(sync)
+        assert not average(named, sync, 1, BAD[0])
+        assert (bits(sync) == before) == rolls_back, method
+        sync.close()
+
+
+def test_estimates_that_would_part_are_taken_back_unasked(pool: Pool) -> None:
+    pool.run(2, taken_back_without_being_asked)
 
 
 def test_rollback_is_checked(pool: Pool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -37,6 +38,8 @@ class EF21(Memory):
     Each worker's estimate ``h`` of its own gradient goes towards it with every step, and the average applied is the
     mean ``H`` of all workers' estimates, which every rank keeps. The residual holds ``-h``.
     """
+
+    parts: ClassVar[bool] = True
 
     def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
         """Keeps two float32 an element."""

@@ -79,9 +79,12 @@ class Memory(ABC):
 
     Attributes:
         masks: Whether it must be told which coordinates were sent, so that it serves sparse methods only.
+        parts: Whether what ranks remember must fit together, and never does again once some of them have taken in a
+            step that is not finite on others.
     """
 
     masks: ClassVar[bool] = False
+    parts: ClassVar[bool] = False
 
     @property
     def borrows(self) -> bool:

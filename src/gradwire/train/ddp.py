@@ -15,6 +15,7 @@ from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
+from gradwire.train.engine import Engine
 from gradwire.train.guards import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out
 from gradwire.train.policy import DensePolicy
@@ -168,12 +169,14 @@ class _Hook:
     its step. So the futures bring no errors; a callback at the end of ``backward`` does.
 
     Attributes:
+        engine: Asked whether a step can begin.
         wire: What the buckets are averaged on.
         averages: Where buckets go.
         frozen: Parameters that DDP knows nothing of.
         finds_unused: Whether DDP looks for parameters that took no part.
     """
 
+    engine: Engine
     wire: Wire
     averages: _Buckets | _Collected
     frozen: Named
@@ -183,6 +186,7 @@ class _Hook:
         """Queues a bucket."""
         if bucket.index() == 0:
             check_left_out(self.frozen)
+            self.engine.ready()
         future = self.averages.on_bucket(bucket)
         if bucket.is_last():
             if torch._C._current_graph_task_id() >= 0:
@@ -249,7 +253,8 @@ def compress(
             of the gradient, and what was remembered before has the wrong weight after it.
         rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
             on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
-            of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then.
+            of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then,
+            or what is remembered would never come right again, which is so of ``memory="ef21"``.
         learning_rate: A function that gives the current learning rate, such as
             ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
             as published: when the rate changes from a to b, it is weighed by a / b. If None, by nothing.
@@ -284,7 +289,9 @@ def compress(
     averages: _Buckets | _Collected = _Buckets(handle, parameters)
     if configuration.granularity.scope == "model":
         averages = _Collected(handle, parameters, [[name for name, _ in parameters]])
-    model.register_comm_hook(_Hook(handle.wire, averages, frozen, model.find_unused_parameters), _on_bucket)
+    model.register_comm_hook(
+        _Hook(handle.engine, handle.wire, averages, frozen, model.find_unused_parameters), _on_bucket
+    )
     return handle
 
 

@@ -61,6 +61,15 @@ class Engine:
         site = Site(block, numel, self.store, memory, route, owner, self.rank, self.world_size, choice.seed)
         return Share(method, site, method.begin(site))
 
+    def ready(self) -> None:
+        """To be called before a step's first gradient is handed to the wire.
+
+        Raises:
+            ConfigurationError: If a guard cannot go along as things are; nothing is changed.
+        """
+        for guard in self.guards:
+            guard.ready()
+
     def synchronizations(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
         """Starts the average of a buffer, ``float32[numel]``, in place."""
         for guard in self.guards:

@@ -57,7 +57,7 @@ class Handle:
         guarding: Guarding | None = None,
     ) -> None:
         check_parameters(parameters)
-        guarding = guarding or Guarding()
+        guarding = guarding or Guarding(rollback=False)
         guarding.check(configuration)
         device = parameters[0][1].device
         if device.type == "cpu":
@@ -67,7 +67,7 @@ class Handle:
         self.buckets: tuple[tuple[str, ...], ...] = ()
         self._group = _sibling(group, device)
         transport = ProcessGroupTransport(self._group)
-        check_agreement(configuration, parameters, transport, device, guarding.describe())
+        check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
         self.engine.guards += guarding.guards(self.engine, parameters)

@@ -101,6 +101,7 @@ class Synchronizer(Handle):
         check_left_out(self._frozen)
         for bucket in self._buckets:
             bucket.check()
+        self.engine.ready()
         last = self._buckets[-1]
         for future in [bucket.submit(bucket is last) for bucket in self._buckets]:
             self.wire.wait(future)

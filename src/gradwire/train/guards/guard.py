@@ -11,8 +11,15 @@ from gradwire.wire.requests import Synchronization
 class Guard:
     """Goes along with every gradient: before it is compressed, beside it on the wire, and when its average has landed.
 
-    All calls come on the wire's thread, in the same order on every rank. This one does nothing.
+    All calls but :meth:`ready` come on the wire's thread, in the same order on every rank. This one does nothing.
     """
+
+    def ready(self) -> None:
+        """Called by whoever asks for an average, before a step's first gradient is handed to the wire.
+
+        Raises:
+            ConfigurationError: If it cannot be had as things are; nothing is changed.
+        """
 
     def taken(self, unit: Unit, gradient: Tensor) -> None:
         """Called with a gradient before it is compressed, ``float32[unit.numel]``; may change it."""

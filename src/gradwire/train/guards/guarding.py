@@ -16,6 +16,7 @@ from gradwire.train.guards.loss_scale import LossScale, check_scaler
 from gradwire.train.guards.rollback import Rollback, check_rollback
 
 if TYPE_CHECKING:
+    from gradwire.memory import Memory
     from gradwire.train.configuration import Configuration
     from gradwire.train.engine import Engine
 
@@ -29,7 +30,8 @@ class Guarding:
 
     Attributes:
         grad_scaler: What scales the loss, if anything.
-        rollback: Whether a step that is not finite is taken back; None for wherever there is a ``grad_scaler``.
+        rollback: Whether a step that is not finite is taken back; None for wherever there is a ``grad_scaler``, or a
+            memory that parts.
         learning_rate: What gives the rate that memories are weighed by, if anything.
         audit_every: Steps from one audit to the next; 0 for none.
         verify: Whether payloads carry checksums, and the averages of all ranks are compared.
@@ -53,15 +55,14 @@ class Guarding:
         """Raises ConfigurationError if a guard cannot go along with what was chosen otherwise."""
         check_rate(self.learning_rate, configuration.memory)
 
-    @property
-    def rolls_back(self) -> bool:
+    def rolls_back(self, memory: Memory) -> bool:
         """Whether a step that is not finite is taken back."""
-        return self.grad_scaler is not None if self.rollback is None else self.rollback
+        return self.grad_scaler is not None or memory.parts if self.rollback is None else self.rollback
 
     def guards(self, engine: Engine, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> list[Guard]:
         """The guards, the outermost first: what is handed on is looked at last, what the method sees is audited."""
         guards: list[Guard] = [Digest(self.verify_every)] if self.verify else []
-        if self.rolls_back:
+        if self.rolls_back(engine.configuration.memory):
             guards.append(Rollback(engine, {name: parameter.dtype for name, parameter in parameters}))
         if self.grad_scaler is not None:
             guards.append(LossScale(self.grad_scaler, engine.store))
@@ -71,12 +72,12 @@ class Guarding:
             guards.append(Auditor(self.audit_every, [name for name, _ in parameters], engine, engine.rank))
         return guards
 
-    def describe(self) -> dict[str, str]:
+    def describe(self, configuration: Configuration) -> dict[str, str]:
         """Everything that must be the same on all ranks, as text."""
         scale = "none" if self.grad_scaler is None else f"with scale {self.grad_scaler.get_scale()}"
         return {
             "grad_scaler": scale,
-            "rollback": str(self.rolls_back),
+            "rollback": str(self.rolls_back(configuration.memory)),
             "learning_rate": "none" if self.learning_rate is None else "given",
             "audit_every": str(self.audit_every),
             "verify": f"every {self.verify_every} steps" if self.verify else "no",

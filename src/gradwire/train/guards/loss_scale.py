@@ -29,14 +29,21 @@ class LossScale(Guard):
         self._store = store
         self._scale: float | None = None
 
-    def taken(self, unit: Unit, gradient: Tensor) -> None:
-        """Divides by the scale.
+    def ready(self) -> None:
+        """Looks whether there is a scale.
 
         Raises:
             ConfigurationError: If the scaler has not scaled any loss.
         """
+        if self._scaler.is_enabled() and self._scaler._scale is None:
+            raise ConfigurationError(
+                "grad_scaler has not scaled a loss yet; call grad_scaler.scale(loss).backward(), or attach without it"
+            )
+
+    def taken(self, unit: Unit, gradient: Tensor) -> None:
+        """Divides by the scale."""
         if self._scale is None:
-            self._scale = self._read()
+            self._scale = float(self._scaler.get_scale())
         if self._scale != 1:
             gradient.div_(self._scale)
             for slot in unit.slots:
@@ -51,13 +58,6 @@ class LossScale(Guard):
     def ended(self) -> None:
         """The next step reads the scale anew."""
         self._scale = None
-
-    def _read(self) -> float:
-        if self._scaler.is_enabled() and self._scaler._scale is None:
-            raise ConfigurationError(
-                "grad_scaler has not scaled a loss yet; call grad_scaler.scale(loss).backward(), or attach without it"
-            )
-        return float(self._scaler.get_scale())
 
     def __str__(self) -> str:
         return f"loss scale {self._scaler.get_scale()}"

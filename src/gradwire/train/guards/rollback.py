@@ -81,5 +81,5 @@ def check_rollback(rollback: object) -> None:
     """Raises ConfigurationError unless ``rollback`` is True, False or None."""
     if not (rollback is None or isinstance(rollback, bool)):
         raise ConfigurationError(
-            f"rollback={rollback!r} is not known; choose True, False, or None for wherever a grad_scaler is given"
+            f"rollback={rollback!r} is not known; choose True, False, or None for wherever it is needed"
         )
