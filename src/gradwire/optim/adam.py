@@ -41,8 +41,8 @@ class CompressedAdam(Optimizer):
     Compression gives every coordinate of a segment an error of about the same size, and a variance that is not measured
     any more may be far too small for the gradients to come; divided by its root, either ends a run where some
     coordinates hardly had gradients before, as behind units that were not active or in rows of an embedding that were
-    not seen. So where the variance is not the step's own, its root is at least ``floor`` times its mean over the
-    parameter. A parameter without any variance stays where it is.
+    not seen. So from the first step on in which the variance is not measured, its root is at least ``floor`` times its
+    mean over the parameter, and a parameter without any variance stays where it is.
 
     Args:
         params: Parameters, names and parameters, or groups of either.
@@ -294,15 +294,13 @@ class CompressedAdam(Optimizer):
         return float(group["lr"]) / correction
 
     def _root(self, group: Group, state: Mapping[str, Tensor]) -> Tensor:
-        """The root of the variance, with the correction of its bias and without ``eps``."""
+        """What a momentum is divided by; infinite where a variance that not all steps measured is zero throughout."""
         correction: float = 1 - group["betas"][1] ** self._measured
-        return torch.sqrt(state["exp_avg_sq"]).div_(correction**0.5)
-
-    def _stale_root(self, group: Group, state: Mapping[str, Tensor]) -> Tensor:
-        """What a momentum is divided by where the variance is not the step's own; infinite if there is none at all."""
-        root = self._root(group, state)
-        mean = root.mean()
-        return root.clamp_(min=torch.where(mean > 0, mean * group["floor"], torch.inf)).add_(group["eps"])
+        root = torch.sqrt(state["exp_avg_sq"]).div_(correction**0.5)
+        if self._measured <= self.steps:
+            mean = root.mean()
+            root.clamp_(min=torch.where(mean > 0, mean * group["floor"], torch.inf))
+        return root.add_(group["eps"])
 
     def _next_momentum(self, group: Group, gradient: Tensor | None, state: Mapping[str, Tensor]) -> Tensor:
         """The momentum after this worker's gradient, a fresh tensor."""
@@ -321,8 +319,7 @@ class CompressedAdam(Optimizer):
             state["exp_avg"].lerp_(average, 1 - momentum_decay)
             state["exp_avg_sq"].mul_(variance_decay).addcmul_(average, average, value=1 - variance_decay)
             decay(parameter, group)
-            root = self._root(group, state).add_(group["eps"])
-            parameter.addcdiv_(state["exp_avg"], root, value=-self._rate(group))
+            parameter.addcdiv_(state["exp_avg"], self._root(group, state), value=-self._rate(group))
         self.steps += 1
         return True
 

@@ -36,8 +36,8 @@ class OneBitAdam(CompressedAdam):
         betas: Decay of momentum and variance, a step.
         eps: Added to the root of the variance.
         weight_decay: Share of a parameter that is taken off it, times the learning rate, a step: AdamW's.
-        floor: Least root of a variance that is not the step's own, as a share of its mean over the parameter; 0 as
-            published.
+        floor: Least root of a variance that is not measured in every step, as a share of its mean over the parameter;
+            0 as published.
         method: A name of ``gradwire.methods.names()`` or a method object.
         process_group: The workers; all of them if None.
         granularity: As in :func:`gradwire.compress`; and so are the other arguments.
@@ -113,5 +113,5 @@ class OneBitAdam(CompressedAdam):
         for group, name, parameter, state in self._each():
             state["exp_avg"].copy_(averages[name])
             decay(parameter, group)
-            parameter.addcdiv_(state["exp_avg"], self._stale_root(group, state), value=-self._rate(group))
+            parameter.addcdiv_(state["exp_avg"], self._root(group, state), value=-self._rate(group))
         self.steps += 1

@@ -47,8 +47,8 @@ class ZeroOneAdam(CompressedAdam):
         betas: Decay of momentum and variance, a step, or a measurement of the variance.
         eps: Added to the root of the variance.
         weight_decay: Share of a parameter that is taken off it, times the learning rate, a step: AdamW's.
-        floor: Least root of a variance that is not the step's own, as a share of its mean over the parameter; 0 as
-            published.
+        floor: Least root of a variance that is not measured in every step, as a share of its mean over the parameter;
+            0 as published.
         method: A name of ``gradwire.methods.names()`` or a method object.
         kappa: Measurements of the variance after which the steps between two of them double.
         double_every: Steps after which the steps between synchronisations double; the published choice is as often as
@@ -174,7 +174,7 @@ class ZeroOneAdam(CompressedAdam):
             if taken:
                 state["exp_avg"].copy_(momenta[name])
                 state["moved"].copy_(moved[name])
-                parameter.addcdiv_(momenta[name], self._stale_root(group, state), value=-self._rate(group))
+                parameter.addcdiv_(momenta[name], self._root(group, state), value=-self._rate(group))
         self._count_step()
 
     def _step_together(self, moved: Tensors) -> None:
@@ -197,7 +197,7 @@ class ZeroOneAdam(CompressedAdam):
         """Takes all workers to where they moved on average."""
         for group, name, parameter, state in self._each():
             moved = averages[name]
-            state["anchor"].addcdiv_(moved, self._stale_root(group, state), value=-1)
+            state["anchor"].addcdiv_(moved, self._root(group, state), value=-1)
             parameter.copy_(state["anchor"])
             if group["rates"]:
                 torch.div(moved, group["rates"], out=state["exp_avg"])
