@@ -85,7 +85,7 @@ class CompressedAdam(Optimizer):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigurationError(f"{name}={value!r} is out of range; choose a whole number >= 1")
         self._schedule = dict(schedule)
-        self.steps = self.skipped = self._measured = 0
+        self.steps = self.skipped = self._measured = self._calls = 0
         super().__init__(params, defaults)
         named = named_by(self)
         workers = default_group(process_group)
@@ -160,15 +160,19 @@ class CompressedAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._step(self._gradients())
+        self._calls += 1
         return loss
 
     def stats(self) -> Stats:
-        """Totals of this rank; ``dense_bytes`` is what averaging every step's gradients densely would have sent."""
+        """Totals of this rank since the optimizer was made: ``steps`` are calls of :meth:`step`.
+
+        ``dense_bytes`` is what a dense all-reduce of the gradients in each of them would have handed over.
+        """
         exact, compressed = self._exact.stats(), self._compressed.stats()
         return dataclasses.replace(
             compressed,
-            steps=self.steps,
-            dense_bytes=(self.steps + self.skipped) * self._dense_bytes,
+            steps=self._calls,
+            dense_bytes=self._calls * self._dense_bytes,
             wire_bytes=exact.wire_bytes + compressed.wire_bytes,
             seconds={stage: seconds + exact.seconds[stage] for stage, seconds in compressed.seconds.items()},
         )
