@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.optim import OneBitAdam, ZeroOneAdam
@@ -175,6 +176,31 @@ def test_ranks_have_the_same_bits_whenever_they_have_met(pool: Pool, workers: in
         # synchronised in every step up to 7, then every second, from step 10 on every fourth
         assert agree[:16] == [True] * 7 + [False, True, False, False, False, True, False, False, False]
         assert agree[16:] == [True, True]
+
+
+def other_models(kind: str) -> list[bool]:
+    half, wrapped, plain = network().bfloat16(), DistributedDataParallel(network()), network()
+    optimizers = [made(kind, each) for each in (half, wrapped, plain)]
+    for step in range(6):
+        noise = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
+        inputs = torch.randn(16, 20, generator=noise)
+        for each in (half, plain):
+            each.zero_grad()
+            each(inputs.to(next(each.parameters()).dtype)).square().sum().backward()
+        with wrapped.no_sync():
+            wrapped.zero_grad()
+            wrapped(inputs).square().sum().backward()
+        for each in optimizers:
+            each.step()
+    for each in optimizers:
+        each.close()
+    near = float((flat(half) - flat(plain)).abs().mean() / flat(plain).abs().mean())
+    return [same_everywhere(flat(half)), torch.equal(flat(wrapped), flat(plain)), near < 0.1]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_half_precision_and_ddp_without_its_averages(pool: Pool, kind: str) -> None:
+    assert all(all(answers) for answers in pool.run(2, other_models, kind))
 
 
 def measured_steps() -> list[int]:
