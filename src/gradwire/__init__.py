@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradwire import lab, memory, methods
+    from gradwire import lab, memory, methods, optim
     from gradwire.analysis import Analysis, analyze
     from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
     from gradwire.train import (
@@ -55,7 +55,7 @@ _HOMES = {
     "periodic": "gradwire.train.periodic",
     "roundtrip": "gradwire.train",
 }
-_ROOMS = ("lab", "memory", "methods")
+_ROOMS = ("lab", "memory", "methods", "optim")
 
 __all__ = [
     "Analysis",
@@ -80,6 +80,7 @@ __all__ = [
     "lab",
     "memory",
     "methods",
+    "optim",
     "periodic",
     "redistribute",
     "roundtrip",

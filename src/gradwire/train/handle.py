@@ -206,6 +206,15 @@ class Handle:
         )
 
 
+def named_by(optimizer: torch.optim.Optimizer) -> Named:
+    """An optimizer's parameters that require gradients, by the names it was given, or else by group and place."""
+    named: list[tuple[str, torch.nn.Parameter]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names", [f"{number}.{index}" for index in range(len(group["params"]))])
+        named += [(name, each) for name, each in zip(names, group["params"], strict=True) if each.requires_grad]
+    return named
+
+
 def check_parameters(parameters: Named) -> None:
     """Raises ConfigurationError unless all gradients can be averaged."""
     if not parameters:

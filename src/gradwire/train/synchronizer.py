@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
@@ -22,6 +23,9 @@ from gradwire.wire.wire import TensorFuture
 
 BUCKET_ELEMENTS = 25 * 2**20 // 4
 """DDP's bucket size, in float32 elements."""
+
+Tensors = Mapping[str, Tensor]
+"""Tensors by the name of the parameter that they are shaped as."""
 
 
 class Synchronizer(Handle):
@@ -81,7 +85,7 @@ class Synchronizer(Handle):
         configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
         guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
         given = list(parameters)
-        named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
+        self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
         self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
         super().__init__(configuration, named, default_group(process_group), guarding)
         self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.granularity.scope)]
@@ -99,16 +103,45 @@ class Synchronizer(Handle):
             GradwireError: If an earlier step failed.
         """
         check_left_out(self._frozen)
-        for bucket in self._buckets:
-            bucket.check()
+        gradients = {name: each.grad for name, each in self._named if each.grad is not None and each.requires_grad}
+        self._average(gradients, _take_for_gradient)
+
+    def average(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Averages other tensors than gradients over all workers, and leaves them as they are.
+
+        To a method and its memory they are what gradients are otherwise, so use one handle for one kind of tensor.
+
+        Args:
+            tensors: Shaped as the parameters, by their names; a missing one counts as zero.
+
+        Returns:
+            The averages of all parameters' tensors, ``float32``, in room that the next average overwrites.
+
+        Raises:
+            ConfigurationError: If a tensor is sparse, or has no parameter of its name and shape; nothing is changed.
+            WireError: As :meth:`synchronize`.
+            GradwireError: If an earlier step failed.
+        """
+        for name, tensor in tensors.items():
+            if self._shapes.get(name) != tuple(tensor.shape):
+                raise ConfigurationError(
+                    f"the tensor for {name!r} has shape {tuple(tensor.shape)}; the parameter of that name has "
+                    f"{self._shapes.get(name, 'never been given')}; give tensors shaped as the parameters"
+                )
+        self._average(tensors, _leave)
+        return {name: view for bucket in self._buckets for name, view in bucket.views.items()}
+
+    def _average(self, tensors: Tensors, take: Callable[[torch.nn.Parameter, Tensor], None]) -> None:
+        """Averages in all buckets, and calls ``take`` on the wire's thread with each parameter and average."""
+        check_dense(tensors)
         self.engine.ready()
         last = self._buckets[-1]
-        for future in [bucket.submit(bucket is last) for bucket in self._buckets]:
+        for future in [bucket.submit(tensors, take, bucket is last) for bucket in self._buckets]:
             self.wire.wait(future)
 
 
 class _Bucket:
-    """Some parameters and the flat buffer their gradients are averaged in."""
+    """Some parameters and the flat buffer that is averaged for them."""
 
     def __init__(self, handle: Handle, parameters: Named) -> None:
         self._handle = handle
@@ -116,41 +149,51 @@ class _Bucket:
         slots = flat_slots([(name, tuple(parameter.shape)) for name, parameter in parameters])
         self._unit = handle.engine.unit(slots)
         self._flat = torch.zeros(self._unit.numel, dtype=torch.float32, device=parameters[0][1].device)
-        self._views = [self._flat[slot.offset : slot.stop].view(slot.shape) for slot in slots]
+        self.views = {slot.name: self._flat[slot.offset : slot.stop].view(slot.shape) for slot in slots}
 
-    def check(self) -> None:
-        for name, parameter in self._parameters:
-            if parameter.grad is not None and parameter.grad.layout != torch.strided:
-                raise ConfigurationError(
-                    f"the gradient of {name!r} has layout {parameter.grad.layout}; gradwire averages dense ones only"
-                )
-
-    def submit(self, last: bool) -> TensorFuture:
+    def submit(self, tensors: Tensors, take: Callable[[torch.nn.Parameter, Tensor], None], last: bool) -> TensorFuture:
         wire, engine = self._handle.wire, self._handle.engine
         future = wire.promise()
 
         def begin() -> list[Synchronization]:
-            for view, (_, parameter) in zip(self._views, self._parameters, strict=True):
-                if parameter.grad is None or not parameter.requires_grad:
-                    view.zero_()
+            for name, view in self.views.items():
+                if name in tensors:
+                    view.copy_(tensors[name])
                 else:
-                    view.copy_(parameter.grad)
+                    view.zero_()
             synchronizations = engine.synchronizations(self._unit, self._flat)
             engine.count(self._flat, last)
             return synchronizations
 
         def done() -> None:
             engine.landed(self._unit, self._flat)
-            for view, (_, parameter) in zip(self._views, self._parameters, strict=True):
-                if not parameter.requires_grad:
-                    continue
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-                parameter.grad.copy_(view)
+            for name, parameter in self._parameters:
+                take(parameter, self.views[name])
             wire.keep(future, self._flat)
 
         wire.submit(begin, done, engine.ended if last else None)
         return future
+
+
+def check_dense(tensors: Tensors) -> None:
+    """Raises ConfigurationError if a gradient, or what is averaged in its place, is sparse."""
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided:
+            raise ConfigurationError(
+                f"the gradient of {name!r} has layout {tensor.layout}; gradwire averages dense ones only"
+            )
+
+
+def _take_for_gradient(parameter: torch.nn.Parameter, average: Tensor) -> None:
+    if not parameter.requires_grad:
+        return
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter)
+    parameter.grad.copy_(average)
+
+
+def _leave(parameter: torch.nn.Parameter, average: Tensor) -> None:
+    """The average stays where it is."""
 
 
 def _in_buckets(parameters: Named, scope: str) -> list[Named]:

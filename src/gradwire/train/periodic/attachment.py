@@ -23,7 +23,7 @@ from gradwire.memory import MaskedMomentum, Memory, Momentum, Snapshot
 from gradwire.methods import Method, name_of
 from gradwire.train.agreement import check_same
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.handle import Handle, Named, check_parameters, default_group
+from gradwire.train.handle import Handle, Named, check_parameters, default_group, named_by
 from gradwire.train.periodic.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments, Values
 from gradwire.train.periodic.beside import averaged as averaged_beside
 from gradwire.train.periodic.fragments import Fragment, cut
@@ -497,11 +497,7 @@ def _check_method(configuration: Configuration, schedule: Schedule) -> None:
 
 def _named(optimizer: Optimizer, parameters: Iterable[tuple[str, Parameter]] | None) -> Named:
     """The optimizer's parameters that require gradients, by name."""
-    ours: dict[int, tuple[str, Parameter]] = {}
-    for number, group in enumerate(optimizer.param_groups):
-        names = group.get("param_names", [f"{number}.{index}" for index in range(len(group["params"]))])
-        ours.update({id(each): (name, each) for name, each in zip(names, group["params"], strict=True)})
-    ours = {key: (name, each) for key, (name, each) in ours.items() if each.requires_grad}
+    ours = {id(each): (name, each) for name, each in named_by(optimizer)}
     if parameters is None:
         return list(ours.values())
     named = [(name, each) for name, each in parameters if id(each) in ours]

@@ -1,0 +1,6 @@
+"""Optimizers that send moments and not gradients."""
+
+from gradwire.optim.onebit import OneBitAdam
+from gradwire.optim.zeroone import ZeroOneAdam
+
+__all__ = ["OneBitAdam", "ZeroOneAdam"]

@@ -1,0 +1,353 @@
+"""Adam whose workers average by themselves: what its compressed forms have in common."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gradwire.errors import ConfigurationError
+from gradwire.memory import MaskedMomentum, Momentum
+from gradwire.methods import Method
+from gradwire.train.agreement import check_same
+from gradwire.train.handle import default_group, named_by
+from gradwire.train.periodic.start import check_equal, send_first
+from gradwire.train.synchronizer import Synchronizer, Tensors, check_dense
+from gradwire.wire import ProcessGroupTransport, Stats
+from gradwire.wire.meter import all_reduce_bytes
+
+Group = dict[str, Any]
+"""A parameter group."""
+
+VERSION = 1
+"""Raised whenever the form of ``state_dict()["gradwire"]`` changes."""
+
+
+class CompressedAdam(Optimizer):
+    """Adam that takes each worker's own gradients and averages what its steps need.
+
+    To be made on every rank with the same arguments; the parameters must be equal on all ranks. Gradients are left as
+    they are; a missing one counts as zero. Weight decay is AdamW's, apart from the gradient. Moments are ``float32``,
+    with torch's corrections of their bias.
+
+    Compression gives every coordinate of a segment an error of about the same size, and a variance that is not measured
+    any more may be far too small for the gradients to come; divided by its root, either ends a run where some
+    coordinates hardly had gradients before, as behind units that were not active or in rows of an embedding that were
+    not seen. So from the first step on in which the variance is not measured, its root is at least ``floor`` times its
+    mean over the parameter, and a parameter without any variance stays where it is.
+
+    Args:
+        params: Parameters, names and parameters, or groups of either.
+        defaults: ``lr``, ``betas``, ``eps``, ``weight_decay`` and ``floor`` of groups that do not say otherwise.
+        schedule: Whole numbers that say when what is sent, by name.
+        broadcast: Whether all ranks start from rank 0's parameters; otherwise they must be equal.
+        process_group: The workers; all of them if None.
+        method: How what is sent is compressed.
+        fuse_bytes: As in :func:`gradwire.compress`.
+        compression: The other arguments of :class:`gradwire.Synchronizer`.
+
+    Attributes:
+        steps: Steps taken.
+        skipped: Steps that nobody took, because what was averaged was not finite.
+    """
+
+    _step_supports_amp_scaling = True
+    """Lets ``GradScaler`` hand over its scale and leave it to us whether a step is taken, which ranks must agree on."""
+
+    state_names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+    """What is kept of every parameter."""
+
+    counters: tuple[str, ...] = ("steps", "skipped", "_measured")
+    """What is counted."""
+
+    _attached = False
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: Group,
+        schedule: Mapping[str, int],
+        broadcast: bool,
+        process_group: dist.ProcessGroup | None,
+        method: str | Method,
+        fuse_bytes: int,
+        **compression: Any,
+    ) -> None:
+        for name, value in schedule.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigurationError(f"{name}={value!r} is out of range; choose a whole number >= 1")
+        self._schedule = dict(schedule)
+        self.steps = self.skipped = self._measured = self._calls = 0
+        super().__init__(params, defaults)
+        named = named_by(self)
+        workers = default_group(process_group)
+        self._compressed = Synchronizer(
+            named,
+            method,
+            process_group=workers,
+            fuse_bytes=fuse_bytes,
+            rollback=True,
+            **compression,
+        )
+        self._exact = self._compressed
+        try:
+            carried = self._compressed.configuration.memory
+            if isinstance(carried, Momentum | MaskedMomentum):
+                raise ConfigurationError(
+                    f"memory={carried} is momentum of gradients, and what is sent here is momentum already; choose "
+                    "memory='residual' or 'none'"
+                )
+            self._exact = Synchronizer(named, "dense", process_group=workers, fuse_bytes=fuse_bytes)
+            transport = ProcessGroupTransport(workers)
+            choices = [f"{key}={value}" for key, value in self._describe().items()]
+            choices += [f"group {number} {_described(group)}" for number, group in enumerate(self.param_groups)]
+            check_same(choices, transport, named[0][1].device)
+            if broadcast:
+                send_first(named, transport)
+            else:
+                check_equal(named, transport, named[0][1].device)
+        except Exception:
+            self.close()
+            raise
+        self._names = {parameter: name for name, parameter in named}
+        elements = sum(parameter.numel() for _, parameter in named)
+        self._dense_bytes = all_reduce_bytes(4 * elements, transport.world_size)
+        for _, parameter in named:
+            self.state[parameter] = self._fresh(parameter)
+        self._attached = True
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Refused once the optimizer is made; until then as torch has it.
+
+        Raises:
+            ConfigurationError: If a hyper-parameter is out of range, or the optimizer is made already.
+        """
+        if self._attached:
+            raise ConfigurationError(
+                "a parameter group was added to an optimizer that averages; make it with all parameters"
+            )
+        super().add_param_group(param_group)
+        check_group(self.param_groups[-1])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Takes one step, together with all other workers; to be called on every rank alike.
+
+        If what is averaged is not finite, because any worker's gradient was not, nobody takes the step, and everything
+        is as it was before.
+
+        Args:
+            closure: Evaluates the model once more, if given, and returns the loss.
+
+        Returns:
+            What ``closure`` returned.
+
+        Raises:
+            ConfigurationError: If a gradient is sparse; nothing is changed.
+            WireError: If a collective fails; see :meth:`gradwire.Synchronizer.synchronize`.
+            GradwireError: If an earlier step failed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step(self._gradients())
+        self._calls += 1
+        return loss
+
+    def stats(self) -> Stats:
+        """Totals of this rank since the optimizer was made: ``steps`` are calls of :meth:`step`.
+
+        ``dense_bytes`` is what a dense all-reduce of the gradients in each of them would have handed over.
+        """
+        exact, compressed = self._exact.stats(), self._compressed.stats()
+        return dataclasses.replace(
+            compressed,
+            steps=self._calls,
+            dense_bytes=self._calls * self._dense_bytes,
+            wire_bytes=exact.wire_bytes + compressed.wire_bytes,
+            seconds={stage: seconds + exact.seconds[stage] for stage, seconds in compressed.seconds.items()},
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch has it, with the compression's memory and what is counted under ``"gradwire"``.
+
+        Every rank has its own; save it on each. ``torch.load(weights_only=True)`` reads it, and a run that goes on from
+        it gives the same bits as one that was not stopped.
+        """
+        return {
+            **super().state_dict(),
+            "gradwire": {
+                "version": VERSION,
+                "choices": self._describe(),
+                "counters": {name: getattr(self, name) for name in self.counters},
+                "compression": self._compressed.state_dict(),
+            },
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from where :meth:`state_dict` was taken.
+
+        Raises:
+            ConfigurationError: If the state is of another optimizer, schedule, method, model, rank or number of
+                workers; nothing is changed.
+        """
+        saved, kept = state_dict.get("gradwire"), self._by_name(state_dict)
+        if not isinstance(saved, Mapping) or saved.get("version") != VERSION:
+            raise ConfigurationError(
+                f"the state is not one that {type(self).__name__} of this version of gradwire saved; load it where it "
+                "was saved"
+            )
+        for key, value in self._describe().items():
+            if saved["choices"].get(key) != value:
+                raise ConfigurationError(
+                    f"the state was saved with {key}={saved['choices'].get(key)!r}, this optimizer has {key}={value!r};"
+                    " make it with the same"
+                )
+        for name, parameter in self._named():
+            for key, ours in self.state[parameter].items():
+                theirs = kept.get(name, {}).get(key)
+                if not isinstance(theirs, Tensor) or theirs.shape != ours.shape:
+                    raise ConfigurationError(
+                        f"the state has {_shape(theirs)} for {key} of {name!r}, this optimizer {_shape(ours)}; load a "
+                        "state saved from the same model"
+                    )
+        self._compressed.load_state_dict(saved["compression"])
+        state = dict(self.state)
+        super().load_state_dict({"state": {}, "param_groups": copy.deepcopy(state_dict["param_groups"])})
+        for name, parameter in self._named():
+            for key, ours in state[parameter].items():
+                ours.copy_(kept[name][key])
+            self.state[parameter] = state[parameter]
+        for name in self.counters:
+            setattr(self, name, saved["counters"][name])
+
+    def close(self) -> None:
+        """Ends the threads and process groups of the averages; no step can be taken any more."""
+        self._compressed.close()
+        self._exact.close()
+
+    def _step(self, gradients: Tensors) -> None:
+        """Takes a step."""
+        raise NotImplementedError
+
+    def _describe(self) -> dict[str, str]:
+        """Everything but hyper-parameters of groups that must be the same on all ranks, as text."""
+        return {"optimizer": type(self).__name__, **{name: str(value) for name, value in self._schedule.items()}}
+
+    def _fresh(self, parameter: Parameter) -> dict[str, Tensor]:
+        """What is kept of a parameter before the first step."""
+        return {name: torch.zeros_like(parameter, dtype=torch.float32) for name in self.state_names}
+
+    def _by_name(self, state_dict: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        """What a saved state keeps of each parameter, which it numbers.
+
+        Raises:
+            ConfigurationError: If it has other groups.
+        """
+        ours = [group["params"] for group in self.param_groups]
+        theirs = [group["params"] for group in state_dict["param_groups"]]
+        sizes = [[len(each) for each in groups] for groups in (theirs, ours)]
+        if sizes[0] != sizes[1]:
+            raise ConfigurationError(
+                f"the state has groups of {sizes[0]} parameters, this optimizer of {sizes[1]}; load a state saved from "
+                "the same model"
+            )
+        pairs = zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True)
+        return {self._names[each]: state_dict["state"].get(key, {}) for each, key in pairs if each in self._names}
+
+    def _named(self) -> Iterator[tuple[str, Parameter]]:
+        for parameter, name in self._names.items():
+            yield name, parameter
+
+    def _each(self) -> Iterator[tuple[Group, str, Parameter, dict[str, Tensor]]]:
+        """Every parameter that is trained, with its group, name and state."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter in self._names:
+                    yield group, self._names[parameter], parameter, self.state[parameter]
+
+    def _gradients(self) -> Tensors:
+        """This worker's gradients by name, without the scale of the loss."""
+        found = {name: each.grad for name, each in self._named() if each.grad is not None and each.requires_grad}
+        check_dense(found)
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        return found if scale is None else {name: each.float() / scale for name, each in found.items()}
+
+    def _finite(self, averages: Tensors) -> bool:
+        """Whether averages are finite, which all ranks see alike; as the rollback of the compression's memory asks."""
+        ends = [
+            torch.stack(torch.aminmax(averages[name])).to(each.dtype).isfinite().all()
+            for name, each in self._named()
+            if each.numel()
+        ]
+        return bool(torch.stack(ends).all())
+
+    def _rate(self, group: Group) -> float:
+        """The learning rate of the step after ``steps``, over the correction of the momentum's bias."""
+        correction: float = 1 - group["betas"][0] ** (self.steps + 1)
+        return float(group["lr"]) / correction
+
+    def _root(self, group: Group, state: Mapping[str, Tensor]) -> Tensor:
+        """What a momentum is divided by; infinite where a variance that not all steps measured is zero throughout."""
+        correction: float = 1 - group["betas"][1] ** self._measured
+        root = torch.sqrt(state["exp_avg_sq"]).div_(correction**0.5)
+        if self._measured <= self.steps:
+            mean = root.mean()
+            root.clamp_(min=torch.where(mean > 0, mean * group["floor"], torch.inf))
+        return root.add_(group["eps"])
+
+    def _next_momentum(self, group: Group, gradient: Tensor | None, state: Mapping[str, Tensor]) -> Tensor:
+        """The momentum after this worker's gradient, a fresh tensor."""
+        momentum, beta = state["exp_avg"], group["betas"][0]
+        return momentum * beta if gradient is None else torch.lerp(momentum, gradient.float(), 1 - beta)
+
+    def _adam_step(self, gradients: Tensors) -> bool:
+        """A step of plain Adam on densely averaged gradients; whether it was taken."""
+        averages = self._exact.average(gradients)
+        if not self._finite(averages):
+            self.skipped += 1
+            return False
+        self._measured += 1
+        for group, name, parameter, state in self._each():
+            average, (momentum_decay, variance_decay) = averages[name], group["betas"]
+            state["exp_avg"].lerp_(average, 1 - momentum_decay)
+            state["exp_avg_sq"].mul_(variance_decay).addcmul_(average, average, value=1 - variance_decay)
+            decay(parameter, group)
+            parameter.addcdiv_(state["exp_avg"], self._root(group, state), value=-self._rate(group))
+        self.steps += 1
+        return True
+
+
+def check_group(group: Group) -> None:
+    """Raises ConfigurationError if a parameter group has a hyper-parameter out of range."""
+    betas = group["betas"]
+    if not (isinstance(betas, tuple | list) and len(betas) == 2 and all(0 <= beta < 1 for beta in betas)):
+        raise ConfigurationError(f"betas={betas!r} is out of range; choose two decays, each 0 <= beta < 1")
+    for name, least in (("lr", "0 <= "), ("weight_decay", "0 <= "), ("floor", "0 <= "), ("eps", "0 < ")):
+        value = float(group[name])
+        if not (value < float("inf") and (value > 0 or (value == 0 and name != "eps"))):
+            raise ConfigurationError(f"{name}={group[name]!r} is out of range; choose {least}{name}, and finite")
+
+
+def decay(tensor: Tensor, group: Group) -> None:
+    """Takes a step's weight decay off a tensor."""
+    if group["weight_decay"]:
+        tensor.mul_(1 - float(group["lr"]) * group["weight_decay"])
+
+
+def _described(group: Group) -> str:
+    return " ".join(f"{key}={value}" for key, value in sorted(group.items()) if key not in ("params", "param_names"))
+
+
+def _shape(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "nothing"
