@@ -197,8 +197,8 @@ def put_median(
 ) -> Any:
     """Writes to ``out[index + i]`` the median over rows of what they say of element ``i`` of a line.
 
-    Row ``r`` says ``wide[places[r, line] + i]``, with its sign turned if bit ``i`` of ``signs[r, line]`` is set. There is
-    code for each number of rows, so that the medians of a line are found in registers.
+    Row ``r`` says ``wide[places[r, line] + i]``, with its sign turned if bit ``i`` of ``signs[r, line]`` is set. There
+    is code for each number of rows, so that the medians of a line are found in registers.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
