@@ -28,7 +28,7 @@ WARM_UP_STEPS = 2
 
 TIMED_STEPS = 4
 
-SECONDS = 6.0
+SECONDS = 3.0
 """No step of a method begins later than this after its first; if that was during its warm-up, its last step counts."""
 
 APART = 4099
