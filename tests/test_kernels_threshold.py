@@ -42,13 +42,28 @@ def test_statistics_and_collections_are_the_reference(
         thresholds[np.isnan(largest)] = np.nan
         assert both_same(cpu.exceedances(block, source, thresholds), reference.exceedances(block, source, thresholds))
         for room in (0, 100_000):
-            found = cpu.collect_reaching(block, source, thresholds, room)
-            assert both_same(found, reference.collect_reaching(block, source, thresholds, room))
+            found = cpu.collect_reaching(block, source, None, 0.0, 1.0, thresholds, room)
+            assert both_same(found, reference.collect_reaching(block, source, None, 0.0, 1.0, thresholds, room))
             positions, values, counts = found
             assert (positions.diff() > 0).all()
             assert len(positions) == len(values) == counts[counts > 0].sum()
             assert (values != 0).all()
             assert np.array_equal(np.repeat(np.isnan(largest), np.diff(block.segments)), counts < 0)
+
+
+@blocks
+@gradients
+@memories
+@pytest.mark.parametrize("threshold", [1e-30, 1.0, math.inf])
+def test_what_reaches_a_given_threshold_is_the_reference(
+    block: Block, gradient: Tensor, memory: tuple[float, float] | None, threshold: float
+) -> None:
+    left, right, beta, gamma = residuals(memory)
+    thresholds = np.full(block.segment_count, threshold, dtype=np.float32)
+    thresholds[1::3] = np.nan
+    found = cpu.collect_reaching(block, gradient, left, beta, gamma, thresholds, 5)
+    assert both_same(found, reference.collect_reaching(block, gradient, right, beta, gamma, thresholds, 5))
+    assert left is None or same(left, right)
 
 
 @blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from gradwire.layout import Slot, flat_slots
 from gradwire.methods import Method
 from gradwire.train.configuration import Configuration
 from gradwire.train.policy import DensePolicy
-from gradwire.train.together import Together
+from gradwire.train.together import Step, Together
 
 WORKERS = 4
 """Payloads that are decoded and averaged."""
@@ -26,6 +27,12 @@ WARM_UP_STEPS = 2
 """Steps before the clock runs: pages are touched, thresholds settle."""
 
 TIMED_STEPS = 4
+
+SECONDS = 3.0
+"""No step of a method begins later than this after its first; if that was during its warm-up, its last step counts."""
+
+APART = 4099
+"""Elements between the places in one stretch of noise from which gradients are taken."""
 
 SPARSE: Mapping[str, Mapping[str, Any]] = {
     "threshold": {"threshold": 5.0},
@@ -115,7 +122,10 @@ def measure(
     gradients: Sequence[Mapping[str, Tensor]] = (),
     progress: Progress = lambda done, total, name: None,
 ) -> list[Measurement]:
-    """Runs each method for some steps on one thread.
+    """Runs each method for some steps on one thread: :data:`WARM_UP_STEPS`, then :data:`TIMED_STEPS`.
+
+    A method that is too slow for that has :data:`SECONDS`, and at least one step. Noise is drawn once. Every worker in
+    every step takes its gradient from another place in it, so no coordinate sees a number twice.
 
     Args:
         names: The methods.
@@ -125,6 +135,8 @@ def measure(
     """
     side = math.isqrt(numel - 1) + 1
     slots = flat_slots([("weight", (side, side))])
+    places = WORKERS * (WARM_UP_STEPS + TIMED_STEPS)
+    noise = torch.randn(slots[-1].stop + APART * places, generator=torch.Generator().manual_seed(0))
     real = [_flat(each) for each in gradients]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -133,21 +145,25 @@ def measure(
         for done, name in enumerate(names):
             progress(done, len(names), name)
             error = _error(gradwire.methods.get(name)(), real) if real else None
-            found.append(_timed(name, slots, error))
+            found.append(_timed(name, slots, noise, error))
         progress(len(names), len(names), "")
     finally:
         torch.set_num_threads(threads)
     return found
 
 
-def _timed(name: str, slots: Sequence[Slot], error: float | None) -> Measurement:
+def _timed(name: str, slots: Sequence[Slot], noise: Tensor, error: float | None) -> Measurement:
     world = _world(gradwire.methods.get(name)(**SPARSE.get(name, {})), slots, None)
     numel = slots[-1].stop
-    steps = []
-    for step in range(WARM_UP_STEPS + TIMED_STEPS):
-        seeds = (torch.Generator().manual_seed(step * WORKERS + rank) for rank in range(WORKERS))
-        steps.append(world.average([torch.randn(numel, generator=seed) for seed in seeds]))
-    timed = steps[WARM_UP_STEPS:]
+    gradients = [torch.empty(numel) for _ in range(WORKERS)]
+    steps: list[Step] = []
+    start = time.perf_counter()
+    while not steps or (len(steps) < WARM_UP_STEPS + TIMED_STEPS and time.perf_counter() - start < SECONDS):
+        for rank, gradient in enumerate(gradients):
+            first = APART * (len(steps) * WORKERS + rank)
+            gradient.copy_(noise[first : first + numel])
+        steps.append(world.average(gradients))
+    timed = steps[WARM_UP_STEPS:] or steps[-1:]
     gigabytes = 4e-9 * numel
     return Measurement(
         name=name,

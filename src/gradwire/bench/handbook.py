@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from gradwire.bench.catalogue import SPARSE, WORKERS, Entry, Measurement
+from gradwire.bench.catalogue import SECONDS, SPARSE, TIMED_STEPS, WARM_UP_STEPS, WORKERS, Entry, Measurement
 
 PICTURE = Path("images") / "methods_size_error.png"
 """Of size against error, beside the page."""
@@ -28,8 +28,9 @@ Every method is a recipe over the same parts and takes any memory, route and gra
 * **bits**: what it was seen to write for an element, alignment and tables included.
 * **encode**, **decode**: gigabytes of float32 gradient a second on one thread, from the gradient to the first payload,
   error feedback included, and from the first answer to the average of {WORKERS} workers, with what is compressed again.
-  The gradient is normal noise, drawn anew in each step; {_SPARSE} are timed at
-  thresholds at which they send about 1 % of it.
+  The gradient is normal noise, other noise in each step; {_SPARSE} are timed at
+  thresholds at which they send about 1 % of it. It is the median of {TIMED_STEPS} steps after {WARM_UP_STEPS} to warm
+  up, or of fewer, since no method begins a step later than {SECONDS:g} s after its first.
 * **error**: `|average - mean|² / |mean|²` of one step of {WORKERS} workers on real gradients, without a memory.
 * **accuracy**: of the image workload, against plain DDP in the same run, in percentage points; only where it was run.
 """

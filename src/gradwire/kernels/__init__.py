@@ -484,18 +484,29 @@ class Kernels(Protocol):
         ...
 
     def collect_reaching(
-        self, block: Block, source: Tensor, thresholds: Float32Array, room: int
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        thresholds: Float32Array,
+        room: int,
     ) -> tuple[Tensor, Tensor, Int64Array]:
-        """All of ``source`` but zeros whose magnitude reaches the threshold of its segment.
+        """All ``t`` but zeros whose magnitude reaches the threshold of their segment; leaves ``t`` in the residual.
 
         Args:
             block: Which elements, in which segments.
-            source: ``float32`` flat buffer.
+            gradient: ``float32`` flat buffer.
+            residual: As :meth:`accumulate`; None for none.
+            beta: Weight of the residual.
+            gamma: Weight of the gradient.
             thresholds: ``float32[S]``; NaN for a segment of which nothing is to be chosen.
             room: How many are expected.
 
         Returns:
-            Ascending positions; their values; how many of each run, or -1 for runs of a segment with threshold NaN.
+            Ascending positions; their values; how many of each run, or -1 for runs of a segment with threshold NaN or
+            with a ``t`` that is not finite.
         """
         ...
 
@@ -516,8 +527,7 @@ class Kernels(Protocol):
         """All ``t`` with ``t**2 > alpha * v`` and ``|t| > threshold``, after ``v = moments + squares``.
 
         Leaves ``t`` in the residual and ``v`` in ``moments``, times ``decay`` where not chosen; neither takes in what
-        is not finite. ``squares`` are zeroed; None stands for the gradient's. Otherwise as :meth:`collect_reaching`;
-        counts are -1 for runs of a segment with a ``t`` that is not finite.
+        is not finite. ``squares`` are zeroed; None stands for the gradient's. Otherwise as :meth:`collect_reaching`.
         """
         ...
 

@@ -129,7 +129,7 @@ def regions(
     values = torch.empty(k, dtype=torch.float32, device=device)
     admitted = feedback.admit(block, gradient)
     select.select(block, admitted, feedback, counts, positions, values)
-    finite = bool(values.isfinite().all())
+    finite = _finite(values)
 
     if recut and world_size > 1:
         mean = yield AllReduceMean(balanced(positions if finite else positions[:0], total, world_size))
@@ -162,10 +162,10 @@ def regions(
     found, result = [], []
     for region, row in enumerate(gathered):
         relative, added = cut.read(region, row)
-        inside = relative < cut.width(region)
-        whole = whole and bool(added.isfinite().all())
-        found.append(relative[inside] + int(cut.edges[region]))
-        result.append(added[inside])
+        inside = int((relative < cut.width(region)).sum())
+        whole = whole and _finite(added)
+        found.append(relative[:inside] + int(cut.edges[region]))
+        result.append(added[:inside])
     union, added = torch.cat(found), torch.cat(result)
     chosen = largest(added, k)
     union, added = union[chosen], added[chosen]
@@ -173,9 +173,10 @@ def regions(
         union, added = _first(block, k, device), torch.full((k,), torch.nan, device=device)
 
     kernel.survivors(positions, union, added, travelling)
-    feedback.masked(block, positions[travelling])
+    sent = positions[travelling]
+    feedback.masked(block, sent)
     if feedback.residual is not None:
-        kernel.subtract(block, feedback.residual, positions[travelling], values[travelling])
+        kernel.subtract(block, feedback.residual, sent, values[travelling])
     feedback.settle(block, gradient)
     kernel.scatter_sum(block, union[None], added[None], gradient, 1 / world_size)
     feedback.received(block, gradient)
@@ -184,15 +185,22 @@ def regions(
 
 def _reduced(cut: Regions, rank: int, incoming: Tensor) -> tuple[Tensor, bool]:
     """The sum of everybody's values in a rank's own region, in rank order, and whether it is finite."""
-    width = cut.width(rank)
+    width, shape = cut.width(rank), (len(incoming), cut.capacity)
     sums = torch.zeros(width, device=incoming.device)
-    for row in incoming:
-        relative, values = cut.read(rank, row)
-        inside = relative < width
-        sums[relative[inside]] += values[inside]
-        if not values.isfinite().all():
-            return sums.zero_(), False
-    return sums, bool(sums.isfinite().all())
+    positions = torch.empty(shape, dtype=torch.int64, device=incoming.device)
+    values = torch.empty(shape, device=incoming.device)
+    for row, payload in enumerate(incoming):
+        positions[row], values[row] = cut.read(rank, payload)
+    if not _finite(values):
+        return sums, False
+    if width:
+        inside = (positions < width).sum(1).cpu().numpy()
+        kernels.for_device(incoming.device).scatter_sum(_flat(width), positions, values, sums, 1.0, inside)
+    return sums, _finite(sums)
+
+
+def _finite(values: Tensor) -> bool:
+    return not values.numel() or bool(torch.stack(torch.aminmax(values)).isfinite().all())
 
 
 def largest(values: Tensor, count: int) -> Tensor:

@@ -66,7 +66,7 @@ class Thresholds(Criterion):
         with np.errstate(invalid="ignore", over="ignore"):
             thresholds = self.thresholds(block, source, totals, largest).astype(np.float32)
         thresholds[np.isnan(largest)] = np.nan
-        positions, values, counts = kernel.collect_reaching(block, source, thresholds, room)
+        positions, values, counts = kernel.collect_reaching(block, source, None, 0.0, 1.0, thresholds, room)
         self.counted(block, counts)
         return Choice(positions, values, counts, self.magnitudes(block))
 

@@ -51,11 +51,12 @@ class EitherSide(Selector):
         above, below = kernel.sign_counts(among, found)
         if (above >= positive).all() and (below >= negative).all() and not zeros.any():
             padding = torch.from_numpy(np.repeat(among.runs[:, 2] - among.runs[:, 0], counts)).to(gradient.device)
-            chosen = candidates[_of_sides(among, found, positive, negative, zeros) - padding]
+            chosen = _of_sides(among, found, positive, negative, zeros) - padding
+            torch.index_select(candidates, 0, chosen, out=positions)
+            torch.index_select(found, 0, chosen, out=values)
         else:
-            chosen = _of_sides(block, source.nan_to_num(0.0), positive, negative, zeros)
-        positions.copy_(chosen)
-        kernel.gather(block, source, positions, values)
+            positions.copy_(_of_sides(block, source.nan_to_num(0.0), positive, negative, zeros))
+            kernel.gather(block, source, positions, values)
         values.masked_fill_(~whole, torch.nan)
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Float32Array, Float64Array
-from gradwire.select.criterion import Thresholds
+from gradwire.memory import Feedback
+from gradwire.select.criterion import Choice, Criterion, Thresholds
 
 TINY, HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 """Thresholds lie between these."""
 
 
 @dataclass(frozen=True)
-class Fixed(Thresholds):
+class Fixed(Criterion):
     """Magnitudes of at least a given one.
 
     Attributes:
@@ -28,13 +30,13 @@ class Fixed(Thresholds):
     def __post_init__(self) -> None:
         check_threshold(self.threshold)
 
-    def thresholds(self, block: Block, source: Tensor, totals: Float64Array, largest: Float32Array) -> Float32Array:
-        """The same everywhere."""
-        return np.full(len(largest), self.threshold, dtype=np.float32)
+    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
+        """One pass."""
+        return _reaching(np.float32(self.threshold), block, gradient, feedback, room)
 
 
 @dataclass(frozen=True)
-class Steps(Thresholds):
+class Steps(Criterion):
     """Magnitudes above a given one; each of them sends just that much of its value.
 
     Attributes:
@@ -46,13 +48,11 @@ class Steps(Thresholds):
     def __post_init__(self) -> None:
         check_threshold(self.size)
 
-    def thresholds(self, block: Block, source: Tensor, totals: Float64Array, largest: Float32Array) -> Float32Array:
-        """The next larger number."""
-        return np.full(len(largest), np.nextafter(np.float32(self.size), np.float32(np.inf)), dtype=np.float32)
-
-    def magnitudes(self, block: Block) -> Float32Array:
-        """One step."""
-        return np.full(block.segment_count, self.size, dtype=np.float32)
+    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
+        """One pass, for the next larger number."""
+        least = np.nextafter(np.float32(self.size), np.float32(np.inf))
+        size = np.full(block.segment_count, self.size, dtype=np.float32)
+        return replace(_reaching(least, block, gradient, feedback, room), magnitudes=size)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,15 @@ class HalfMaximum(Thresholds):
         """Half the largest, rounded up."""
         half = largest * np.float32(0.5)
         return np.where(half + half < largest, np.nextafter(half, largest), half)
+
+
+def _reaching(least: np.float32, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
+    """All magnitudes of at least this one."""
+    thresholds = np.full(block.segment_count, least, dtype=np.float32)
+    kernel = kernels.for_device(gradient.device)
+    return Choice(
+        *kernel.collect_reaching(block, gradient, feedback.residual, feedback.beta, feedback.gamma, thresholds, room)
+    )
 
 
 def check_threshold(threshold: float, name: str = "threshold") -> None:

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigurationError
-from gradwire.kernels.reference.sketch import LINE
+from gradwire.kernels.reference.sketch import LINE, MOST_ROWS
 from gradwire.layout import Block, Int64Array
-
-MOST_ROWS = 9
 
 
 @dataclass(frozen=True)

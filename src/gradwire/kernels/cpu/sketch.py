@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba.core import types
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import Float32Array, UInt32Array, array, compiled, hash32, mix64
-from gradwire.kernels.reference.sketch import LINE
+from gradwire.kernels.cpu._compiled import (
+    Float32Array,
+    UInt32Array,
+    array,
+    compiled,
+    element_pointer,
+    hash32,
+    in_all_lanes,
+    intrinsic,
+    mix64,
+)
+from gradwire.kernels.reference.sketch import LINE, MOST_ROWS
 from gradwire.layout import Block, Int64Array, UInt64Array
 from gradwire.randomness import run_keys
+
+BATCH = 64
+"""Lines that are hashed together."""
 
 
 def sketch(block: Block, values: Tensor, columns: Int64Array, rows: int, key: int, table: Tensor) -> None:
@@ -24,20 +41,6 @@ def sketch_estimates(block: Block, table: Tensor, columns: Int64Array, rows: int
 
 
 @compiled
-def _row_keys(key: np.uint64, low: UInt32Array, high: UInt32Array) -> None:
-    """The halves of the keys of each row's columns and signs."""
-    for i in range(low.size):
-        mixed = mix64(key ^ np.uint64(i))
-        low[i] = np.uint32(mixed & np.uint64(0xFFFFFFFF))
-        high[i] = np.uint32(mixed >> np.uint64(32))
-
-
-@compiled
-def _column(low: np.uint32, high: np.uint32, counter: np.uint32, width: int) -> np.int64:
-    return np.int64((np.uint64(hash32(low, high, counter)) * np.uint64(width)) >> np.uint64(32))
-
-
-@compiled
 def _sketch(
     runs: Int64Array,
     segments: Int64Array,
@@ -48,38 +51,34 @@ def _sketch(
     rows: int,
     table: Float32Array,
 ) -> None:
-    bits = values.view(np.uint32)
-    low, high = np.empty(2 * rows, np.uint32), np.empty(2 * rows, np.uint32)
-    signed_bits = np.zeros(LINE, np.uint32)
-    signed = signed_bits.view(np.float32)
+    places, signs = np.empty((rows, BATCH), np.int64), np.empty((rows, BATCH), np.uint32)
+    last = np.zeros(LINE, np.float32)
     written = 0
     for segment in range(columns.size):
         width = columns[segment]
-        wide = np.zeros((rows, width + LINE - 1), np.float32)
+        stride = width + LINE - 1
+        wide = np.zeros(rows * stride, np.float32)
         for run in range(segments[segment], segments[segment + 1]):
             start, length = runs[run, 0], runs[run, 1]
-            _row_keys(keys[run], low, high)
-            for first in range(0, length, LINE):
-                counter = np.uint32(origins[run] + first)
-                lanes = min(LINE, length - first)
-                for row in range(rows):
-                    column = _column(low[2 * row], high[2 * row], counter, width)
-                    signs = hash32(low[2 * row + 1], high[2 * row + 1], counter)
-                    into, source = wide[row], start + first
-                    if lanes == LINE:
-                        for i in range(LINE):
-                            signed_bits[i] = bits[source + i] ^ (np.uint32(signs >> np.uint32(i)) << np.uint32(31))
-                        for i in range(LINE):
-                            into[column + i] += signed[i]
-                    else:
-                        for i in range(lanes):
-                            signed_bits[i] = bits[source + i] ^ (np.uint32(signs >> np.uint32(i)) << np.uint32(31))
-                            into[column + i] += signed[i]
+            lines = -(-length // LINE)
+            for first in range(0, lines, BATCH):
+                batch = min(BATCH, lines - first)
+                _hash_lines(keys[run], origins[run] + LINE * first, width, places[:, :batch], signs[:, :batch])
+                for line in range(batch):
+                    begin = LINE * (first + line)
+                    source, source_start = values, start + begin
+                    if begin + LINE > length:
+                        last[: length - begin] = values[start + begin : start + length]
+                        last[length - begin :] = 0  # adding these changes nothing: sums begin at zero and are never -0
+                        source, source_start = last, 0
+                    for row in range(rows):
+                        add_line(wide, row * stride + places[row, line], source, source_start, signs[row, line])
         for row in range(rows):
+            of_row = wide[row * stride : (row + 1) * stride]
             for i in range(LINE - 1):
-                wide[row, i] += wide[row, width + i]
+                of_row[i] += of_row[width + i]
             for i in range(width):
-                table[written + i] = wide[row, i]
+                table[written + i] = of_row[i]
             written += width
 
 
@@ -94,38 +93,125 @@ def _estimate(
     rows: int,
     out: Float32Array,
 ) -> None:
-    low, high = np.empty(2 * rows, np.uint32), np.empty(2 * rows, np.uint32)
-    estimate_bits = np.zeros((rows, LINE), np.uint32)
-    estimates = estimate_bits.view(np.float32)
+    places, signs = np.empty((rows, BATCH), np.int64), np.empty((rows, BATCH), np.uint32)
+    last = np.empty(LINE, np.float32)
     written = 0
     for segment in range(columns.size):
         width = columns[segment]
-        wide = np.empty((rows, width + LINE - 1), np.float32)
+        stride = width + LINE - 1
+        wide = np.empty(rows * stride, np.float32)
         for row in range(rows):
+            of_row = wide[row * stride : (row + 1) * stride]
             for i in range(width):
-                wide[row, i] = table[written + i]
+                of_row[i] = table[written + i]
             for i in range(LINE - 1):
-                wide[row, width + i] = wide[row, i]
+                of_row[width + i] = of_row[i]
             written += width
-        bits = wide.view(np.uint32)
         for run in range(segments[segment], segments[segment + 1]):
             start, length = runs[run, 0], runs[run, 1]
-            _row_keys(keys[run], low, high)
-            for first in range(0, length, LINE):
-                counter = np.uint32(origins[run] + first)
-                for row in range(rows):
-                    column = _column(low[2 * row], high[2 * row], counter, width)
-                    signs = hash32(low[2 * row + 1], high[2 * row + 1], counter)
-                    source = bits[row]
-                    for i in range(LINE):
-                        estimate_bits[row, i] = source[column + i] ^ (np.uint32(signs >> np.uint32(i)) << np.uint32(31))
-                for number in range(rows):
-                    for row in range(number % 2, rows - 1, 2):
-                        for i in range(LINE):
-                            a, b = estimates[row, i], estimates[row + 1, i]
-                            swap = a > b
-                            estimates[row, i] = b if swap else a
-                            estimates[row + 1, i] = a if swap else b
-                median = estimates[rows // 2]
-                for i in range(min(LINE, length - first)):
-                    out[start + first + i] = median[i]
+            lines = -(-length // LINE)
+            for first in range(0, lines, BATCH):
+                batch = min(BATCH, lines - first)
+                _hash_lines(keys[run], origins[run] + LINE * first, width, places[:, :batch], signs[:, :batch])
+                for row in range(1, rows):
+                    for line in range(batch):
+                        places[row, line] += row * stride
+                for line in range(batch):
+                    begin = LINE * (first + line)
+                    if begin + LINE <= length:
+                        put_median(wide, places, signs, line, rows, out, start + begin)
+                    else:
+                        put_median(wide, places, signs, line, rows, last, 0)
+                        out[start + begin : start + length] = last[: length - begin]
+
+
+@compiled
+def _hash_lines(key: np.uint64, origin: int, width: int, places: Int64Array, signs: UInt32Array) -> None:
+    """First columns and sign bits of consecutive lines, the first of which has its first element at ``origin``."""
+    for row in range(len(places)):
+        for_column, for_sign = mix64(key ^ np.uint64(2 * row)), mix64(key ^ np.uint64(2 * row + 1))
+        columns, bits = places[row], signs[row]
+        low, high = _halves(for_column)
+        for line in range(columns.size):
+            hashed = hash32(low, high, np.uint32(origin + LINE * line))
+            columns[line] = np.int64((np.uint64(hashed) * np.uint64(width)) >> np.uint64(32))
+        low, high = _halves(for_sign)
+        for line in range(bits.size):
+            bits[line] = hash32(low, high, np.uint32(origin + LINE * line))
+
+
+@compiled
+def _halves(key: np.uint64) -> tuple[np.uint32, np.uint32]:
+    return np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+
+
+_BITS = ir.VectorType(ir.IntType(32), LINE)
+_FLOATS = ir.VectorType(ir.FloatType(), LINE)
+_ELEMENT_BYTES = 4
+
+
+def _load(context: Any, builder: Any, array_type: Any, values: Any, index: Any, signs: Any) -> Any:
+    """A line of an array, element ``i`` with its sign turned if bit ``i`` of ``signs`` is set."""
+    pointer = element_pointer(context, builder, array_type, values, index, _BITS)
+    loaded = builder.load(pointer, align=_ELEMENT_BYTES)
+    shifted = builder.shl(in_all_lanes(builder, signs, _BITS), _BITS([31 - lane for lane in range(LINE)]))
+    turned = builder.xor(loaded, builder.and_(shifted, _BITS([1 << 31] * LINE)))
+    return builder.bitcast(turned, _FLOATS)
+
+
+def _element(context: Any, builder: Any, array_type: Any, values: Any, row: int, column: Any) -> Any:
+    """One element of a contiguous matrix."""
+    matrix = context.make_array(array_type)(context, builder, values)
+    stride = builder.extract_value(matrix.shape, 1)
+    index = builder.add(builder.mul(stride, ir.Constant(stride.type, row)), column)
+    return builder.load(builder.gep(matrix.data, [index]))
+
+
+def _median(builder: Any, estimates: list[Any]) -> Any:
+    """See the reference."""
+    for number in range(len(estimates)):
+        for i in range(number % 2, len(estimates) - 1, 2):
+            low, high = estimates[i], estimates[i + 1]
+            swap = builder.fcmp_ordered(">", low, high)
+            estimates[i], estimates[i + 1] = builder.select(swap, high, low), builder.select(swap, low, high)
+    return estimates[len(estimates) // 2]
+
+
+@intrinsic
+def add_line(typing_context: Any, wide: Any, column: Any, values: Any, index: Any, signs: Any) -> Any:
+    """``wide[column + i] += values[index + i]`` for a line, with its sign turned if bit ``i`` of ``signs`` is set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide, column, values, index, signs = args
+        line = _load(context, builder, signature.args[2], values, index, signs)
+        pointer = element_pointer(context, builder, signature.args[0], wide, column, _FLOATS)
+        builder.store(builder.fadd(builder.load(pointer, align=_ELEMENT_BYTES), line), pointer, align=_ELEMENT_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(wide, types.intp, values, types.intp, types.uint32), generate
+
+
+@intrinsic
+def put_median(
+    typing_context: Any, wide: Any, places: Any, signs: Any, line: Any, rows: Any, out: Any, index: Any
+) -> Any:
+    """Writes to ``out[index + i]`` the median over rows of what they say of element ``i`` of a line.
+
+    Row ``r`` says ``wide[places[r, line] + i]``, with its sign turned if bit ``i`` of ``signs[r, line]`` is set. There
+    is code for each number of rows, so that the medians of a line are found in registers.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide, places, signs, line, rows, out, index = args
+        for count in range(1, MOST_ROWS + 1, 2):
+            with builder.if_then(builder.icmp_signed("==", rows, ir.Constant(rows.type, count))):
+                estimates = []
+                for row in range(count):
+                    place = _element(context, builder, signature.args[1], places, row, line)
+                    sign = _element(context, builder, signature.args[2], signs, row, line)
+                    estimates.append(_load(context, builder, signature.args[0], wide, place, sign))
+                pointer = element_pointer(context, builder, signature.args[5], out, index, _FLOATS)
+                builder.store(_median(builder, estimates), pointer, align=_ELEMENT_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(wide, places, signs, types.intp, types.intp, out, types.intp), generate

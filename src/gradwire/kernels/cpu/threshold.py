@@ -8,8 +8,10 @@ from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
+    PIECE,
     array,
     compensate,
+    compensation,
     compiled,
     keep_finite,
     largest_magnitude,
@@ -51,11 +53,18 @@ def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple
 
 
 def collect_reaching(
-    block: Block, source: Tensor, thresholds: Float32Array, room: int
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    thresholds: Float32Array,
+    room: int,
 ) -> tuple[Tensor, Tensor, Int64Array]:
     """See :meth:`gradwire.kernels.Kernels.collect_reaching`."""
+    compensated = compensation(gradient, residual, beta, gamma)
     counts = np.empty(len(block.runs), np.int64)
-    found = _collect_reaching(block.runs, block.segments, array(source), thresholds, room, counts)
+    found = _collect_reaching(block.runs, block.segments, *compensated, thresholds, room, counts)
     return *_tensors(*found), counts
 
 
@@ -73,18 +82,11 @@ def collect_unambiguous(
     room: int,
 ) -> tuple[Tensor, Tensor, Int64Array]:
     """See :meth:`gradwire.kernels.Kernels.collect_unambiguous`."""
-    values, memory, keep = values_and_memory(gradient, residual)
-    if not keep:
-        beta, gamma = 0.0, 1.0
     counts = np.empty(len(block.runs), np.int64)
     found = _collect_unambiguous(
         block.runs,
         block.segments,
-        values,
-        memory,
-        keep,
-        np.float32(beta),
-        np.float32(gamma),
+        *compensation(gradient, residual, beta, gamma),
         array(moments if squares is None else squares),
         squares is not None,
         array(moments),
@@ -107,24 +109,10 @@ def collect_local_maxima(
     room: int,
 ) -> tuple[Tensor, Tensor, Int64Array, Float32Array]:
     """See :meth:`gradwire.kernels.Kernels.collect_local_maxima`."""
-    values, memory, keep = values_and_memory(gradient, residual)
-    if not keep:
-        beta, gamma = 0.0, 1.0
+    compensated = compensation(gradient, residual, beta, gamma)
     counts = np.empty(len(block.runs), np.int64)
     scales = np.zeros(block.segment_count, np.float32)
-    found = _collect_local_maxima(
-        block.runs,
-        block.segments,
-        values,
-        memory,
-        keep,
-        np.float32(beta),
-        np.float32(gamma),
-        bins,
-        room,
-        counts,
-        scales,
-    )
+    found = _collect_local_maxima(block.runs, block.segments, *compensated, bins, room, counts, scales)
     return *_tensors(*found), counts, scales
 
 
@@ -284,30 +272,53 @@ def _list(
 
 
 @compiled
+def _settle(gradient: Float32Array, memory: Float32Array, beta: np.float32, gamma: np.float32) -> bool:
+    """Leaves ``t`` in the memory where finite, in one pass; returns whether all is."""
+    gaps = np.uint32(0)
+    for i in range(memory.size):
+        t = beta * memory[i] + gamma * gradient[i]
+        finite = abs(t) < np.float32(np.inf)
+        memory[i] = t if finite else memory[i]
+        gaps = np.uint32(gaps + np.uint32(not finite))
+    return bool(gaps == 0)
+
+
+@compiled
 def _collect_reaching(
     runs: Int64Array,
     segments: Int64Array,
-    source: Float32Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
     thresholds: Float32Array,
     room: int,
     counts: Int64Array,
 ) -> tuple[Int64Array, Float32Array, np.int64]:
-    places, candidates = np.empty(room + CHUNK, np.int64), np.empty(room + CHUNK, np.float32)
+    places, candidates = np.empty(room + PIECE, np.int64), np.empty(room + PIECE, np.float32)
     bits = thresholds.view(np.uint32)
     found = np.int64(0)
     for segment in range(thresholds.size):
-        if np.isnan(thresholds[segment]):
-            counts[segments[segment] : segments[segment + 1]] = -1
-            continue
+        wanted, begin = not np.isnan(thresholds[segment]), found
         threshold = max(bits[segment], np.uint32(1))
         for run in range(segments[segment], segments[segment + 1]):
             start, length, position = runs[run]
             before = found
-            for first in range(0, length, CHUNK):
-                piece = source[start + first : start + min(first + CHUNK, length)]
-                places, candidates = _roomy(places, candidates, found, piece.size)
-                found = _list(piece, position + first, threshold, places, candidates, found)
+            for first in range(0, length, PIECE):
+                low, high = start + first, start + min(first + PIECE, length)
+                if keep:
+                    finite = _settle(gradient[low:high], residual[low:high], beta, gamma)
+                else:
+                    finite = largest_magnitude(gradient[low:high]) < INFINITE
+                wanted = wanted and finite
+                if wanted:
+                    places, candidates = _roomy(places, candidates, found, high - low)
+                    found = _list(residual[low:high], position + first, threshold, places, candidates, found)
             counts[run] = found - before
+        if not wanted:
+            found = begin
+            counts[segments[segment] : segments[segment + 1]] = -1
     return places, candidates, found
 
 
@@ -329,41 +340,28 @@ def _collect_unambiguous(
     room: int,
     counts: Int64Array,
 ) -> tuple[Int64Array, Float32Array, np.int64]:
-    places, candidates = np.empty(room + CHUNK, np.int64), np.empty(room + CHUNK, np.float32)
-    t, marks = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    limit = np.float32(LARGEST)
+    places, candidates = np.empty(room + PIECE, np.int64), np.empty(room + PIECE, np.float32)
+    forgotten, products, marks = np.zeros(PIECE, np.float32), np.empty(PIECE, np.float32), np.empty(PIECE, np.float32)
     found = np.int64(0)
     for segment in range(segments.size - 1):
         finite, begin = True, found
         for run in range(segments[segment], segments[segment + 1]):
             start, length, position = runs[run]
             before = found
-            for first in range(0, length, CHUNK):
-                low, high = start + first, start + min(first + CHUNK, length)
-                g, v = gradient[low:high], moments[low:high]
-                values, marked = t[: high - low], marks[: high - low]
-                if _take(g, residual[low:high], keep, beta, gamma, t) >= INFINITE:
-                    finite = False
+            for first in range(0, length, PIECE):
+                low, high = start + first, start + min(first + PIECE, length)
+                g, v, marked = gradient[low:high], moments[low:high], marks[: high - low]
+                memory = residual[low:high] if keep else forgotten[: high - low]
+                square = squares[low:high] if given else products[: high - low]
+                if not given:
+                    for i in range(g.size):
+                        square[i] = g[i] * g[i]
+                finite = _mark(g, memory, beta, gamma, square, v, alpha, decay, threshold, marked) and finite
                 if given:
-                    square = squares[low:high]
-                    for i in range(v.size):
-                        summed = v[i] + square[i]
-                        square[i] = 0
-                        marked[i] = v[i] if np.isnan(summed) else min(summed, limit)
-                else:
-                    for i in range(v.size):
-                        summed = v[i] + g[i] * g[i]
-                        marked[i] = v[i] if np.isnan(summed) else min(summed, limit)
+                    square[:] = 0
                 if finite:
-                    for i in range(v.size):
-                        wide = np.float64(values[i])
-                        wanted = (wide * wide > alpha * np.float64(marked[i])) & (abs(values[i]) > threshold)
-                        v[i] = marked[i] if wanted else marked[i] * decay
-                        marked[i] = values[i] if wanted else np.float32(0)
                     places, candidates = _roomy(places, candidates, found, marked.size)
                     found = _list(marked, position + first, np.uint32(1), places, candidates, found)
-                else:
-                    _settle_with_gaps(values, marked, v, alpha, decay, threshold)
             counts[run] = found - before
         if not finite:
             found = begin
@@ -372,20 +370,36 @@ def _collect_unambiguous(
 
 
 @compiled
-def _settle_with_gaps(
-    t: Float32Array,
-    summed: Float32Array,
+def _mark(
+    gradient: Float32Array,
+    memory: Float32Array,
+    beta: np.float32,
+    gamma: np.float32,
+    squares: Float32Array,
     moments: Float32Array,
     alpha: float,
     decay: np.float32,
     threshold: np.float32,
-) -> None:
-    """Second moments of a segment of which nothing is sent, unchanged where ``t`` is not finite."""
-    for i in range(t.size):
-        if np.isfinite(t[i]):
-            wide = np.float64(t[i])
-            wanted = (wide * wide > alpha * np.float64(summed[i])) & (abs(t[i]) > threshold)
-            moments[i] = summed[i] if wanted else summed[i] * decay
+    marked: Float32Array,
+) -> bool:
+    """One pass: ``t`` to the memory, ``v`` to the moments, where ``t`` is finite; returns whether all is.
+
+    ``marked`` is left with ``t`` where it is wanted, and zero elsewhere.
+    """
+    limit, gaps = np.float32(LARGEST), np.uint32(0)
+    for i in range(marked.size):
+        t, v = beta * memory[i] + gamma * gradient[i], moments[i]
+        finite = abs(t) < np.float32(np.inf)
+        summed = v + squares[i]
+        grown = v if np.isnan(summed) else min(summed, limit)
+        wide = np.float64(t)
+        wanted = finite & (wide * wide > alpha * np.float64(grown)) & (abs(t) > threshold)
+        following = grown if wanted else grown * decay
+        memory[i] = t if finite else memory[i]
+        moments[i] = following if finite else v
+        marked[i] = t if wanted else np.float32(0)
+        gaps = np.uint32(gaps + np.uint32(not finite))
+    return bool(gaps == 0)
 
 
 @compiled
@@ -402,11 +416,13 @@ def _collect_local_maxima(
     counts: Int64Array,
     scales: Float32Array,
 ) -> tuple[Int64Array, Float32Array, np.int64]:
-    widest = CHUNK
+    widest = PIECE
     for run in range(bins.size):
         widest = max(widest, min(bins[run], runs[run, 1]))
     places, candidates = np.empty(room + widest, np.int64), np.empty(room + widest, np.float32)
-    t, marks = np.empty(widest, np.float32), np.empty(widest, np.float32)
+    ahead = np.zeros(widest + LANES, np.float32)
+    largest_bits = np.empty(1, np.uint32)
+    largest = largest_bits.view(np.float32)
     found = np.int64(0)
     for segment in range(scales.size):
         total, bins_seen, finite, begin = 0.0, 0, True, found
@@ -414,24 +430,28 @@ def _collect_local_maxima(
             start, length, position = runs[run]
             before = found
             width = min(bins[run], length)
-            step = max(CHUNK // width, 1) * width
+            step = max(PIECE // width, 1) * width
             for first in range(0, length, step):
                 low, high = start + first, start + min(first + step, length)
-                g, values, marked = gradient[low:high], t[: high - low], marks[: high - low]
-                if _take(g, residual[low:high], keep, beta, gamma, t) >= INFINITE:
-                    finite = False
+                g, values = gradient[low:high], residual[low:high]
+                if keep:
+                    finite = _settle(g, values, beta, gamma) and finite
+                else:
+                    finite = largest_magnitude(values) < INFINITE and finite
+                for i in range(values.size):
+                    ahead[i] = values[i] + gamma * g[i]
+                if finite:
+                    places, candidates = _roomy(places, candidates, found, values.size)
                 for lower in range(0, values.size, width):
                     upper = min(lower + width, values.size)
-                    of_bin, ahead, out = values[lower:upper], g[lower:upper], marked[lower:upper]
-                    largest = np.array([largest_magnitude(of_bin)], np.uint32).view(np.float32)[0]
-                    total += np.float64(largest)
+                    largest_bits[0] = largest_magnitude(values[lower:upper])
+                    total += np.float64(largest[0])
                     bins_seen += 1
-                    for i in range(out.size):
-                        wanted = abs(of_bin[i] + gamma * ahead[i]) >= largest
-                        out[i] = of_bin[i] if wanted else np.float32(0)
-                if finite:
-                    places, candidates = _roomy(places, candidates, found, marks.size)
-                    found = _list(marked, position + first, np.uint32(1), places, candidates, found)
+                    if finite:
+                        threshold = max(largest_bits[0], np.uint32(1))
+                        found = _list_ahead(
+                            ahead, values, lower, upper, position + first, threshold, places, candidates, found
+                        )
             counts[run] = found - before
         if finite:
             scales[segment] = np.float32(total / bins_seen)
@@ -439,3 +459,29 @@ def _collect_local_maxima(
             found = begin
             counts[segments[segment] : segments[segment + 1]] = -1
     return places, candidates, found
+
+
+@compiled
+def _list_ahead(
+    ahead: Float32Array,
+    values: Float32Array,
+    lower: int,
+    upper: int,
+    position: int,
+    threshold: np.uint32,
+    places: Int64Array,
+    candidates: Float32Array,
+    found: int,
+) -> int:
+    """Lists the values but zeros of a bin where the bits of ``|ahead|`` reach the threshold, from ``found`` on."""
+    for first in range(lower, upper, LANES):
+        mask = reaching_mask(ahead, first, threshold)
+        if upper - first < LANES:
+            mask = np.uint32(mask & np.uint32((1 << (upper - first)) - 1))
+        while mask:
+            i = first + trailing_zeros(mask)
+            mask = np.uint32(mask & np.uint32(mask - np.uint32(1)))
+            places[found] = position + i
+            candidates[found] = values[i]
+            found += values[i] != 0
+    return found

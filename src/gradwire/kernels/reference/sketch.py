@@ -12,6 +12,9 @@ from gradwire.randomness import hash32, mix64, run_keys
 LINE = 16
 """Neighbours that lie side by side in every row of a sketch: they share a cache line, and never a column."""
 
+MOST_ROWS = 9
+"""Of a sketch; all have an odd number of rows."""
+
 
 def sketch(block: Block, values: Tensor, columns: Int64Array, rows: int, key: int, table: Tensor) -> None:
     """See :meth:`gradwire.kernels.Kernels.sketch`.

@@ -61,15 +61,25 @@ def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple
 
 
 def collect_reaching(
-    block: Block, source: Tensor, thresholds: Float32Array, room: int
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    thresholds: Float32Array,
+    room: int,
 ) -> tuple[Tensor, Tensor, Int64Array]:
     """See :meth:`gradwire.kernels.Kernels.collect_reaching`."""
-    chosen = _Chosen(block, source.device)
+    chosen = _Chosen(block, gradient.device)
     for segment, threshold in enumerate(thresholds.tolist()):
+        finite = True
         for run, start, stop, position in flat_runs(block, segment):
-            magnitudes = source[start:stop].abs()
-            chosen.add(run, position, source[start:stop], (magnitudes >= threshold) & (magnitudes > 0))
-        if math.isnan(threshold):
+            kept = None if residual is None else residual[start:stop]
+            t = compensated(gradient[start:stop], kept, beta, gamma)
+            finite = finite and bool(t.isfinite().all())
+            chosen.add(run, position, t, (t.abs() >= threshold) & (t != 0))
+            keep(kept, t)
+        if math.isnan(threshold) or not finite:
             chosen.reject(segment)
     return chosen.all()
 
