@@ -68,3 +68,7 @@ class Room:
         """The share of a parameter, as kept; all if nothing is."""
         kept = None if self.store is None else self.store.get(self.kept_as, name)
         return 1.0 if kept is None or not kept.item() else float(kept.item())
+
+
+INDEX_ROOM = Room("index_room", spare=17 / 16)
+"""For indices of varying length. A worker's gradients clump alike from step to step: lengths differ by few percent."""
