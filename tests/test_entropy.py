@@ -2,6 +2,8 @@
 
 import inspect
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -15,20 +17,20 @@ from torch import Tensor
 import gradwire
 from catalogue import OPTIONS
 from codec_checks import by_the_reference, check_compiled_once, check_is_the_reference, decoded, encoded
-from gradwire import index, methods
+from gradwire import index, kernels, methods
 from gradwire.adaptive import AdaptiveSparse
 from gradwire.capacity import INDEX_ROOM, SHRINK, Room
-from gradwire.codec import Codec
 from gradwire.errors import PayloadError
 from gradwire.index import EliasFano, Entropy
-from gradwire.kernels.cpu.gaps import gaps_decode
+from gradwire.kernels import reference
+from gradwire.kernels.reference import gaps_low_bytes
 from gradwire.layout import Block, flat_slots
 from gradwire.memory import NONE, Feedback, Store
 from gradwire.select import Fixed, TopMagnitudes
 from gradwire.sparse import Sparse
 from gradwire.train.configuration import Configuration
 from gradwire.train.together import Together
-from test_kernels import BLOCKS, block_of, blocks, covered, gradients, memories, normal
+from test_kernels import BLOCKS, GRADIENTS, block_of, covered, normal
 
 HEAD = 12
 
@@ -36,7 +38,7 @@ HEAD = 12
 def written(positions: Tensor, universe: int, room: int | None = None) -> tuple[Tensor, int]:
     """A payload, the same by both, and how many fitted."""
     payloads, counts = [], []
-    for by in (mock.MagicMock(), by_the_reference()):
+    for by in (nullcontext(), by_the_reference()):
         with by:
             payload = torch.full((room or Entropy().size(len(positions), universe),), 0x5A, dtype=torch.uint8)
             counts.append(Entropy().encode(positions, universe, payload))
@@ -49,7 +51,7 @@ def written(positions: Tensor, universe: int, room: int | None = None) -> tuple[
 def read(payload: Tensor, count: int, universe: int) -> Tensor | None:
     """Positions, the same by both; None if both refuse."""
     found: list[Tensor | None] = []
-    for by in (mock.MagicMock(), by_the_reference()):
+    for by in (nullcontext(), by_the_reference()):
         positions = torch.zeros(count, dtype=torch.int64)
         with by:
             try:
@@ -70,16 +72,15 @@ def clumped(count: int, universe: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.sort(chosen).astype(np.int64))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    gaps=st.lists(st.one_of(st.integers(1, 4), st.integers(1, 2000), st.integers(1, 2**58)), max_size=30),
+    gaps=st.lists(st.one_of(st.integers(1, 4), st.integers(1, 2000), st.integers(1, 2**29)), max_size=30),
     repeated=st.integers(1, 20),
     spare=st.sampled_from([1, 2, 1000]),
     share=st.floats(0, 1),
 )
 def test_what_is_read_is_what_was_written(gaps: list[int], repeated: int, spare: int, share: float) -> None:
-    positions = torch.tensor(gaps * (repeated if sum(gaps) < 2**32 else 1), dtype=torch.int64).cumsum(0)
-    positions = positions[positions < 2**62] - 1
+    positions = torch.tensor(gaps * (repeated if sum(gaps) < 2**20 else 1), dtype=torch.int64).cumsum(0) - 1
     universe = int(positions[-1]) + spare if len(positions) else spare
     payload, count = written(positions, universe)
     assert count == len(positions)
@@ -108,31 +109,37 @@ def test_lengths() -> None:
     payload = torch.zeros(Entropy().size(count, universe), dtype=torch.uint8)
     for positions, least, most in (
         (random, entropy / 8, 1.01 * entropy / 8),
-        (clumped(count, universe), 0, 0.85 * fixed),
-        (torch.arange(count) * 100, 0, fixed / 8 + 8 * 100),
+        (clumped(count, universe), 0, 0.92 * fixed),
+        (torch.arange(count), 0, 0.02 * fixed),
     ):
         Entropy().encode(positions, universe, payload)
         assert least <= int(payload[:4].view(torch.int32)) <= min(most, fixed + HEAD)
 
 
-@settings(max_examples=300, deadline=None)
+HONEST = {
+    name: (positions, written(positions, 3000, room)[0])
+    for name, positions, room in (
+        ("frame", clumped(300, 3000), None),
+        ("elias-fano", torch.arange(7, 3000, 200), None),
+        ("short", clumped(300, 3000), 200),
+    )
+}
+
+
+@settings(max_examples=200, deadline=None)
 @given(
     places=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=6),
-    source=st.sampled_from(["frame", "elias-fano", "short", "zeros"]),
+    source=st.sampled_from(list(HONEST)),
 )
 def test_any_bytes_are_read_alike_or_refused_alike(places: list[tuple[int, int]], source: str) -> None:
     universe = 3000
-    positions = torch.arange(0, 3000, 30) if source == "elias-fano" else clumped(300, universe)
-    room = 200 if source == "short" else None
-    payload, _ = written(positions, universe, room)
-    if source == "zeros":
-        payload.zero_()
+    positions, payload = HONEST[source][0], HONEST[source][1].clone()
     for place, value in places:
         payload[place % payload.numel()] = value
     found = read(payload, len(positions), universe)
     if found is not None and len(found):
         assert bool((found.diff() > 0).all())
-        assert 0 <= int(found[0])
+        assert int(found[0]) >= 0
         assert int(found[-1]) < universe
 
 
@@ -172,44 +179,60 @@ def test_frames_that_no_encoder_writes_are_refused() -> None:
     assert read(with_frame(frame(b"\x08" * 40), 40, bytes(8)), 40, 10**6) is None
 
 
-def test_gaps_need_all_their_bits() -> None:
-    classes = torch.full((10,), 20, dtype=torch.uint8)
-    positions = torch.empty(10, dtype=torch.int64)
-    gaps_decode(classes, torch.zeros(12, dtype=torch.uint8), 10**6, positions)
-    with pytest.raises(PayloadError, match="10 ascending"):
-        gaps_decode(classes, torch.zeros(8, dtype=torch.uint8), 10**6, positions)
+def test_gaps_of_any_length() -> None:
+    """Up to 63 bits, of which all but two are low ones."""
+    positions = torch.tensor([0, 1, 3, 2**33, 2**33 + 1, 2**62 + 5, 2**63 - 2])
+    universe = 2**63 - 1
+    for kernel in (kernels.for_device(positions.device), reference):
+        classes, low = torch.empty(7, dtype=torch.uint8), torch.zeros(gaps_low_bytes(7, universe), dtype=torch.uint8)
+        size = kernel.gaps_encode(positions, universe, classes, low)
+        for other in (kernels.for_device(positions.device), reference):
+            found = torch.empty_like(positions)
+            other.gaps_decode(classes, low[:size], universe, found)
+            assert torch.equal(found, positions)
+            with pytest.raises(PayloadError, match="7 ascending"):
+                other.gaps_decode(classes, low[:size], universe - 1, found)
+            with pytest.raises(PayloadError, match="7 ascending"):
+                other.gaps_decode(classes, low[: size - 4], universe, found)
+        for bad in ([5, 5], [5, 4], [-1], [universe]):
+            with pytest.raises(PayloadError, match="must be ascending"):
+                kernel.gaps_encode(torch.tensor(bad), universe, classes, low)
 
 
-def with_room(codec: Sparse | AdaptiveSparse, block: Block, share: float) -> Codec:
+def with_room(codec: Sparse | AdaptiveSparse, block: Block, share: float) -> Sparse | AdaptiveSparse:
+    """With a room that is kept, but capacities that are not."""
     store = Store(torch.device("cpu"))
     for slot in block.slots:
         store.put(INDEX_ROOM.kept_as, slot.name, torch.tensor(share, dtype=torch.float64))
-    return codec.installed(store, block.slots, block.numel)
+    room = replace(INDEX_ROOM, store=store)
+    return replace(codec, room=room) if isinstance(codec, Sparse) else replace(codec, index_room=room)
 
 
 CODECS = {
     "top-k": Sparse(TopMagnitudes(0.1), indices=Entropy()),
     "threshold": AdaptiveSparse(Fixed(1.5), 0.3, indices=Entropy()),
 }
+shares = pytest.mark.parametrize("share", [1.0, 0.4])
+blocks = pytest.mark.parametrize("name", ["one element", "odd layers", "small blocks", "shard", "packed shard"])
+gradients = pytest.mark.parametrize("values", ["normal", "mostly zeros", "nan", "many infinities"])
 codecs = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.01])
+@shares
 @codecs
 @blocks
 @gradients
-@memories
-def test_is_the_reference(
-    block: Block, gradient: Tensor, memory: tuple[float, float] | None, codec: Sparse, share: float
-) -> None:
-    check_is_the_reference(with_room(codec, block, share), block, gradient, memory)
+def test_is_the_reference(name: str, values: str, codec: Sparse, share: float) -> None:
+    block, gradient = BLOCKS[name], GRADIENTS[values]
+    check_is_the_reference(with_room(codec, block, share), block, gradient, (0.9, 0.3))
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.01])
+@shares
 @codecs
 @blocks
 @gradients
-def test_residual_is_what_was_not_sent(block: Block, gradient: Tensor, codec: Sparse, share: float) -> None:
+def test_residual_is_what_was_not_sent(name: str, values: str, codec: Sparse, share: float) -> None:
+    block, gradient = BLOCKS[name], GRADIENTS[values]
     codec = with_room(codec, block, share)
     residual = normal(99)
     t, old = 0.9 * residual + 0.3 * gradient, residual.clone()
@@ -218,10 +241,11 @@ def test_residual_is_what_was_not_sent(block: Block, gradient: Tensor, codec: Sp
     assert residual.isfinite().all()
     assert torch.equal(residual[inside & ~marked & t.isfinite()], (t - sent)[inside & ~marked & t.isfinite()])
     assert torch.equal(residual[inside & ~t.isfinite()], old[inside & ~t.isfinite()])
+    assert bool(marked.any()) == (not t[inside].isfinite().all())
     for segment in range(block.segment_count):
         first, last = block.segments[segment : segment + 2]
         spans = [slice(start, start + length) for start, length, _ in block.runs[first:last]]
-        assert all(t[span].isfinite().all() for span in spans) == all(not marked[span].any() for span in spans)
+        assert any(marked[span].any() for span in spans) or all(t[span].isfinite().all() for span in spans)
 
 
 def test_room_follows_the_neediest() -> None:
@@ -291,17 +315,17 @@ def test_steps_after_the_first_are_shorter_and_lose_nothing(method: str, route: 
 
 def test_every_method_takes_it_or_says_why_not() -> None:
     """The catalogue, with which all laws are tried, has it for all that take it."""
-    refusing = []
+    refusing: dict[str, str] = {}
     for name in methods.names():
         if "indices" in inspect.signature(methods.get(name)).parameters:
             try:
                 methods.get(name)(indices="entropy")
             except gradwire.ConfigurationError as error:
-                assert "elias-fano" in str(error)
-                refusing.append(name)
+                refusing[name] = str(error)
             else:
                 assert any(options.get("indices") == "entropy" for options in OPTIONS[name]), name
-    assert refusing == ["gtopk", "oktopk", "scalecom"]
+    assert list(refusing) == ["gtopk", "oktopk", "scalecom"]
+    assert all("choose 'elias-fano'" in message for message in refusing.values())
 
 
 def test_without_the_library_it_says_what_to_install() -> None:
