@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gradwire
 from codec_checks import by_the_reference, check_is_the_reference, check_residual_is_what_was_not_sent, decoded, encoded
-from gradwire.capacity import SHRINK, SPARE
+from gradwire.capacity import SHRINK, SPARE, Room
 from gradwire.codec import Codec
 from gradwire.errors import PayloadError
 from gradwire.kernels.reference.trits import trits_payload_bytes, trits_stride
@@ -24,7 +24,7 @@ def with_room(block: Block, share: float, sparsity: float = 1.0) -> ZeroRuns:
     store = Store(torch.device("cpu"))
     for slot in block.slots:
         store.put("room", slot.name, torch.tensor(share, dtype=torch.float64))
-    return ZeroRuns(sparsity, store=store)
+    return ZeroRuns(sparsity, Room(store=store))
 
 
 rooms = pytest.mark.parametrize("share", [1.0, 0.3, 0.01])
@@ -71,8 +71,8 @@ def test_room_follows_the_neediest() -> None:
     sparse, rich = normal() ** 5, normal(2)
 
     def share() -> float:
-        assert codec.store is not None
-        first, second = (codec.store.get("room", slot.name) for slot in block.slots)
+        assert codec.room.store is not None
+        first, second = (codec.room.store.get("room", slot.name) for slot in block.slots)
         assert first is not None
         assert first == second
         return float(first)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.capacity import following
+from gradwire.capacity import INDEX_ROOM, Room, following
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.index import EliasFano, IndexCoding
@@ -34,7 +34,7 @@ class AdaptiveSparse(Codec):
     A payload is, for every parameter, how many of its coordinates met the criterion (uint32, little-endian, or
     :data:`NOT_FINITE`); then values, then indices, each in the room that the capacity takes at most. All ranks see all
     counts, which makes the capacity of the next step. Where more is wanted than fits, the largest magnitudes go, and
-    the rest waits in the memory.
+    the rest waits in the memory. Where the length of indices varies, so does their room, as in :class:`Sparse`.
 
     Attributes:
         criterion: Which coordinates.
@@ -42,6 +42,7 @@ class AdaptiveSparse(Codec):
         values: How their values are written.
         indices: How their positions are written.
         store: Where capacities are kept, by parameter; the first one always holds if None.
+        index_room: For indices whose length varies: a share of what is always enough.
     """
 
     selects: ClassVar[bool] = True
@@ -51,6 +52,7 @@ class AdaptiveSparse(Codec):
     values: ValueCoding = field(default_factory=FloatValues)
     indices: IndexCoding = field(default_factory=EliasFano)
     store: Store | None = None
+    index_room: Room = INDEX_ROOM
 
     def __post_init__(self) -> None:
         if not 0 < self.capacity <= 1:
@@ -60,8 +62,9 @@ class AdaptiveSparse(Codec):
             )
 
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> AdaptiveSparse:
-        """With the criterion, and the store for capacities."""
-        return replace(self, criterion=self.criterion.installed(store, slots, numel), store=store)
+        """With the criterion, and the store for capacities and rooms."""
+        criterion, room = self.criterion.installed(store, slots, numel), replace(self.index_room, store=store)
+        return replace(self, criterion=criterion, store=store, index_room=room)
 
     def room(self, block: Block) -> int:
         """How many coordinates fit in this step."""
@@ -84,17 +87,18 @@ class AdaptiveSparse(Codec):
             positions, values = positions[sendable], values[sendable]
         if len(positions) > room:
             positions, values = _largest(positions, values, room)
+        payload.zero_()
+        size = min(self.indices.size(len(positions), block.positions), payload.numel() - edge)
+        fitted = self.indices.encode(positions, block.positions, payload[edge : edge + size])
+        positions, values = positions[:fitted], values[:fitted]
         chosen = _chosen(block, positions)
         written = values
         if choice.magnitudes is not None:
             of_chosen = np.repeat(choice.magnitudes[_lengths(block, positions) > 0], chosen.segment_numels)
             written = torch.copysign(torch.from_numpy(of_chosen).to(values.device), values)
-        payload.zero_()
         payload[:head].view(torch.int32).copy_(_packed(wanted))
         coded = payload[head : head + self.values.size(chosen)]
         self.values.encode(chosen, written, coded, key)
-        size = self.indices.size(len(positions), block.positions)
-        self.indices.encode(positions, block.positions, payload[edge : edge + size])
         feedback.masked(block, positions)
         if feedback.residual is not None:
             sent = torch.empty_like(values)
@@ -105,7 +109,7 @@ class AdaptiveSparse(Codec):
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Reads all payloads, checks counts and positions, then writes ``out`` once."""
         self.check(block, payloads)
-        head, edge, _ = self._edges(block)
+        head, edge, end = self._edges(block)
         room = self.room(block)
         wanted = np.stack([_unpacked(payload[:head]) for payload in payloads])
         finite = wanted != NOT_FINITE
@@ -116,9 +120,12 @@ class AdaptiveSparse(Codec):
         shape = (len(payloads), int(filled.max()))
         positions = torch.empty(shape, dtype=torch.int64, device=out.device)
         values = torch.empty(shape, dtype=torch.float32, device=out.device)
+        index_share = 0.0
         for row, (payload, count) in enumerate(zip(payloads, filled.tolist(), strict=True)):
-            size = self.indices.size(count, block.positions)
-            self.indices.decode(payload[edge : edge + size], block.positions, positions[row, :count])
+            coded = payload[edge : min(edge + self.indices.size(count, block.positions), end)]
+            filled[row] = self.indices.decode(coded, block.positions, positions[row, :count])
+            index_share = max(index_share, self.indices.wanted(coded, count, block.positions))
+            count = int(filled[row])
             chosen = _chosen(block, positions[row, :count])
             if chosen.numel != count:
                 raise PayloadError(f"of {count} positions {count - chosen.numel} lie in no run of the block")
@@ -127,22 +134,25 @@ class AdaptiveSparse(Codec):
         for run in np.flatnonzero(~finite.all(0)[block.slot_of_run]).tolist():
             start, length, _ = block.runs[run].tolist()
             out[start : start + length] = torch.nan
-        self._learn(block, np.where(finite, wanted, -1))
+        self._learn(block, np.where(finite, wanted, -1), index_share)
 
     def _edges(self, block: Block) -> tuple[int, int, int]:
         """Where values start, where indices start, and the size of a payload."""
         room = self.room(block)
         head = 4 * len(block.slots)
         edge = head + self.values.bound(room, block.segment_count)
-        return head, edge, edge + self.indices.bound(room, block.positions)
+        most = self.indices.bound(room, block.positions)
+        if self.indices.varies:
+            most = self.index_room.bytes(block, self.indices.bound(0, block.positions), most)
+        return head, edge, edge + most
 
     def _room_of(self, slot: Slot) -> int:
         kept = None if self.store is None else self.store.get("capacity", slot.name)
         capacity = 0 if kept is None else int(kept)
         return capacity or _within(slot, self.capacity * slot.numel)
 
-    def _learn(self, block: Block, wanted: Int64Array) -> None:
-        """Makes the capacities of the next step; a parameter that is not finite on some rank keeps its own."""
+    def _learn(self, block: Block, wanted: Int64Array, index_share: float) -> None:
+        """Makes capacities and rooms of the next step; a parameter that is not finite on some rank keeps its own."""
         if self.store is None:
             return
         rows = wanted.max(0).tolist(), wanted.min(0).tolist()
@@ -151,6 +161,8 @@ class AdaptiveSparse(Codec):
             if least >= 0:
                 capacity = _within(slot, following(capacity, most))
             self.store.put("capacity", slot.name, torch.tensor(capacity), Kind.SHARED)
+        if self.indices.varies and index_share and wanted.min() >= 0:
+            self.index_room.heard(block, index_share)
 
 
 def _within(slot: Slot, capacity: float) -> int:

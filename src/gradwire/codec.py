@@ -38,6 +38,10 @@ class Codec(ABC):
         """
         return self
 
+    def owned(self) -> Codec:
+        """The codec as an owner of averages has it: what it remembers is kept apart from what workers remember."""
+        return self
+
     @abstractmethod
     def payload_bytes(self, block: Block) -> int:
         """Size of a payload: a multiple of 4 bytes, so that payloads stay aligned when they are fused."""

@@ -1,8 +1,9 @@
 """How coordinates are written."""
 
 from gradwire.index.bitmap import Bitmap
-from gradwire.index.coding import IndexCoding, parse
+from gradwire.index.coding import IndexCoding, parse, parse_fixed
 from gradwire.index.elias_fano import EliasFano
+from gradwire.index.entropy import Entropy
 from gradwire.index.raw import Raw
 
-__all__ = ["Bitmap", "EliasFano", "IndexCoding", "Raw", "parse"]
+__all__ = ["Bitmap", "EliasFano", "Entropy", "IndexCoding", "Raw", "parse", "parse_fixed"]

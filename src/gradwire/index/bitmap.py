@@ -18,10 +18,12 @@ class Bitmap(IndexCoding):
         """Whole words, whatever the count."""
         return -(-universe // 32) * 4
 
-    def encode(self, positions: Tensor, universe: int, payload: Tensor) -> None:
+    def encode(self, positions: Tensor, universe: int, payload: Tensor) -> int:
         """Sets the bits."""
         kernels.for_device(positions.device).bitmap_encode(positions, universe, payload)
+        return positions.numel()
 
-    def decode(self, payload: Tensor, universe: int, positions: Tensor) -> None:
+    def decode(self, payload: Tensor, universe: int, positions: Tensor) -> int:
         """Lists them."""
         kernels.for_device(positions.device).bitmap_decode(payload, universe, positions)
+        return positions.numel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -10,37 +11,64 @@ from gradwire.errors import ConfigurationError
 
 
 class IndexCoding(ABC):
-    """Writes ascending distinct positions in a size that depends on their number and range alone."""
+    """Writes ascending distinct positions.
+
+    What they take depends on their number and range alone, unless the coding ``varies``; then a payload may be shorter
+    than what is always enough, and has as many positions as fit, from the first one on.
+    """
+
+    varies: ClassVar[bool] = False
 
     @abstractmethod
     def size(self, count: int, universe: int) -> int:
-        """Bytes for ``count`` positions below ``universe``, a multiple of 4."""
+        """Bytes for ``count`` positions below ``universe``, or that are always enough; a multiple of 4."""
 
     def bound(self, count: int, universe: int) -> int:
         """Bytes that are enough for up to ``count`` positions below ``universe``, a multiple of 4."""
         return self.size(count, universe)
 
     @abstractmethod
-    def encode(self, positions: Tensor, universe: int, payload: Tensor) -> None:
-        """Writes ``int64[count]`` ascending distinct positions to ``uint8[size(count, universe)]``."""
+    def encode(self, positions: Tensor, universe: int, payload: Tensor) -> int:
+        """Writes ``int64[count]`` ascending distinct positions to ``uint8[size(count, universe)]``.
+
+        Returns:
+            How many were written: all of them, unless the coding varies and there was less room.
+        """
 
     @abstractmethod
-    def decode(self, payload: Tensor, universe: int, positions: Tensor) -> None:
-        """Reads ``int64[count]`` positions.
+    def decode(self, payload: Tensor, universe: int, positions: Tensor) -> int:
+        """Reads up to ``int64[count]`` positions.
+
+        Returns:
+            How many had been written.
 
         Raises:
             PayloadError: Unless they are ascending, distinct and below ``universe``.
         """
 
+    def wanted(self, payload: Tensor, count: int, universe: int) -> float:
+        """How many of the bytes between ``size(0, universe)`` and ``size(count, universe)`` would have held them all.
+
+        Args:
+            payload: As written, whether or not all fitted.
+            count: How many positions there were.
+            universe: What they are below.
+
+        Returns:
+            A share of these bytes.
+        """
+        return 1.0 if count else 0.0
+
 
 def parse(coding: str | IndexCoding) -> IndexCoding:
-    """Reads ``raw``, ``bitmap`` or ``elias-fano``.
+    """Reads ``raw``, ``bitmap``, ``elias-fano`` or ``entropy``.
 
     Raises:
-        ConfigurationError: If ``coding`` is neither these nor an index coding.
+        ConfigurationError: If ``coding`` is neither these nor an index coding, or its library is not installed.
     """
     from gradwire.index.bitmap import Bitmap
     from gradwire.index.elias_fano import EliasFano
+    from gradwire.index.entropy import Entropy
     from gradwire.index.raw import Raw
 
     match coding:
@@ -52,4 +80,21 @@ def parse(coding: str | IndexCoding) -> IndexCoding:
             return Bitmap()
         case "elias-fano":
             return EliasFano()
-    raise ConfigurationError(f"index coding {coding!r} is not known; choose 'raw', 'bitmap' or 'elias-fano'")
+        case "entropy":
+            return Entropy()
+    raise ConfigurationError(f"index coding {coding!r} is not known; choose 'raw', 'bitmap', 'elias-fano' or 'entropy'")
+
+
+def parse_fixed(coding: str | IndexCoding) -> IndexCoding:
+    """Reads as :func:`parse` does.
+
+    Raises:
+        ConfigurationError: Also if what positions take depends on more than their number and range.
+    """
+    found = parse(coding)
+    if found.varies:
+        raise ConfigurationError(
+            f"indices={coding!r} takes a size that depends on the data, which this method's rounds have no room for; "
+            "choose 'elias-fano', 'bitmap' or 'raw'"
+        )
+    return found

@@ -23,14 +23,16 @@ class Raw(IndexCoding):
             )
         return 4 * count
 
-    def encode(self, positions: Tensor, universe: int, payload: Tensor) -> None:
+    def encode(self, positions: Tensor, universe: int, payload: Tensor) -> int:
         """Narrows to 32 bits."""
         payload.view(torch.int32).copy_(positions)
+        return positions.numel()
 
-    def decode(self, payload: Tensor, universe: int, positions: Tensor) -> None:
+    def decode(self, payload: Tensor, universe: int, positions: Tensor) -> int:
         """Widens, and checks what came."""
         positions.copy_(payload.view(torch.int32))
         if len(positions) and not (
             int(positions[0]) >= 0 and int(positions[-1]) < universe and bool((positions[1:] > positions[:-1]).all())
         ):
             raise PayloadError(f"raw indices are not ascending below {universe}")
+        return positions.numel()

@@ -235,6 +235,14 @@ class Kernels(Protocol):
         """``out = p.T @ q`` over a block of one matrix, taken from the residual if one is given."""
         ...
 
+    def gaps_encode(self, positions: Tensor, universe: int, classes: Tensor, low: Tensor) -> int:
+        """A class ``uint8[n]`` for each gap, and low bits in ``uint8[gaps_low_bytes]``: returns how many bytes."""
+        ...
+
+    def gaps_decode(self, classes: Tensor, low: Tensor, universe: int, positions: Tensor) -> None:
+        """Reads positions back; raises PayloadError unless they are distinct and below ``universe``."""
+        ...
+
     def bitmap_encode(self, positions: Tensor, universe: int, payload: Tensor) -> None:
         """Bit ``p % 8`` of byte ``p // 8`` is set where position ``p``, below ``universe``, is there."""
         ...

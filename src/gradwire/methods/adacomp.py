@@ -31,7 +31,7 @@ class AdaComp(CodecMethod):
         bin: Consecutive elements of a parameter that form a bin; None for 50 in parameters of three dimensions or more
             (kernels of convolutions) and 500 in all others.
         capacity: How many coordinates fit in the first step, as a share of each parameter, in (0, 1].
-        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+        indices: How indices are written, as for ``topk``.
     """
 
     citation = "Chen et al. 2018, arXiv:1712.02679"

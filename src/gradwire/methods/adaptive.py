@@ -27,7 +27,7 @@ class Adaptive(CodecMethod):
     Attributes:
         capacity: How many coordinates fit in the first step, as a share of each parameter, in (0, 1].
         values: How values are written: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``, ``"qsgd:4"``, or an object.
-        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+        indices: How indices are written, as for ``topk``.
     """
 
     citation = "Dutta et al. 2020, arXiv:1911.08250 (Adaptive threshold), after Chen et al. 2018, arXiv:1712.02679"

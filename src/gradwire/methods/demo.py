@@ -124,7 +124,7 @@ class DeMo(Method):
         codec.encode(block, gradient, state.delta, payload, state.site.key(step))
         payloads = yield AllGather(payload)
 
-        positions, coefficients = codec.read(block, payloads)
+        positions, coefficients, _ = codec.read(block, payloads)
         kernels.for_device(gradient.device).scatter_mean(block, positions, coefficients, gradient)
         for chunks in state.chunks:
             chunks.invert(gradient)

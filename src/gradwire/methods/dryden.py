@@ -25,7 +25,7 @@ class Dryden(CodecMethod):
 
     Attributes:
         ratio: pi, the share of either side, in (0, 1].
-        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+        indices: How indices are written, as for ``topk``.
     """
 
     citation = "Dryden et al. 2016, Communication Quantization for Data-parallel Training, doi:10.1109/MLHPC.2016.4"

@@ -36,7 +36,7 @@ class GTopK(Method):
 
     Attributes:
         ratio: k as a share of a segment's elements, in (0, 1].
-        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+        indices: How indices are written: ``"elias-fano"``, ``"bitmap"``, ``"raw"``, or an object of fixed size.
     """
 
     citation = "Shi et al. 2019, arXiv:1901.04359"
@@ -51,7 +51,7 @@ class GTopK(Method):
 
     def __post_init__(self) -> None:
         self.select()
-        index.parse(self.indices)
+        index.parse_fixed(self.indices)
 
     def select(self) -> TopMagnitudes:
         """The local choice."""

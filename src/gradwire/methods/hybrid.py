@@ -31,7 +31,7 @@ class Hybrid(CodecMethod):
         decay: zeta, in (0, 1].
         moments: Where squares come from: ``"step"``, or ``"microbatches"`` or ``"samples"`` by SecondMoments.
         capacity: How many coordinates fit in the first step, as a share of each parameter, in (0, 1].
-        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+        indices: How indices are written, as for ``topk``.
     """
 
     citation = "Tsuzuku et al. 2018, arXiv:1802.06058, with Strom 2015"

@@ -189,7 +189,7 @@ class CodecMethod(Method):
 
     def owner_codec(self, route: str) -> Codec | None:
         """What the average is put through: the owners' operator. On the gather route usually nothing."""
-        return self.codec() if route == "sharded" else None
+        return self.codec().owned() if route == "sharded" else None
 
     def begin(self, site: Site) -> _CodecState:
         """Sets up the memories; an owner has one like the workers'."""

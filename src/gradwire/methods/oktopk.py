@@ -43,7 +43,7 @@ class OkTopk(Method):
         ratio: k as a share of a segment's elements, in (0, 1].
         margin: Room for a rank's share of the k values, as a multiple of ``k / n``, at least 1.
         recut: Steps after which regions are cut anew.
-        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+        indices: How indices are written: ``"elias-fano"``, ``"bitmap"``, ``"raw"``, or an object of fixed size.
     """
 
     citation = "Li & Hoefler 2022, arXiv:2201.07598"
@@ -62,7 +62,7 @@ class OkTopk(Method):
 
     def __post_init__(self) -> None:
         self.select()
-        index.parse(self.indices)
+        index.parse_fixed(self.indices)
         if not 1 <= self.margin < math.inf:
             raise ConfigurationError(f"margin={self.margin!r} is out of range; choose at least 1, usually 1.5")
         if self.recut < 1:

@@ -34,7 +34,7 @@ class SIDCo(CodecMethod):
         capacity: How many coordinates fit in the first step, as a share of each parameter, in (0, 1]; twice the ratio
             if None.
         values: How values are written: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``, ``"qsgd:4"``, or an object.
-        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+        indices: How indices are written, as for ``topk``.
     """
 
     citation = "Abdelmoniem et al. 2021, arXiv:2101.10761"

@@ -26,7 +26,7 @@ class Strom(CodecMethod):
     Attributes:
         threshold: tau, positive, in units of the gradient.
         capacity: How many coordinates fit in the first step, as a share of each parameter, in (0, 1].
-        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+        indices: How indices are written, as for ``topk``.
     """
 
     citation = "Strom 2015, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech"

@@ -37,10 +37,6 @@ class ThreeLC(CodecMethod):
         """Trits, zeros in runs."""
         return ZeroRuns(self.sparsity)
 
-    def owner_codec(self, route: str) -> ZeroRuns | None:
-        """The same, with a room of its own."""
-        return ZeroRuns(self.sparsity, kept_as="owner_room") if route == "sharded" else None
-
     def error_bound(self, numel: int) -> float:
         """Rounding to the nearest of three values, zero among them, never adds to the error."""
         return 1.0

@@ -26,7 +26,7 @@ class Threshold(CodecMethod):
         threshold: v, positive, in units of the gradient.
         capacity: How many coordinates fit in the first step, as a share of each parameter, in (0, 1].
         values: How values are written: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``, ``"qsgd:4"``, or an object.
-        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+        indices: How indices are written, as for ``topk``.
     """
 
     citation = "Dutta et al. 2020, arXiv:1911.08250 (Threshold-v); Aji & Heafield 2017, arXiv:1704.05021"

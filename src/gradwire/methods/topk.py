@@ -23,7 +23,7 @@ class TopK(CodecMethod):
     Attributes:
         ratio: k as a share of a segment's elements, in (0, 1].
         values: How values are written: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``, ``"qsgd:4"``, or an object.
-        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+        indices: How indices are written: ``"elias-fano"``, ``"entropy"``, ``"bitmap"``, ``"raw"``, or an object.
     """
 
     citation = "Aji & Heafield 2017, arXiv:1704.05021; Stich et al. 2018, arXiv:1809.07599"

@@ -38,7 +38,7 @@ class Variance(CodecMethod):
         moments: Where squares come from: ``"step"``, or ``"microbatches"`` or ``"samples"`` by SecondMoments.
         capacity: How many coordinates fit in the first step, as a share of each parameter, in (0, 1].
         values: How values are written: ``"exponent"``, ``"fp32"``, ``"fp16"``, ``"qsgd:4"``, or an object.
-        indices: How indices are written: ``"elias-fano"``, ``"raw"``, or an object.
+        indices: How indices are written, as for ``topk``.
     """
 
     citation = "Tsuzuku et al. 2018, arXiv:1802.06058"

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.capacity import following
+from gradwire.capacity import Room
 from gradwire.codec import Codec
 from gradwire.errors import PayloadError
 from gradwire.kernels.reference.trits import trits_payload_bytes, trits_stride
 from gradwire.kernels.reference.zero_runs import ZEROS
 from gradwire.layout import Block, Slot
-from gradwire.memory import Feedback, Kind, Store
+from gradwire.memory import Feedback, Store
 from gradwire.quantize.three_level import ThreeLevel
 
 _COUNT_BYTES = 4
@@ -35,13 +34,11 @@ class ZeroRuns(Codec):
 
     Attributes:
         sparsity: As in :class:`ThreeLevel`.
-        kept_as: What the room is kept as, by parameter name: a share of the bytes that the trits take uncoded.
-        store: Where; there is always room for everything if None.
+        room: For the coded trits: a share of the bytes that they take uncoded.
     """
 
     sparsity: float = 1.0
-    kept_as: str = "room"
-    store: Store | None = field(default=None, repr=False, compare=False)
+    room: Room = field(default_factory=Room)
 
     def __post_init__(self) -> None:
         self._three_level()
@@ -51,15 +48,15 @@ class ZeroRuns(Codec):
 
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> ZeroRuns:
         """With the store for the room."""
-        return replace(self, store=store)
+        return replace(self, room=replace(self.room, store=store))
+
+    def owned(self) -> ZeroRuns:
+        """With a room of its own."""
+        return replace(self, room=replace(self.room, kept_as=f"owner_{self.room.kept_as}"))
 
     def payload_bytes(self, block: Block) -> int:
         """Scales, a count, and the room."""
-        shares = np.array([self._share_of(slot.name) for slot in block.slots])
-        lengths = block.runs[:, 1]
-        stride = trits_stride(block.positions)
-        share = float((shares[block.slot_of_run] * lengths).sum() / lengths.sum()) if len(lengths) else 0.0
-        return 4 * block.segment_count + _COUNT_BYTES + min(stride, -(-int(np.ceil(share * stride)) // 4) * 4)
+        return 4 * block.segment_count + _COUNT_BYTES + self.room.bytes(block, 0, trits_stride(block.positions))
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Rounds, shortens, and takes back what does not fit."""
@@ -109,17 +106,7 @@ class ZeroRuns(Codec):
 
     def heard(self, block: Block, news: Tensor) -> None:
         """Keeps the share of the neediest with some to spare; the former one after values that are not finite."""
-        most = float(news.contiguous().view(torch.float32).max())
-        if self.store is None or not np.isfinite(most):
-            return
-        for slot in block.slots:
-            share = min(following(self._share_of(slot.name), most), 1.0)
-            self.store.put(self.kept_as, slot.name, torch.tensor(share, dtype=torch.float64), Kind.SHARED)
-
-    def _share_of(self, name: str) -> float:
-        """The room of a parameter, as kept; all if nothing is."""
-        kept = None if self.store is None else self.store.get(self.kept_as, name)
-        return 1.0 if kept is None or not kept.item() else float(kept.item())
+        self.room.heard(block, float(news.contiguous().view(torch.float32).max()))
 
     def _wanted(self, block: Block, payloads: Tensor) -> Tensor:
         """How many bytes the coded trits of each payload take: ``int32[n]``."""

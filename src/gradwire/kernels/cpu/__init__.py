@@ -15,6 +15,7 @@ from gradwire.kernels.cpu.checksum import checksums
 from gradwire.kernels.cpu.dynamic import dynamic_decode, dynamic_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
+from gradwire.kernels.cpu.gaps import gaps_decode, gaps_encode
 from gradwire.kernels.cpu.inceptionn import inceptionn_decode, inceptionn_encode
 from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
@@ -75,6 +76,8 @@ __all__ = [
     "exponent_decode",
     "exponent_encode",
     "exponent_payload_bytes",
+    "gaps_decode",
+    "gaps_encode",
     "gather",
     "inceptionn_decode",
     "inceptionn_encode",

@@ -86,22 +86,28 @@ def largest_magnitude(t: Float32Array) -> np.uint32:
 
 @compiled
 def largest_of_runs(
-    runs: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    beta: np.float32,
-    gamma: np.float32,
-    t: Float32Array,
+    runs: Int64Array, gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32
 ) -> np.uint32:
-    """Bits of the largest ``|t|`` of some runs; at least ``INFINITE`` if any is not finite. ``t`` is scratch."""
+    """Bits of the largest ``|t|`` of some runs; at least ``INFINITE`` if any is not finite."""
     largest = np.uint32(0)
     for run in range(len(runs)):
         start, length = runs[run, 0], runs[run, 1]
-        for first in range(0, length, CHUNK):
-            low, high = start + first, start + min(first + CHUNK, length)
-            values = t[: high - low]
-            compensate(gradient[low:high], residual[low:high], beta, gamma, values)
-            largest = max(largest, largest_magnitude(values))
+        largest = max(
+            largest,
+            _largest_compensated(gradient[start : start + length], residual[start : start + length], beta, gamma),
+        )
+    return largest
+
+
+@compiled
+def _largest_compensated(
+    gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32
+) -> np.uint32:
+    """Bits of the largest ``|t|``."""
+    largest = np.uint32(0)
+    for i in range(gradient.size):
+        t = np.float32(beta * residual[i] + gamma * gradient[i])
+        largest = max(largest, np.uint32(t.view(np.uint32) & MAGNITUDE))
     return largest
 
 

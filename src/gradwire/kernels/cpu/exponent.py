@@ -65,7 +65,7 @@ def _encode(
     packed[:] = 0
     for segment in range(scales.size):
         first_run, last_run = segments[segment], segments[segment + 1]
-        largest = largest_of_runs(runs[first_run:last_run], gradient, residual, beta, gamma, t)
+        largest = largest_of_runs(runs[first_run:last_run], gradient, residual, beta, gamma)
         if largest >= INFINITE:
             scales[segment] = np.float32(np.nan).view(np.uint32)
             if keep:

@@ -15,14 +15,13 @@ from gradwire.kernels.cpu._compiled import (
     Float32Array,
     UInt8Array,
     UInt32Array,
+    add_compensated,
     array,
     compensate,
     compensation,
     compiled,
     element_pointer,
     intrinsic,
-    keep_finite,
-    largest_magnitude,
     rows_of_bytes,
 )
 from gradwire.kernels.reference._torch import CHUNK
@@ -136,7 +135,6 @@ def _measure(
     edges: Int64Array,
 ) -> int:
     """Marks segments that are not finite; returns the bytes that the values of the others take."""
-    t = np.empty(CHUNK, np.float32)
     low, middle, top = _threshold(edges[0]), _threshold(edges[1]), _threshold(edges[2])
     marks[:] = 0
     needed = 0
@@ -147,10 +145,9 @@ def _measure(
             start, length = runs[run, 0], runs[run, 1]
             for first in range(0, length, CHUNK):
                 a, b = start + first, start + min(first + CHUNK, length)
-                values = t[: b - a]
-                compensate(gradient[a:b], residual[a:b], beta, gamma, values)
-                largest = max(largest, largest_magnitude(values))
-                of_segment += int(_bytes_reaching(values.view(np.uint32), low, middle, top))
+                largest_here, needed_here = _measure_piece(gradient[a:b], residual[a:b], beta, gamma, low, middle, top)
+                largest = max(largest, largest_here)
+                of_segment += int(needed_here)
         if largest >= INFINITE:
             marks[segment >> 3] |= np.uint8(1 << (segment & 7))
         else:
@@ -159,15 +156,25 @@ def _measure(
 
 
 @compiled
-def _bytes_reaching(bits: UInt32Array, low: np.uint32, middle: np.uint32, top: np.uint32) -> np.uint32:
-    needed = np.uint32(0)
-    one, none = np.uint32(1), np.uint32(0)
-    for i in range(bits.size):
-        magnitude = np.uint32(bits[i] & MAGNITUDE)
-        needed += one if magnitude >= low else none
-        needed += one if magnitude >= middle else none
-        needed += np.uint32(2) if magnitude >= top else none
-    return needed
+def _measure_piece(
+    gradient: Float32Array,
+    residual: Float32Array,
+    beta: np.float32,
+    gamma: np.float32,
+    low: np.uint32,
+    middle: np.uint32,
+    top: np.uint32,
+) -> tuple[np.uint32, np.uint32]:
+    """Bits of the largest magnitude, and the bytes that the values take."""
+    largest, needed = np.uint32(0), np.uint32(0)
+    for i in range(gradient.size):
+        t = np.float32(beta * residual[i] + gamma * gradient[i])
+        magnitude = np.uint32(t.view(np.uint32) & MAGNITUDE)
+        largest = max(largest, magnitude)
+        needed += (
+            np.uint32(magnitude >= low) + np.uint32(magnitude >= middle) + np.uint32(magnitude >= top) * np.uint32(2)
+        )
+    return largest, needed
 
 
 @compiled
@@ -211,28 +218,24 @@ def _encode(
     written: UInt8Array,
     edges: Int64Array,
 ) -> None:
-    t = np.empty(CHUNK, np.float32)
     tags = np.zeros(CHUNK, np.uint8)
     codes = np.empty(CHUNK, np.uint32)
     packed_tags[:] = 0
     cursor = np.int64(0)
     for segment in range(segments.size - 1):
-        marked = marks[segment >> 3] >> (segment & 7) & 1
+        if marks[segment >> 3] >> (segment & 7) & 1:
+            if keep:
+                add_compensated(runs[segments[segment] : segments[segment + 1]], gradient, residual, beta, gamma)
+            continue
         for run in range(segments[segment], segments[segment + 1]):
             start, length, position = runs[run]
             for first in range(0, length, CHUNK):
                 count = min(CHUNK, length - first)
                 a, b = start + first, start + first + count
-                memory = residual[a:b]
-                values = t[:count]
-                compensate(gradient[a:b], memory, beta, gamma, values)
-                if marked:
-                    if keep:
-                        keep_finite(values, memory)
-                    continue
-                _shift(values.view(np.uint32), edges, tags, codes)
                 if keep:
-                    _take_away(values, edges, tags, codes, memory)
+                    _shift(gradient[a:b], residual[a:b], beta, gamma, edges, tags, codes)
+                else:
+                    _only_shift(gradient[a:b].view(np.uint32), edges, tags, codes)
                 stop = (count + 7) // 8 * 8
                 tags[count:stop] = 0
                 _pack(tags[:stop].view(np.uint32), packed_tags[(position + first) >> 2 :])
@@ -241,37 +244,54 @@ def _encode(
 
 
 @compiled
-def _shift(bits: UInt32Array, edges: Int64Array, tags: UInt8Array, codes: UInt32Array) -> None:
+def _shift(
+    gradient: Float32Array,
+    residual: Float32Array,
+    beta: np.float32,
+    gamma: np.float32,
+    edges: Int64Array,
+    tags: UInt8Array,
+    codes: UInt32Array,
+) -> None:
+    """Tags, and codes of which the lower bytes count; leaves in the residual what these do not stand for."""
+    low, middle, top = _threshold(edges[0]), _threshold(edges[1]), _threshold(edges[2])
+    reach_of_one, reach_of_two = np.int32(23 + edges[1] - 7), np.int32(23 + edges[2] - 15)
+    step_of_one = np.float32(2.0 ** np.float64(edges[1] - 7 - 127))
+    step_of_two = np.float32(2.0 ** np.float64(edges[2] - 15 - 127))
+    for i in range(gradient.size):
+        t = np.float32(beta * residual[i] + gamma * gradient[i])
+        bits = np.uint32(t.view(np.uint32))
+        magnitude = np.uint32(bits & MAGNITUDE)
+        sent, wide, raw = magnitude >= low, magnitude >= middle, magnitude >= top
+        shifted = _shifted(magnitude, reach_of_two if wide else reach_of_one)
+        signed = np.uint32(np.uint32(bits >> np.uint32(31)) << (np.uint32(15) if wide else np.uint32(7)))
+        codes[i] = bits if raw else np.uint32(shifted | signed)
+        tags[i] = np.uint8(np.uint8(sent) + np.uint8(wide) + np.uint8(raw))
+        size = np.float32(np.int32(shifted)) * (step_of_two if wide else step_of_one)
+        rest = t - (-size if t < 0 else size)
+        residual[i] = np.float32(0) if raw else rest if sent else t
+
+
+@compiled
+def _only_shift(bits: UInt32Array, edges: Int64Array, tags: UInt8Array, codes: UInt32Array) -> None:
     """Tags, and codes of which the lower bytes count."""
     low, middle, top = _threshold(edges[0]), _threshold(edges[1]), _threshold(edges[2])
     reach_of_one, reach_of_two = np.int32(23 + edges[1] - 7), np.int32(23 + edges[2] - 15)
     for i in range(bits.size):
         magnitude = np.uint32(bits[i] & MAGNITUDE)
-        sign = np.uint32(bits[i] >> np.uint32(31))
-        exponent = np.int32(magnitude >> np.uint32(23))
-        mantissa = np.uint32((magnitude & np.uint32(0x7FFFFF)) | np.uint32(0x800000))
-        wide = magnitude >= middle
-        raw = magnitude >= top
-        shift = np.uint32(min(max((reach_of_two if wide else reach_of_one) - exponent, np.int32(0)), np.int32(31)))
-        signed = np.uint32(sign << (np.uint32(15) if wide else np.uint32(7)))
-        codes[i] = bits[i] if raw else np.uint32((mantissa >> shift) | signed)
-        tags[i] = np.uint8(magnitude >= low) + np.uint8(wide) + np.uint8(raw)
+        sent, wide, raw = magnitude >= low, magnitude >= middle, magnitude >= top
+        shifted = _shifted(magnitude, reach_of_two if wide else reach_of_one)
+        signed = np.uint32(np.uint32(bits[i] >> np.uint32(31)) << (np.uint32(15) if wide else np.uint32(7)))
+        codes[i] = bits[i] if raw else np.uint32(shifted | signed)
+        tags[i] = np.uint8(np.uint8(sent) + np.uint8(wide) + np.uint8(raw))
 
 
 @compiled
-def _take_away(
-    t: Float32Array, edges: Int64Array, tags: UInt8Array, codes: UInt32Array, residual: Float32Array
-) -> None:
-    """Leaves in the residual what the codes do not stand for."""
-    step_of_one = np.float32(2.0 ** np.float64(edges[1] - 7 - 127))
-    step_of_two = np.float32(2.0 ** np.float64(edges[2] - 15 - 127))
-    for i in range(t.size):
-        tag = tags[i]
-        wide = tag == 2
-        mantissa = np.float32(np.int32(codes[i] & (np.uint32(0x7FFF) if wide else np.uint32(0x7F))))
-        size = mantissa * (step_of_two if wide else step_of_one)
-        sent = -size if t[i] < 0 else size
-        residual[i] = t[i] if tag == 0 else np.float32(0) if tag == 3 else t[i] - sent
+def _shifted(magnitude: np.uint32, reach: np.int32) -> np.uint32:
+    """The mantissa, its leading one included, shifted right by as much as the exponent is below its reach."""
+    mantissa = np.uint32((magnitude & np.uint32(0x7FFFFF)) | np.uint32(0x800000))
+    distance = np.int32(reach - np.int32(magnitude >> np.uint32(23)))
+    return np.uint32(mantissa >> np.uint32(min(max(distance, np.int32(0)), np.int32(31))))
 
 
 @compiled

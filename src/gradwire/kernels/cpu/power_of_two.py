@@ -84,7 +84,7 @@ def _encode(
     signs[:] = 0
     for segment in range(segments.size - 1):
         first_run, last_run = segments[segment], segments[segment + 1]
-        largest = largest_of_runs(runs[first_run:last_run], gradient, residual, beta, gamma, t)
+        largest = largest_of_runs(runs[first_run:last_run], gradient, residual, beta, gamma)
         if largest >= INFINITE:
             if in_bytes:
                 units[segment] = np.nan

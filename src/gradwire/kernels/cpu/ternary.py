@@ -128,7 +128,7 @@ def _scale(
     t: Float32Array,
 ) -> np.float32:
     """See ``_scale`` of the reference."""
-    largest = largest_of_runs(runs, gradient, residual, beta, gamma, t)
+    largest = largest_of_runs(runs, gradient, residual, beta, gamma)
     if largest >= INFINITE:
         return np.float32(np.nan)
     scale = float(np.float64(np.uint32(largest).view(np.float32)))

@@ -11,7 +11,6 @@ from gradwire.kernels.cpu._compiled import (
     UInt8Array,
     add_compensated,
     array,
-    compensate,
     compensation,
     compiled,
     largest_of_runs,
@@ -58,12 +57,11 @@ def _encode(
     packed: UInt8Array,
     sparsity: float,
 ) -> None:
-    t = np.empty(CHUNK, np.float32)
     digits = np.empty(CHUNK, np.uint8)
     packed[:] = 0
     for segment in range(scales.size):
         first_run, last_run = segments[segment], segments[segment + 1]
-        largest = largest_of_runs(runs[first_run:last_run], gradient, residual, beta, gamma, t)
+        largest = largest_of_runs(runs[first_run:last_run], gradient, residual, beta, gamma)
         if largest >= INFINITE:
             scales[segment] = np.nan
             if keep:
@@ -76,18 +74,35 @@ def _encode(
             start, length, position = runs[run]
             for first in range(0, length, CHUNK):
                 low, high = start + first, start + min(first + CHUNK, length)
-                memory, values = residual[low:high], t[: high - low]
-                compensate(gradient[low:high], memory, beta, gamma, values)
-                _round(values, memory, keep, scale, digits)
-                put_trits(packed, position + first, digits[: high - low])
+                piece = digits[: high - low]
+                if keep:
+                    _round(gradient[low:high], residual[low:high], beta, gamma, scale, piece)
+                else:
+                    _only_round(gradient[low:high], scale, piece)
+                put_trits(packed, position + first, piece)
 
 
 @compiled
-def _round(t: Float32Array, residual: Float32Array, keep: bool, scale: np.float32, digits: UInt8Array) -> None:
+def _round(
+    gradient: Float32Array,
+    residual: Float32Array,
+    beta: np.float32,
+    gamma: np.float32,
+    scale: np.float32,
+    digits: UInt8Array,
+) -> None:
     """Writes one digit a value, and leaves in the residual what the digits do not stand for."""
     threshold = scale * np.float32(0.5)
-    for i in range(t.size):
-        digit = np.int32(t[i] > threshold) - np.int32(t[i] < -threshold)
-        digits[i] = np.uint8(digit + 1)
-        if keep:
-            residual[i] = t[i] - np.float32(digit) * scale
+    for i in range(digits.size):
+        t = beta * residual[i] + gamma * gradient[i]
+        above, below = t > threshold, t < -threshold
+        digits[i] = np.uint8(np.uint8(above) + np.uint8(1) - np.uint8(below))
+        residual[i] = t - (scale if above else -scale if below else np.float32(0))
+
+
+@compiled
+def _only_round(values: Float32Array, scale: np.float32, digits: UInt8Array) -> None:
+    """Writes one digit a value."""
+    threshold = scale * np.float32(0.5)
+    for i in range(digits.size):
+        digits[i] = np.uint8(np.uint8(values[i] > threshold) + np.uint8(1) - np.uint8(values[i] < -threshold))

@@ -58,7 +58,7 @@ def _encode(
     packed[:] = 0
     for segment in range(scales.size):
         first_run, last_run = segments[segment], segments[segment + 1]
-        if largest_of_runs(runs[first_run:last_run], gradient, residual, beta, gamma, t) >= INFINITE:
+        if largest_of_runs(runs[first_run:last_run], gradient, residual, beta, gamma) >= INFINITE:
             scales[segment] = np.nan
             if keep:
                 add_compensated(runs[first_run:last_run], gradient, residual, beta, gamma)

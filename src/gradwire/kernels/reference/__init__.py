@@ -35,6 +35,10 @@ tag 0 a value takes no bytes and is 0. With tag 1 it takes one: ``floor(|t| / 2*
 above them. With tag 2 it takes two: ``floor(|t| / 2**(top - 142))`` in 15 bits, and its sign. With tag 3 it is a
 float32. Tags of gaps, and of segments with a value that is not finite, are 0.
 
+**Gaps.** The distance of each position from the one before, from -1 for the first. A distance of ``b`` bits is a class,
+a byte: ``2 * (b - 1)`` plus the bit after the highest, or plus 1 if ``b`` is 1; and its ``max(b - 2, 0)`` other bits,
+which are packed one after the other, lowest first.
+
 **Bitmap.** Bit ``p % 8`` of byte ``p // 8`` is set where position ``p`` was sent.
 **Integer.** ``P`` codes of ``bits`` bits, packed as above, added over workers as bytes: a code is ``level + s`` with
 ``s`` levels on each side of zero and ``2 * s * n < 2**bits`` for ``n`` workers, so that no sum carries over. The sum of
@@ -79,6 +83,7 @@ from gradwire.kernels.reference.checksum import checksums
 from gradwire.kernels.reference.dynamic import dynamic_decode, dynamic_encode, dynamic_payload_bytes
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.exponent import exponent_decode, exponent_encode, exponent_payload_bytes
+from gradwire.kernels.reference.gaps import gaps_decode, gaps_encode, gaps_low_bytes
 from gradwire.kernels.reference.inceptionn import inceptionn_decode, inceptionn_encode, inceptionn_payload_bytes
 from gradwire.kernels.reference.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
@@ -141,6 +146,9 @@ __all__ = [
     "exponent_decode",
     "exponent_encode",
     "exponent_payload_bytes",
+    "gaps_decode",
+    "gaps_encode",
+    "gaps_low_bytes",
     "gather",
     "inceptionn_decode",
     "inceptionn_encode",
