@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing as mp
-import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 SECONDS = 240
 
@@ -21,7 +22,7 @@ class Pool:
     """Runs functions on worlds of 1 to 5 processes; a world starts when it is first asked for."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory()
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._worlds: dict[int, list[tuple[mp.process.BaseProcess, Connection]]] = {}
         self._started = 0
 
@@ -48,7 +49,6 @@ class Pool:
         """Ends all processes."""
         for workers in list(self._worlds):
             self._end(workers)
-        self._folder.cleanup()
 
     def _end(self, workers: int) -> None:
         for process, _ in self._worlds.pop(workers):
@@ -58,22 +58,21 @@ class Pool:
     def _start(self, workers: int) -> list[tuple[mp.process.BaseProcess, Connection]]:
         context = mp.get_context("spawn")
         self._started += 1
-        rendezvous = Path(self._folder.name) / f"world-{self._started}"
         world = []
         for rank in range(workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, workers, str(rendezvous), theirs), daemon=True)
+            arguments = (rank, workers, self._store.port, f"world-{self._started}", theirs)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             world.append((process, ours))
         return world
 
 
-def _serve(rank: int, workers: int, rendezvous: str, pipe: Connection) -> None:
-    import torch
-    import torch.distributed as dist
-
+def _serve(rank: int, workers: int, port: int, world: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=workers)
+    # Not a file's: whoever waits for a key there looks every few milliseconds, for every pair of every new group.
+    store = dist.PrefixStore(world, dist.TCPStore("127.0.0.1", port, is_master=False))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
     while True:
         try:
             function, arguments = pipe.recv()
