@@ -95,9 +95,8 @@ def conserve_all(chosen: list[Case], workers: int) -> dict[str, list[bytes]]:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
 def test_average_plus_residual_is_the_mean_of_what_was_put_in(pool: Pool, workers: int) -> None:
-    """And it is the same on every rank."""
-    chosen = cases("residual")
-    check_same(pool.run(workers, conserve_all, chosen if workers == 3 else chosen[workers::3], workers))
+    """And it is the same on every rank. Each world takes a third of the attachments; 1, 2 and 3 together take all."""
+    check_same(pool.run(workers, conserve_all, cases("residual")[workers % 3 :: 3], workers))
 
 
 def average_thrice(chosen: list[Case]) -> dict[str, list[bytes]]:
@@ -114,11 +113,11 @@ def average_thrice(chosen: list[Case]) -> dict[str, list[bytes]]:
     return digests
 
 
-@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("workers", [2, 3, 4])
 def test_every_rank_has_the_same_bits(pool: Pool, workers: int) -> None:
-    """With all memories but error feedback, whose bits are compared above."""
+    """A third of the attachments in each world; those with error feedback are compared above."""
     others = [case for case in cases() if case.memory != "residual"]
-    check_same(pool.run(workers, average_thrice, others[workers::3]))
+    check_same(pool.run(workers, average_thrice, others[workers % 3 :: 3]))
 
 
 BAD = {1: float("inf"), 3: float("nan")}
