@@ -54,11 +54,14 @@ class Store:
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         """A buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first."""
-        buffer = torch.zeros(numel, dtype=dtype, device=self.device)
+        buffer = self._zeros(numel, dtype)
         for slot in slots:
             self._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape), buffer, _zero, kind)
         self.layouts += 1
         return buffer
+
+    def _zeros(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(numel, dtype=dtype, device=self.device)
 
     def scratch(self, numel: int) -> Tensor:
         """A float32 buffer that shares its memory with every other one: who writes to it may not let others run."""
