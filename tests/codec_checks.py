@@ -19,7 +19,7 @@ from gradwire.kernels import reference
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.randomness import key_of
-from test_kernels import BUFFER, KEY, block_of, covered, floats, normal, residuals, same, strided
+from kernel_inputs import BUFFER, KEY, block_of, covered, floats, normal, residuals, same, strided
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing as mp
-import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 SECONDS = 240
 
@@ -18,68 +19,72 @@ class WorkerError(AssertionError):
 
 
 class Pool:
-    """Runs functions on worlds of 1 to 5 processes; a world starts when it is first asked for."""
+    """Runs functions on worlds of 1 to 5 processes.
+
+    A process starts when a world first needs it, and worlds of any size are made of the same ones: what they have
+    imported and compiled serves all.
+    """
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self._worlds: dict[int, list[tuple[mp.process.BaseProcess, Connection]]] = {}
-        self._started = 0
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._processes: list[tuple[mp.process.BaseProcess, Connection]] = []
+        self._worlds = 0
+        self._workers = 0
 
     def run(self, workers: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Calls a module-level function on every rank of a world and returns what each returned."""
-        if workers not in self._worlds:
-            self._worlds[workers] = self._start(workers)
-        world = self._worlds[workers]
+        if workers != self._workers:
+            self._workers = workers
+            self._worlds += 1
+        while len(self._processes) < workers:
+            self._processes.append(self._start(len(self._processes)))
+        world = self._processes[:workers]
         for _, pipe in world:
-            pipe.send((function, arguments))
+            pipe.send((self._worlds, workers, function, arguments))
         results, errors = [], []
         for rank, (_, pipe) in enumerate(world):
             if not pipe.poll(SECONDS if not errors else 5):
-                self._end(workers)
+                self.close()
                 raise WorkerError("\n".join([f"rank {rank} of {workers} did not answer", *errors]))
             ok, result = pipe.recv()
             (results if ok else errors).append(result)
         if errors:
-            self._end(workers)
+            self.close()
             raise WorkerError("\n".join(errors))
         return results
 
     def close(self) -> None:
         """Ends all processes."""
-        for workers in list(self._worlds):
-            self._end(workers)
-        self._folder.cleanup()
-
-    def _end(self, workers: int) -> None:
-        for process, _ in self._worlds.pop(workers):
+        for process, _ in self._processes:
             process.kill()
             process.join()
+        self._processes, self._workers = [], 0
 
-    def _start(self, workers: int) -> list[tuple[mp.process.BaseProcess, Connection]]:
+    def _start(self, rank: int) -> tuple[mp.process.BaseProcess, Connection]:
         context = mp.get_context("spawn")
-        self._started += 1
-        rendezvous = Path(self._folder.name) / f"world-{self._started}"
-        world = []
-        for rank in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, workers, str(rendezvous), theirs), daemon=True)
-            process.start()
-            world.append((process, ours))
-        return world
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
+        process.start()
+        return process, ours
 
 
-def _serve(rank: int, workers: int, rendezvous: str, pipe: Connection) -> None:
-    import torch
-    import torch.distributed as dist
-
+def _serve(rank: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=workers)
+    # A store in a file would have every pair of every new group look for its keys every few milliseconds.
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    current = 0
     while True:
         try:
-            function, arguments = pipe.recv()
+            world, workers, function, arguments = pipe.recv()
         except EOFError:
             return
         try:
+            if world != current:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                current = world
+                names = dist.PrefixStore(f"world-{world}", store)
+                dist.init_process_group("gloo", store=names, rank=rank, world_size=workers)
             pipe.send((True, function(*arguments)))
         except Exception:
             pipe.send((False, f"rank {rank}: {traceback.format_exc()}"))

@@ -30,7 +30,7 @@ from gradwire.select import Fixed, TopMagnitudes
 from gradwire.sparse import Sparse
 from gradwire.train.configuration import Configuration
 from gradwire.train.together import Together
-from test_kernels import BLOCKS, GRADIENTS, block_of, covered, normal
+from kernel_inputs import BLOCKS, GRADIENTS, block_of, covered, normal
 
 HEAD = 12
 

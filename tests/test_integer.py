@@ -16,8 +16,8 @@ from gradwire.memory import NONE
 from gradwire.routes import SharedLevels, integer
 from gradwire.wire import Meter, ProcessGroupTransport, lockstep
 from gradwire.wire.fusion import issue
+from kernel_inputs import BLOCKS, KEY, blocks, covered, gradients, normal, residuals, same
 from pool import Pool
-from test_kernels import BLOCKS, KEY, blocks, covered, gradients, normal, residuals, same
 
 CODES = [(8, 0, 3), (4, 64, 2), (2, 0, 1), (8, 512, 5), (4, 104, 7)]
 

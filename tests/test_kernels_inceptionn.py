@@ -20,7 +20,7 @@ from gradwire.layout import Block
 from gradwire.memory import NONE, Store
 from gradwire.quantize import Inceptionn
 from gradwire.quantize.inceptionn import FIELD
-from test_kernels import BLOCKS, BUFFER, blocks, covered, gradients, normal, residuals, same, strided
+from kernel_inputs import BLOCKS, BUFFER, blocks, covered, gradients, normal, residuals, same, strided
 
 BOUNDS = [1, 10, 14, 15, 40, 126]
 

@@ -2,23 +2,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
-from codec_checks import (
-    cases,
-    check_any_bytes,
-    check_compiled_once,
-    check_is_the_reference,
-    decoded,
-    encoded,
-)
+from codec_checks import check_compiled_once, decoded, encoded
 from gradwire.errors import ConfigurationError
-from gradwire.layout import Block
 from gradwire.memory import NONE
 from gradwire.quantize import Stochastic
-from test_kernels import BLOCKS, KEY, block_of, blocks, covered, gradients, memories, normal
+from kernel_inputs import BLOCKS, KEY, block_of, covered, normal
 
 codecs = pytest.mark.parametrize(
     "codec",
@@ -29,24 +18,6 @@ codecs = pytest.mark.parametrize(
     ],
     ids=["4", "8", "2"],
 )
-
-
-@codecs
-@blocks
-@gradients
-@memories
-def test_is_the_reference(
-    codec: Stochastic, block: Block, gradient: Tensor, memory: tuple[float, float] | None
-) -> None:
-    check_is_the_reference(codec, block, gradient, memory)
-
-
-@codecs
-@settings(max_examples=40, deadline=None)
-@given(case=cases(), content=st.binary(min_size=1, max_size=60))
-def test_any_values_and_any_bytes(codec: Stochastic, case: tuple, content: bytes) -> None:
-    check_is_the_reference(codec, *case)
-    check_any_bytes(codec, case[0], content)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

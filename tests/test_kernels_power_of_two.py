@@ -1,52 +1,13 @@
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
-from codec_checks import (
-    cases,
-    check_any_bytes,
-    check_compiled_once,
-    check_is_the_reference,
-    check_residual_is_what_was_not_sent,
-    check_unbiased,
-    decoded,
-    decoded_once,
-    encoded,
-)
+from codec_checks import check_compiled_once, check_unbiased, decoded, decoded_once, encoded
 from gradwire.errors import ConfigurationError
-from gradwire.layout import Block
 from gradwire.memory import NONE
 from gradwire.quantize import PowerOfTwo
-from test_kernels import BUFFER, block_of, blocks, covered, gradients, memories, normal
+from kernel_inputs import BUFFER, block_of, covered, normal
 
 codecs = pytest.mark.parametrize("codec", [PowerOfTwo(9), PowerOfTwo(8)], ids=str)
-
-
-@codecs
-@blocks
-@gradients
-@memories
-def test_is_the_reference(
-    codec: PowerOfTwo, block: Block, gradient: Tensor, memory: tuple[float, float] | None
-) -> None:
-    check_is_the_reference(codec, block, gradient, memory)
-
-
-@codecs
-@blocks
-@gradients
-def test_residual_is_what_was_not_sent(codec: PowerOfTwo, block: Block, gradient: Tensor) -> None:
-    check_residual_is_what_was_not_sent(codec, block, gradient)
-
-
-@codecs
-@settings(max_examples=60, deadline=None)
-@given(case=cases(), content=st.binary(min_size=1, max_size=60))
-def test_any_values_and_any_bytes(codec: PowerOfTwo, case: tuple, content: bytes) -> None:
-    check_is_the_reference(codec, *case)
-    check_any_bytes(codec, case[0], content)
 
 
 @codecs

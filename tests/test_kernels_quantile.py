@@ -17,7 +17,7 @@ from gradwire.layout import Block
 from gradwire.memory import NONE
 from gradwire.quantize import Quantile
 from gradwire.quantize.values import CodedValues, parse
-from test_kernels import BLOCKS, BUFFER, KEY, blocks, gradients, normal, residuals, same, strided
+from kernel_inputs import BLOCKS, BUFFER, KEY, blocks, gradients, normal, residuals, same, strided
 
 FORMS = [(4, 0, 0.3), (256, 0, 0.3), (16, 1, 0.05), (256, 2, 0.3)]
 forms = pytest.mark.parametrize("form", FORMS, ids=str)

@@ -13,7 +13,7 @@ from gradwire.kernels import cpu, reference
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.randomness import key_of
 from gradwire.transform import Levels, Rotation
-from test_kernels import BLOCKS, GRADIENTS, KEY, covered, normal, same
+from kernel_inputs import BLOCKS, GRADIENTS, KEY, covered, normal, same
 
 OWN = key_of(1, 2, 3)
 LEVELS = Levels()

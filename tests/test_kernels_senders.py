@@ -7,7 +7,7 @@ import torch
 
 from gradwire.errors import PayloadError
 from gradwire.kernels import cpu, reference
-from test_kernels import BLOCKS, block_of, counts_of, covered, normal, same
+from kernel_inputs import BLOCKS, block_of, counts_of, covered, normal, same
 
 
 @pytest.mark.parametrize("name", BLOCKS)

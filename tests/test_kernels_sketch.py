@@ -10,7 +10,7 @@ from gradwire.kernels import cpu, reference
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.randomness import key_of
 from gradwire.sketch import CountSketch
-from test_kernels import BLOCKS, BUFFER, GRADIENTS, KEY, covered, normal, same
+from kernel_inputs import BLOCKS, BUFFER, GRADIENTS, KEY, covered, normal, same
 
 FINITE = ["normal", "signed zeros", "ties", "denormals", "huge"]
 

@@ -2,52 +2,17 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from codec_checks import (
-    cases,
-    check_any_bytes,
-    check_compiled_once,
-    check_is_the_reference,
-    check_residual_is_what_was_not_sent,
-    check_unbiased,
-    decoded,
-    encoded,
-)
-from gradwire.codec import Codec
+from codec_checks import check_compiled_once, check_unbiased, decoded, encoded
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference.trits import pack_trits, trits_stride, unpack_trits
-from gradwire.layout import Block
 from gradwire.memory import NONE
 from gradwire.quantize import Ternary, ThreeLevel
-from test_kernels import BLOCKS, BUFFER, block_of, blocks, covered, gradients, memories, normal
+from kernel_inputs import BLOCKS, BUFFER, block_of, covered, normal
 
 codecs = pytest.mark.parametrize("codec", [Ternary(0), Ternary(2.5), ThreeLevel(1.0), ThreeLevel(1.75)], ids=str)
-
-
-@codecs
-@blocks
-@gradients
-@memories
-def test_is_the_reference(codec: Codec, block: Block, gradient: Tensor, memory: tuple[float, float] | None) -> None:
-    check_is_the_reference(codec, block, gradient, memory)
-
-
-@codecs
-@blocks
-@gradients
-def test_residual_is_what_was_not_sent(codec: Codec, block: Block, gradient: Tensor) -> None:
-    check_residual_is_what_was_not_sent(codec, block, gradient)
-
-
-@codecs
-@settings(max_examples=40, deadline=None)
-@given(case=cases(), content=st.binary(min_size=1, max_size=60))
-def test_any_values_and_any_bytes(codec: Codec, case: tuple, content: bytes) -> None:
-    check_is_the_reference(codec, *case)
-    check_any_bytes(codec, case[0], content)
 
 
 @given(digits=st.lists(st.integers(0, 2), max_size=300))

@@ -15,7 +15,7 @@ from torch import Tensor
 from gradwire.errors import PayloadError
 from gradwire.kernels import cpu, reference
 from gradwire.layout import Block
-from test_kernels import BLOCKS, BUFFER, blocks, gradients, memories, normal, residuals, same
+from kernel_inputs import BLOCKS, BUFFER, blocks, gradients, memories, normal, residuals, same
 
 
 def both_same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:

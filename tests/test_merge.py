@@ -15,8 +15,8 @@ from gradwire.index import EliasFano
 from gradwire.kernels import cpu, reference
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.routes.merge import SparseFormat, SparseSet
+from kernel_inputs import same
 from pool import Pool
-from test_kernels import same
 
 COUNTS = np.array([5, 0, 1, 40, 700], dtype=np.int64)
 

@@ -17,7 +17,7 @@ from gradwire.memory import NONE, Feedback, Store
 from gradwire.quantize import ThreeLevel, ZeroRuns
 from gradwire.train.configuration import Configuration
 from gradwire.train.together import Together
-from test_kernels import BLOCKS, block_of, blocks, covered, gradients, memories, normal
+from kernel_inputs import BLOCKS, block_of, blocks, covered, gradients, memories, normal
 
 
 def with_room(block: Block, share: float, sparsity: float = 1.0) -> ZeroRuns:

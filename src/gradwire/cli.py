@@ -439,18 +439,10 @@ def _race(
     **options: int,
 ) -> list[TrainRow]:
     """Trains with a live bar for each contender."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from gradwire.bench import train as bench_train
+    from gradwire.bench.progress import bars
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[news]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with bars(console) as progress:
         tasks = [
             progress.add_task(racer.label, total=options["steps"], start=False, news="waiting") for racer in racers
         ]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gradwire.bench import periodic, pictures, report
 from gradwire.bench.data import Dataset
 from gradwire.bench.periodic import Optimizer, Outcome, Row, Run
+from gradwire.bench.progress import bars
 from gradwire.bench.sync import NO_LINK, link_rate
 from gradwire.bench.workloads import LANGUAGE, Workload
 from gradwire.errors import GradwireError
@@ -129,14 +129,7 @@ class Bench:
         large: bool = False,
     ) -> list[Outcome]:
         """Trains with a live bar."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[news]}"),
-        )
-        with Progress(*columns, console=self.console, transient=True) as progress:
+        with bars(self.console) as progress:
             name = f"{workload.name}, {workers} worker{'s' if workers > 1 else ''}"
             task = progress.add_task(name, total=sum(run.steps for run in runs), news="starting")
 

@@ -2,11 +2,12 @@
 
 from gradwire.memory.dgc import MaskedMomentum
 from gradwire.memory.ef21 import EF21
-from gradwire.memory.feedback import NONE, Feedback, Memory, NoMemory, Residual
+from gradwire.memory.feedback import NONE, Feedback, Memory, NoMemory
 from gradwire.memory.kind import Kind
 from gradwire.memory.lowpass import LowPass
 from gradwire.memory.momentum import Momentum
 from gradwire.memory.names import NAMES, parse
+from gradwire.memory.residual import Residual
 from gradwire.memory.snapshot import Snapshot
 from gradwire.memory.store import Store
 

@@ -10,15 +10,17 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.layout import Block, Slot
-from gradwire.memory.feedback import Feedback, Memory, Residual
+from gradwire.memory.feedback import Feedback, Memory
+from gradwire.memory.kind import Kind
 from gradwire.memory.momentum import check_decay
+from gradwire.memory.residual import Residual
 from gradwire.memory.store import Store
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _MaskedMomentumFeedback(Feedback):
+    residual: Tensor
     velocity: Tensor
-    accumulated: Tensor
     momentum: float
     nesterov: bool
 
@@ -28,7 +30,7 @@ class _MaskedMomentumFeedback(Feedback):
         if not self.nesterov:
             finite = kernel.accumulate(block, gradient, self.velocity, self.momentum, 1.0)
         elif finite := kernel.accumulate(block, gradient, self.velocity, self.momentum, self.momentum):
-            kernel.accumulate(block, gradient, self.accumulated, 1.0, 1.0)
+            kernel.accumulate(block, gradient, self.residual, 1.0, 1.0)
         return self.velocity if finite else gradient
 
     def masked(self, block: Block, positions: Tensor) -> None:
@@ -59,14 +61,12 @@ class MaskedMomentum(Memory):
     def __post_init__(self) -> None:
         check_decay("momentum", self.momentum)
 
-    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
+    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
         """Keeps two float32 an element."""
-        velocity = store.flat(f"{field}.velocity", slots, numel)
-        accumulated = store.flat(field, slots, numel)
+        velocity = store.flat(f"{field}.velocity", slots, numel, kind)
         return _MaskedMomentumFeedback(
-            accumulated,
+            residual=store.flat(field, slots, numel, kind),
             velocity=velocity,
-            accumulated=accumulated,
             momentum=self.momentum,
             nesterov=self.nesterov,
         )

@@ -17,12 +17,12 @@ from gradwire.memory.store import Store
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _DifferenceFeedback(Feedback):
-    lag: Tensor
+    residual: Tensor
     estimate: Tensor
 
     def settle(self, block: Block, gradient: Tensor) -> None:
         """From ``g - h - c``, which the encoder left, to ``-(h + c)``."""
-        kernels.for_device(gradient.device).accumulate(block, gradient, self.lag, 1.0, -1.0)
+        kernels.for_device(gradient.device).accumulate(block, gradient, self.residual, 1.0, -1.0)
 
     def received(self, block: Block, average: Tensor) -> None:
         """``H += mean c``; the average is ``H``, unless what came is not finite."""
@@ -41,11 +41,10 @@ class EF21(Memory):
 
     parts: ClassVar[bool] = True
 
-    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
+    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
         """Keeps two float32 an element."""
-        lag = store.flat(field, slots, numel)
-        estimate = store.flat(f"{field}.estimate", slots, numel, Kind.SHARED)
-        return _DifferenceFeedback(lag, lag=lag, estimate=estimate)
+        lag = store.flat(field, slots, numel, kind)
+        return _DifferenceFeedback(residual=lag, estimate=store.flat(f"{field}.estimate", slots, numel, Kind.SHARED))
 
     def owner(self) -> Memory:
         """The mean of differences goes out as it is compressed."""

@@ -1,8 +1,7 @@
-"""Error feedback: what compression left out of one step is added to the next."""
+"""What a memory is, and how it works on a buffer: four calls around an encoder."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +11,9 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot
 from gradwire.memory.kind import Kind
 from gradwire.memory.store import Store
-from gradwire.randomness import key_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +89,7 @@ class Memory(ABC):
         return False
 
     @abstractmethod
-    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
+    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
         """Sets up the memory of one flat buffer.
 
         Args:
@@ -100,6 +97,7 @@ class Memory(ABC):
             field: What to keep the residual as; other tensors start with that name.
             slots: The parameters in the buffer that are compressed.
             numel: Elements of the buffer.
+            kind: Whose it is: one worker's among many, or an owner's.
         """
 
     def owed(self, field: str) -> tuple[str, ...]:
@@ -115,80 +113,9 @@ class Memory(ABC):
 class NoMemory(Memory):
     """Compress the gradient as it is."""
 
-    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
+    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
         """Keeps nothing."""
         return NONE
 
     def __str__(self) -> str:
         return "none"
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _HalfFeedback(Feedback):
-    scratch: Tensor
-    kept: Tensor
-    ages: Tensor
-    seed: int
-
-    def admit(self, block: Block, gradient: Tensor) -> Tensor:
-        """Lays the memory in float32 where the encoder leaves what it did not send."""
-        for part, kept in zip(block.parts(self.scratch), block.parts(self.kept), strict=True):
-            part.copy_(kept)
-        return gradient
-
-    def settle(self, block: Block, gradient: Tensor) -> None:
-        """Rounds what the encoder left, with new random bits in every step."""
-        age = int(self.ages.max()) if len(self.ages) else 0
-        kernels.for_device(gradient.device).narrow(block, self.scratch, self.kept, key_of(self.seed, age))
-        self.ages.add_(1)
-
-
-@dataclass(frozen=True)
-class Residual(Memory):
-    """Error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847).
-
-    Attributes:
-        beta: Weight of the residual in the compensated gradient, in [0, 1].
-        gamma: Weight of the gradient, positive.
-        dtype: ``"float32"``, or ``"bfloat16"`` for half the memory. Then what was not sent is rounded at random to a
-            neighbour in bfloat16, so that on average the memory is what was not sent and it is never further off than
-            the two neighbours lie apart. All buckets share float32 scratch space as large as the largest of them, so
-            nothing is gained where one buffer holds the whole model. For methods that write all they send at once.
-    """
-
-    beta: float = 1.0
-    gamma: float = 1.0
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1:
-            raise ConfigurationError(f"beta={self.beta!r} is out of range; choose 0 <= beta <= 1, usually 1")
-        if not 0 < self.gamma < math.inf:
-            raise ConfigurationError(f"gamma={self.gamma!r} is out of range; choose a positive weight, usually 1")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ConfigurationError(f"dtype={self.dtype!r} is not possible; choose 'float32' or 'bfloat16'")
-
-    @property
-    def borrows(self) -> bool:
-        """In half precision."""
-        return self.dtype != "float32"
-
-    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
-        """Keeps one float32 or bfloat16 an element, and with the latter a counter for each parameter."""
-        if not self.borrows:
-            return Feedback(store.flat(field, slots, numel), self.beta, self.gamma)
-        kept, scratch = store.flat(field, slots, numel, dtype=torch.bfloat16), store.scratch(numel)
-        ages = torch.zeros(0, dtype=torch.int64)
-        if slots:
-            names = [slot.name for slot in slots]
-            ages = store.stacked(f"{field}.age", names, lambda name: ages.new_zeros(()), Kind.SHARED)
-        seed = Slot(f"rounding of {field}", (), 0).stream
-        return _HalfFeedback(scratch, self.beta, self.gamma, scratch=scratch, kept=kept, ages=ages, seed=seed)
-
-    def owed(self, field: str) -> tuple[str, ...]:
-        """The residual."""
-        return (field,)
-
-    def __str__(self) -> str:
-        kind = ", dtype=bfloat16" if self.borrows else ""
-        return "residual" if self == Residual() else f"residual(beta={self.beta}, gamma={self.gamma}{kind})"

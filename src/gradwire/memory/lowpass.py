@@ -13,32 +13,24 @@ from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot
 from gradwire.memory.feedback import Feedback, Memory
 from gradwire.memory.kind import Kind
+from gradwire.memory.staged import StagedFeedback, kept_ages
 from gradwire.memory.store import Store
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _LowPassFeedback(Feedback):
-    scratch: Tensor
-    filtered: Tensor
-    ages: Tensor
+class _LowPassFeedback(StagedFeedback):
     share: float
     reset: int
-
-    def admit(self, block: Block, gradient: Tensor) -> Tensor:
-        """Lays the memory where the encoder leaves ``m + g - sent``."""
-        for part, kept in zip(block.parts(self.scratch), block.parts(self.filtered), strict=True):
-            part.copy_(kept)
-        return gradient
 
     def settle(self, block: Block, gradient: Tensor) -> None:
         """``m = (1 - share) m + share (m + g - sent)``, or zero when its time is up."""
         self.ages.add_(1)
         if self.reset and bool((self.ages >= self.reset).any()):
             self.ages.zero_()
-            for kept in block.parts(self.filtered):
+            for kept in block.parts(self.kept):
                 kept.zero_()
             return
-        kernels.for_device(gradient.device).accumulate(block, self.scratch, self.filtered, 1 - self.share, self.share)
+        kernels.for_device(gradient.device).accumulate(block, self.residual, self.kept, 1 - self.share, self.share)
 
 
 @dataclass(frozen=True)
@@ -68,16 +60,15 @@ class LowPass(Memory):
         if self.reset < 0:
             raise ConfigurationError(f"reset={self.reset!r} is out of range; choose a number of steps, or 0 for never")
 
-    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
+    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
         """Keeps one float32 an element, and a counter for each parameter."""
-        filtered = store.flat(f"{field}.filtered", slots, numel)
-        ages = torch.zeros(0, dtype=torch.int64)
-        if slots:
-            names = [slot.name for slot in slots]
-            ages = store.stacked(f"{field}.age", names, lambda name: ages.new_zeros(()), Kind.SHARED)
-        scratch = torch.zeros_like(filtered)
+        filtered = store.flat(f"{field}.filtered", slots, numel, kind)
         return _LowPassFeedback(
-            scratch, scratch=scratch, filtered=filtered, ages=ages, share=self.share, reset=self.reset
+            residual=torch.zeros_like(filtered),
+            kept=filtered,
+            ages=kept_ages(store, field, slots),
+            share=self.share,
+            reset=self.reset,
         )
 
     def owed(self, field: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from gradwire import kernels
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot
 from gradwire.memory.feedback import Feedback, Memory, NoMemory
+from gradwire.memory.kind import Kind
 from gradwire.memory.store import Store
 
 
@@ -39,9 +40,9 @@ class Momentum(Memory):
     def __post_init__(self) -> None:
         check_decay("decay", self.decay)
 
-    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int) -> Feedback:
+    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
         """Keeps one float32 an element."""
-        momentum = store.flat(f"{field}.momentum", slots, numel)
+        momentum = store.flat(f"{field}.momentum", slots, numel, kind)
         return _MomentumFeedback(None, momentum=momentum, decay=self.decay)
 
     def owner(self) -> Memory:

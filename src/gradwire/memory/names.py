@@ -7,9 +7,10 @@ from collections.abc import Callable
 from gradwire.errors import ConfigurationError
 from gradwire.memory.dgc import MaskedMomentum
 from gradwire.memory.ef21 import EF21
-from gradwire.memory.feedback import Memory, NoMemory, Residual
+from gradwire.memory.feedback import Memory, NoMemory
 from gradwire.memory.lowpass import LowPass
 from gradwire.memory.momentum import Momentum
+from gradwire.memory.residual import Residual
 
 NAMES: dict[str, Callable[[], Memory]] = {
     "none": NoMemory,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 
 import torch
 from torch import Tensor
@@ -31,42 +30,34 @@ class Store:
 
     Args:
         device: Where the tensors live.
+
+    Attributes:
+        device: As given.
+        layouts: Counts how often tensors were laid out or loaded.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._views: Tensors = {}
         self._buffers: Tensors = {}
-        self._laid_out: list[str] = []
+        self.layouts = 0
         self._kinds: dict[str, Kind] = {}
         self._firsts: dict[tuple[str, str], Callable[[str], Tensor]] = {}
-        self._usual = Kind.MEAN
         self._scratch = torch.empty(0, dtype=torch.float32, device=device)
-
-    @property
-    def layouts(self) -> int:
-        """Counts how often tensors were laid out or loaded."""
-        return len(self._laid_out)
-
-    def usually(self, kind: Kind) -> Store:
-        """The same store, where a field that is asked for without a kind is of this one."""
-        same = copy(self)
-        same._usual = kind
-        return same
 
     def flat(
         self,
         field: str,
         slots: Sequence[Slot],
         numel: int,
-        kind: Kind | None = None,
+        kind: Kind = Kind.MEAN,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         """A buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first."""
         buffer = self._zeros(numel, dtype)
         for slot in slots:
             self._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape), buffer, _zero, kind)
-        self._laid_out.append(field)
+        self.layouts += 1
         return buffer
 
     def _zeros(self, numel: int, dtype: torch.dtype) -> Tensor:
@@ -81,22 +72,22 @@ class Store:
         return buffer
 
     def stacked(
-        self, field: str, names: Sequence[str], first: Callable[[str], Tensor], kind: Kind | None = None
+        self, field: str, names: Sequence[str], first: Callable[[str], Tensor], kind: Kind = Kind.MEAN
     ) -> Tensor:
         """Tensors of one shape stacked along a new first dimension, ``first(name)`` for those not yet kept."""
         stack = torch.stack([first(name) for name in names]).to(self.device)
         for name, view in zip(names, stack, strict=True):
             self._keep(field, name, view, stack, first, kind)
-        self._laid_out.append(field)
+        self.layouts += 1
         return stack
 
     def get(self, field: str, name: str) -> Tensor | None:
         """What is kept of one parameter, if anything."""
         return self._views.get(field, {}).get(name)
 
-    def put(self, field: str, name: str, value: Tensor, kind: Kind | None = None) -> None:
-        """Keeps a tensor of one parameter in place of what was kept."""
-        self._kinds.setdefault(field, kind or self._usual)
+    def put(self, field: str, name: str, value: Tensor, kind: Kind = Kind.MEAN) -> None:
+        """Keeps a tensor of one parameter in place of what was kept; the kind counts where the field is new."""
+        self._kinds.setdefault(field, kind)
         self._views.setdefault(field, {})[name] = value
         self._buffers.get(field, {}).pop(name, None)
 
@@ -174,7 +165,7 @@ class Store:
                     self._views[field][name].copy_(value)
                 else:
                     self._views.setdefault(field, {})[name] = value.detach().to(self.device, copy=True)
-            self._laid_out.append(field)
+        self.layouts += 1
 
     def _keep(
         self,
@@ -183,10 +174,10 @@ class Store:
         view: Tensor,
         buffer: Tensor,
         first: Callable[[str], Tensor],
-        kind: Kind | None,
+        kind: Kind,
     ) -> None:
         views = self._views.setdefault(field, {})
-        self._kinds[field] = kind or self._usual
+        self._kinds[field] = kind
         self._firsts[field, name] = first
         if (former := views.get(name)) is not None:
             if former.shape != view.shape:

@@ -60,7 +60,7 @@ class Site:
     def owner_feedback(self, slots: Sequence[Slot], numel: int) -> Feedback:
         """An owner's memory of the averages in a buffer of its own; on the gather route all own everything."""
         kind = Kind.OWNED if self.route == "sharded" else Kind.SHARED
-        return self.memory.owner().feedback(self.store.usually(kind), "owner_residual", slots, numel)
+        return self.memory.owner().feedback(self.store, "owner_residual", slots, numel, kind)
 
     def shared_key(self, step: int) -> int:
         """Randomness that all ranks share in a step."""

@@ -1,0 +1,19 @@
+"""Live bars of trainings."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+def bars(console: Console) -> Progress:
+    """Bars that go when they end; a task says what is new in its field ``news``."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[news]}"),
+        console=console,
+        transient=True,
+    )

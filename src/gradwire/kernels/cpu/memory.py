@@ -1,0 +1,15 @@
+"""What memories do with whole blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
+from gradwire.layout import Block
+
+
+def accumulate(block: Block, gradient: Tensor, residual: Tensor, beta: float, gamma: float) -> bool:
+    """See :meth:`gradwire.kernels.Kernels.accumulate`."""
+    values, memory, _ = values_and_memory(gradient, residual)
+    return bool(add_compensated(block.runs, values, memory, np.float32(beta), np.float32(gamma)))

@@ -1,0 +1,43 @@
+"""Memories that are laid out for the encoder in every step, and kept in another form between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.layout import Block, Slot
+from gradwire.memory.feedback import Feedback
+from gradwire.memory.kind import Kind
+from gradwire.memory.store import Store
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StagedFeedback(Feedback):
+    """The residual is a copy of what is kept, from :meth:`admit` to :meth:`settle`, which puts away what is left of it.
+
+    Attributes:
+        residual: ``float32``, holds nothing between steps.
+        kept: Laid out as the residual, float32 or bfloat16.
+        ages: ``int64[slots]``, steps that each parameter's memory has seen.
+    """
+
+    residual: Tensor
+    kept: Tensor
+    ages: Tensor
+
+    def admit(self, block: Block, gradient: Tensor) -> Tensor:
+        """Lays what is kept where the encoder leaves what it did not send."""
+        for part, kept in zip(block.parts(self.residual), block.parts(self.kept), strict=True):
+            part.copy_(kept)
+        return gradient
+
+
+def kept_ages(store: Store, field: str, slots: Sequence[Slot]) -> Tensor:
+    """The ages of the memory that is kept as ``field``, the same on all workers."""
+    ages = torch.zeros(0, dtype=torch.int64)
+    if not slots:
+        return ages
+    return store.stacked(f"{field}.age", [slot.name for slot in slots], lambda _: ages.new_zeros(()), Kind.SHARED)
