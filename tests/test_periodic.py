@@ -16,6 +16,7 @@ import gradwire
 from catalogue import OPTIONS
 from gradwire import memory as memories
 from gradwire import methods
+from gradwire.layout import Granularity
 from gradwire.train.periodic.fragments import Piece, cut
 from gradwire.train.periodic.schedule import Cut, Schedule
 from local_training import ByHand, flat, gathered, loss, nesterov, network, same_everywhere, sgd, train
@@ -226,7 +227,7 @@ def test_fragments_hold_every_coordinate_once(way: Cut) -> None:
         parameters = [(str(index), nn.Parameter(torch.zeros(shape))) for index, shape in enumerate(shapes)]
         total = sum(each.numel() for _, each in parameters)
         count = draw.randint(1, min(12, len(parameters) if way == "layers" else total))
-        fragments = cut(parameters, Schedule(12, count, way, 0, 1.0, 0, "keep"), in_one=False)
+        fragments = cut(parameters, Schedule(12, count, way, 0, 1.0, 0, "keep"), Granularity("layer"))
         assert len(fragments) == count
         with torch.no_grad():
             for fragment in fragments:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.errors import GradwireError
+from gradwire.train.periodic.finite import finite
 from gradwire.train.periodic.fragments import Fragment, Piece
 from gradwire.wire import AllGather, AllReduceMean, Synchronization
 
@@ -52,7 +53,7 @@ class KeptMoments(Beside):
         """Zeroes what is not finite."""
         for _, piece, moment in self.moments(fragment):
             values = piece.read(moment)
-            if not bool(values.isfinite().all()):
+            if not finite(values):
                 piece.write(moment, torch.where(values.isfinite(), values, 0))
 
 
