@@ -10,6 +10,7 @@ from gradwire.bench.periodic_plans import CLAIM, FULL, SPEEDUP, VOLUME, Plan, Ru
 from gradwire.bench.periodic_report import Bench
 from gradwire.bench.periodic_results import Outcome
 from gradwire.bench.workloads import IMAGE, LANGUAGE
+from gradwire.errors import ConfigurationError
 
 DIGITS = data.DataSource(data.DIGITS, None, "for the test")
 STEPS = 24
@@ -121,6 +122,11 @@ def test_plans_have_names_of_their_own_and_the_claim_sends_3_to_5_percent():
         assert len({plan.label for plan in plans}) == len(plans)
     shares = [int(plan.method.partition("bits=")[2]) / 32 / plan.every for plan in CLAIM[1:]]
     assert all(0.03 <= share <= 0.05 for share in shares)
+
+
+def test_unknown_shapes_are_refused_before_anything_is_measured(tmp_path):
+    with pytest.raises(ConfigurationError, match="shapes='vgg' is not known; choose one of"):
+        Bench(Console(), "none", range(1), 64, "digits", tmp_path).overhead("vgg")
 
 
 def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):

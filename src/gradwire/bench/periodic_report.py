@@ -14,6 +14,7 @@ from gradwire.bench.data import Dataset
 from gradwire.bench.periodic import Optimizer
 from gradwire.bench.periodic_plans import Run
 from gradwire.bench.periodic_results import Outcome, Row
+from gradwire.bench.shapes import get as get_shapes
 from gradwire.bench.sync import NO_LINK, link_rate
 from gradwire.bench.workloads import LANGUAGE, Workload
 from gradwire.errors import GradwireError
@@ -104,7 +105,12 @@ class Bench:
         return rows
 
     def overhead(self, shapes: str) -> None:
-        """A step in which nothing is sent, the time of an average, and the waiting that a delay hides."""
+        """A step in which nothing is sent, the time of an average, and the waiting that a delay hides.
+
+        Raises:
+            ConfigurationError: If there are no such shapes.
+        """
+        get_shapes(shapes)
         with self.console.status("timing optimizer steps"):
             silent = periodic.silence()
         self.console.print(report.silence_table(silent, periodic_results.SILENT_LIMIT))

@@ -24,7 +24,15 @@ from gradwire.methods import Method, name_of
 from gradwire.train.agreement import check_same
 from gradwire.train.configuration import FUSE_BYTES, Configuration
 from gradwire.train.handle import Handle, Named, check_parameters, default_group
-from gradwire.train.periodic.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments, Values
+from gradwire.train.periodic.beside import (
+    AveragedBuffers,
+    AveragedMoments,
+    Beside,
+    KeptMoments,
+    ResetMoments,
+    Values,
+    in_step,
+)
 from gradwire.train.periodic.beside import averaged as averaged_beside
 from gradwire.train.periodic.finite import finite
 from gradwire.train.periodic.fragments import Fragment, Stretch, cut
@@ -313,7 +321,7 @@ class Periodic(Handle):
         for each in self._beside:
             beside.update(each.collect(fragment))
         flight = _Flight(fragment, due, mix, outer, beside, landing=lambda: wire.wait(landing))
-        step = fragment.rounds
+        now, step = self.steps_done, fragment.rounds
 
         def begin(stretch: Stretch, unit: Unit) -> list[Synchronization]:
             engine.step = step
@@ -322,7 +330,8 @@ class Periodic(Handle):
         def begin_first(stretch: Stretch, unit: Unit) -> list[Synchronization]:
             if not before.current:
                 before.take()
-            return begin(stretch, unit) + ([averaged_beside(beside)] if beside else [])
+            along = [averaged_beside(beside)] if beside else []
+            return [*begin(stretch, unit), in_step(now, stretch.change.device), *along]
 
         def done(stretch: Stretch, unit: Unit) -> None:
             engine.landed(unit, stretch.change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -145,6 +146,22 @@ def averaged(values: Values) -> Synchronization:
     answers = yield [AllReduceMean(value) for value in values.values()]
     for value, answer in zip(values.values(), answers, strict=True):
         value.copy_(answer)
+
+
+def in_step(steps: int, device: torch.device) -> Synchronization:
+    """Compares how many local steps all ranks have taken before an average, in 8 bytes.
+
+    Raises:
+        GradwireError: On every rank, if they have taken different numbers of steps.
+    """
+    mine = torch.tensor([steps], dtype=torch.int64).view(torch.uint8)
+    rows = yield AllGather(mine.to(device))
+    taken = [int.from_bytes(row.cpu().numpy().tobytes(), sys.byteorder) for row in rows]
+    if len(set(taken)) > 1:
+        raise GradwireError(
+            f"ranks average after different local steps: {', '.join(map(str, taken))}, rank by rank; let every rank "
+            "take every step, and every=f give all of them the same periods"
+        )
 
 
 def _moment(key: str, piece: Piece) -> str:
