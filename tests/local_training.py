@@ -16,10 +16,10 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 5))
 
 
-def train(net: nn.Module, optimizer: Optimizer, steps: range) -> None:
-    """Local steps, each rank on data of its own."""
+def train(net: nn.Module, optimizer: Optimizer, steps: range, data: int | None = None) -> None:
+    """Local steps on data of some rank; each on its own if None."""
     for step in steps:
-        noise = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
+        noise = torch.Generator().manual_seed(1000 * (dist.get_rank() if data is None else data) + step)
         optimizer.zero_grad()
         net(torch.randn(16, 20, generator=noise)).square().sum().backward()
         optimizer.step()

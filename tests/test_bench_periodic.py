@@ -5,10 +5,12 @@ import json
 import pytest
 from rich.console import Console
 
-from gradwire.bench import data, periodic, pictures, report
-from gradwire.bench.periodic import CLAIM, FULL, SPEEDUP, VOLUME, Outcome, Plan, Run
+from gradwire.bench import data, periodic, periodic_plans, periodic_results, pictures, report
+from gradwire.bench.periodic_plans import CLAIM, FULL, SPEEDUP, VOLUME, Plan, Run
 from gradwire.bench.periodic_report import Bench
+from gradwire.bench.periodic_results import Outcome
 from gradwire.bench.workloads import IMAGE, LANGUAGE
+from gradwire.errors import ConfigurationError
 
 DIGITS = data.DataSource(data.DIGITS, None, "for the test")
 STEPS = 24
@@ -27,7 +29,7 @@ def test_trainings_of_all_kinds_send_what_their_plans_say(tmp_path):
     seen = []
     outcomes = periodic.train(IMAGE, DIGITS, 2, None, runs, on_progress=lambda so_far: seen.append(len(so_far)))
     assert seen
-    rows = {row.label: row for row in periodic.summary(outcomes)}
+    rows = {row.label: row for row in periodic_results.summary(outcomes)}
     assert "fragments" in rows.pop("broken").error
     for row in rows.values():
         assert row.error is None
@@ -54,24 +56,24 @@ def test_trainings_of_all_kinds_send_what_their_plans_say(tmp_path):
 def test_learning_rate_goes_with_the_root_of_workers_over_steps():
     found = {
         (workers, run.steps): run.learning_rate
-        for workers in periodic.SPEEDUP_WORKERS
-        for run in periodic.speedup_runs(LANGUAGE, workers, [0], 1600)
+        for workers in periodic_plans.SPEEDUP_WORKERS
+        for run in periodic_plans.speedup_runs(LANGUAGE, workers, [0], 1600)
     }
     assert {workers * steps for workers, steps in found} == {200, 400, 800, 1600}
     scales = {rate / (workers / steps) ** 0.5 for (workers, steps), rate in found.items()}
     assert max(scales) == pytest.approx(min(scales))
-    assert found[8, 200] == pytest.approx(periodic.SPEEDUP_RATE * LANGUAGE.learning_rate)
+    assert found[8, 200] == pytest.approx(periodic_plans.SPEEDUP_RATE * LANGUAGE.learning_rate)
 
 
 def test_speed_up_is_linear_where_loss_depends_on_workers_times_steps(tmp_path):
     outcomes = [
         Outcome(Run(SPEEDUP, seed, total // workers, 0.1), workers, loss=4 / (total + seed) ** 0.5)
-        for workers in periodic.SPEEDUP_WORKERS
+        for workers in periodic_plans.SPEEDUP_WORKERS
         for total in (200, 400, 800)
         for seed in (0, 1)
     ]
-    rows = periodic.speedups(outcomes)
-    assert [row.times for row in rows] == [pytest.approx(workers) for workers in periodic.SPEEDUP_WORKERS]
+    rows = periodic_results.speedups(outcomes)
+    assert [row.times for row in rows] == [pytest.approx(workers) for workers in periodic_plans.SPEEDUP_WORKERS]
     assert rows[0].target == pytest.approx(4 / 800**0.5, rel=0.01)
     pictures.speedup_plot(rows, tmp_path / "speedup.png", "a title", "a test")
     assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
@@ -82,7 +84,7 @@ def test_speed_up_is_linear_where_loss_depends_on_workers_times_steps(tmp_path):
     ("target", "steps"), [(2.0, 10.0), (1.0, 100.0), (1.5, 10 * 10**0.5), (3.0, None), (0.5, None)]
 )
 def test_steps_to_a_loss_lie_between_the_points(target, steps):
-    found = periodic.steps_to(target, [(10, 2.0), (100, 1.0)])
+    found = periodic_results.steps_to(target, [(10, 2.0), (100, 1.0)])
     assert found == (None if steps is None else pytest.approx(steps))
 
 
@@ -98,21 +100,21 @@ def test_within_means_no_worse_than_the_worst_seed_of_full_communication():
         for plan, each in losses.items()
         for seed, loss in enumerate(each)
     ]
-    full, within, above = periodic.summary(outcomes)
+    full, within, above = periodic_results.summary(outcomes)
     assert (full.within, within.within, above.within) == (None, True, False)
     assert within.gap == pytest.approx(0.2 / 3)
     assert within.share == pytest.approx(0.03)
-    assert periodic.least_volume([full, above]) is full
-    assert periodic.least_volume([above]) is None
+    assert periodic_results.least_volume([full, above]) is full
+    assert periodic_results.least_volume([above]) is None
 
 
 def test_waiting_hidden_is_measured_against_the_same_fragments_without_delay():
-    runs = periodic.stream_runs(LANGUAGE, 0)
+    runs = periodic_plans.stream_runs(LANGUAGE, 0)
     waits = (1.0, 3.0, 1.4, 5.0, 2.0)
     outcomes = [Outcome(run, 2, seconds=9.0, optimizer_seconds=wait) for run, wait in zip(runs, waits, strict=True)]
-    rows = periodic.streams(outcomes)
+    rows = periodic_results.streams(outcomes)
     assert [row.hidden for row in rows] == [None, None, pytest.approx(0.8), None, pytest.approx(0.75)]
-    assert "missed" in _text(report.stream_table(rows, "a title", periodic.HIDDEN_LEAST))
+    assert "missed" in _text(report.stream_table(rows, "a title", periodic_results.HIDDEN_LEAST))
 
 
 def test_plans_have_names_of_their_own_and_the_claim_sends_3_to_5_percent():
@@ -122,9 +124,14 @@ def test_plans_have_names_of_their_own_and_the_claim_sends_3_to_5_percent():
     assert all(0.03 <= share <= 0.05 for share in shares)
 
 
+def test_unknown_shapes_are_refused_before_anything_is_measured(tmp_path):
+    with pytest.raises(ConfigurationError, match="shapes='vgg' is not known; choose one of"):
+        Bench(Console(), "none", range(1), 64, "digits", tmp_path).overhead("vgg")
+
+
 def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):
     for name, value in (("STREAM_STEPS", 8), ("STREAM_EVERY", 4), ("STREAM_DELAY", 2)):
-        monkeypatch.setattr(periodic, name, value)
+        monkeypatch.setattr(periodic_plans, name, value)
     monkeypatch.setattr(periodic, "SILENT_ROUNDS", 2)
     monkeypatch.setitem(periodic.BATCH, "language", 1)
     console = Console(width=160)

@@ -16,6 +16,8 @@ import gradwire
 from catalogue import OPTIONS
 from gradwire import memory as memories
 from gradwire import methods
+from gradwire.layout import Granularity
+from gradwire.train.periodic import fragments
 from gradwire.train.periodic.fragments import Piece, cut
 from gradwire.train.periodic.schedule import Cut, Schedule
 from local_training import ByHand, flat, gathered, loss, nesterov, network, same_everywhere, sgd, train
@@ -190,6 +192,24 @@ def recipes() -> list[str]:
     return found
 
 
+def stretches_of_any_length(least: list[int]) -> list[bool]:
+    """Whether parameters are the same to the last bit, however much is averaged at once."""
+    usual, same = fragments.STRETCH_ELEMENTS, []
+    for method, options in (("dense", {}), ("qsgd", {"memory": "residual"}), ("topk", {"ratio": 0.1})):
+        found = []
+        for fragments.STRETCH_ELEMENTS in least:
+            net = network()
+            handle = gradwire.periodic(
+                sgd(net), every=2, method=method, parameters=net.named_parameters(), fuse_bytes=1000, **options
+            )
+            train(net, handle._optimizer, range(4))
+            found.append(flat(net))
+            handle.close()
+        same += [torch.equal(each, found[0]) for each in found]
+    fragments.STRETCH_ELEMENTS = usual
+    return same
+
+
 RECIPES: dict[str, dict[str, Any]] = {
     "local SGD": {"every": 8, "method": "dense"},
     "PQASGD": {"every": 8, "method": "qsgd", "bits": 4},
@@ -226,7 +246,7 @@ def test_fragments_hold_every_coordinate_once(way: Cut) -> None:
         parameters = [(str(index), nn.Parameter(torch.zeros(shape))) for index, shape in enumerate(shapes)]
         total = sum(each.numel() for _, each in parameters)
         count = draw.randint(1, min(12, len(parameters) if way == "layers" else total))
-        fragments = cut(parameters, Schedule(12, count, way, 0, 1.0, 0, "keep"), in_one=False)
+        fragments = cut(parameters, Schedule(12, count, way, 0, 1.0, 0, "keep"), Granularity("layer"))
         assert len(fragments) == count
         with torch.no_grad():
             for fragment in fragments:
@@ -275,6 +295,10 @@ def test_sparse_parameter_averaging(pool: Pool, cut: str) -> None:
 def test_streaming_diloco_is_its_definition(pool: Pool, fragments: int, delay: int, mix: float) -> None:
     """With one fragment, no delay and nothing mixed in that is DiLoCo's."""
     pool.run(2, streaming_equals_its_definition, fragments, delay, mix)
+
+
+def test_bits_do_not_depend_on_how_much_is_averaged_at_once(pool: Pool) -> None:
+    assert all(pool.run(2, stretches_of_any_length, [1, 1500, 1 << 20])[0])
 
 
 def test_recipes(pool: Pool) -> None:

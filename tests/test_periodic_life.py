@@ -106,7 +106,8 @@ def nothing_is_done_between() -> None:
     train(net, optimizer, range(25))
     assert acts == [10, 20]
     workers = dist.get_world_size()
-    assert handle.stats().wire_bytes - sent == 2 * (2 * (workers - 1) * 4 * flat(net).numel() // workers)
+    counts = 8 * (workers - 1)  # of local steps, compared over ranks
+    assert handle.stats().wire_bytes - sent == 2 * (counts + 2 * (workers - 1) * 4 * flat(net).numel() // workers)
     handle.close()
 
 
@@ -337,12 +338,28 @@ def a_worker_that_does_not_come() -> None:
     handle.close()
 
 
+def periods_that_differ() -> None:
+    """What a function gives for later periods is known only then, and so is a step that a rank has left out."""
+    rank = dist.get_rank()
+    net = network()
+    handle = gradwire.periodic(sgd(net), every=lambda period: 2 + period * rank)
+    train(net, handle._optimizer, range(3))
+    with pytest.raises(GradwireError, match="different local steps: 4, 5, rank by rank"):
+        train(net, handle._optimizer, range(3, 5))
+    dist.barrier()
+    handle.close()
+
+
 def test_attachments_that_are_refused(pool: Pool) -> None:
     pool.run(1, attachments_that_are_refused)
 
 
 def test_models_that_differ(pool: Pool) -> None:
     pool.run(2, models_that_differ)
+
+
+def test_periods_that_differ(pool: Pool) -> None:
+    pool.run(2, periods_that_differ)
 
 
 def test_nothing_is_done_between(pool: Pool) -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gradwire.bench import periodic, pictures, report
+from gradwire.bench import periodic, periodic_plans, periodic_results, pictures, report
 from gradwire.bench.data import Dataset
-from gradwire.bench.periodic import Optimizer, Outcome, Row, Run
+from gradwire.bench.periodic import Optimizer
+from gradwire.bench.periodic_plans import Run
+from gradwire.bench.periodic_results import Outcome, Row
 from gradwire.bench.progress import bars
+from gradwire.bench.shapes import get as get_shapes
 from gradwire.bench.sync import NO_LINK, link_rate
 from gradwire.bench.workloads import LANGUAGE, Workload
 from gradwire.errors import GradwireError
@@ -42,13 +45,13 @@ class Bench:
         found: list[Row] = []
         for workload in workloads:
             outcomes: list[Outcome] = []
-            for workers in periodic.CLAIM_WORKERS:
-                runs = periodic.claim_runs(workload, workers, self.seeds, self.steps)
+            for workers in periodic_plans.CLAIM_WORKERS:
+                runs = periodic_plans.claim_runs(workload, workers, self.seeds, self.steps)
                 outcomes += self._train(workload, workers, self.link, runs)
-            rows = periodic.summary(outcomes)
+            rows = periodic_results.summary(outcomes)
             self.console.print(report.periodic_table(rows, f"The claim, {self._where(workload, self.link)}"))
             self._leave(f"claim_{workload.name}", workload=workload.name, rows=rows, outcomes=outcomes)
-            for workers in periodic.CLAIM_WORKERS:
+            for workers in periodic_plans.CLAIM_WORKERS:
                 self._picture(
                     f"claim_{workload.name}_{workers}.png",
                     [row for row in rows if row.workers == workers],
@@ -59,22 +62,22 @@ class Bench:
         _fail_if_nothing(found)
         return found
 
-    def speedup(self, workloads: Sequence[Workload]) -> list[periodic.Speedup]:
+    def speedup(self, workloads: Sequence[Workload]) -> list[periodic_results.Speedup]:
         """Loss against workers times steps, at 1, 2, 4 and 8 workers."""
-        found: list[periodic.Speedup] = []
+        found: list[periodic_results.Speedup] = []
         for workload in workloads:
             outcomes: list[Outcome] = []
-            for workers in periodic.SPEEDUP_WORKERS:
-                runs = periodic.speedup_runs(workload, workers, self.seeds, self.steps)
+            for workers in periodic_plans.SPEEDUP_WORKERS:
+                runs = periodic_plans.speedup_runs(workload, workers, self.seeds, self.steps)
                 outcomes += self._train(workload, workers, NO_LINK, runs)
-            rows = periodic.speedups(outcomes)
+            rows = periodic_results.speedups(outcomes)
             where = self._where(workload, NO_LINK)
-            title = f"{periodic.SPEEDUP.label}, learning rate in proportion to sqrt(M / K), {where}"
+            title = f"{periodic_plans.SPEEDUP.label}, learning rate in proportion to sqrt(M / K), {where}"
             self.console.print(report.speedup_table(rows, title))
             self._leave(f"speedup_{workload.name}", workload=workload.name, rows=rows, outcomes=outcomes)
             if rows:
                 path = self.out / f"speedup_{workload.name}.png"
-                pictures.speedup_plot(rows, path, f"{workload.what}: {periodic.SPEEDUP.label}", where)
+                pictures.speedup_plot(rows, path, f"{workload.what}: {periodic_plans.SPEEDUP.label}", where)
                 self._wrote(path)
             found += rows
         if not found:
@@ -83,17 +86,17 @@ class Bench:
 
     def volume(self, workload: Workload) -> list[Row]:
         """Loss at ever fewer bytes, AdamW."""
-        runs = periodic.volume_runs(self.seeds, self.steps)
-        workers = periodic.VOLUME_WORKERS
+        runs = periodic_plans.volume_runs(self.seeds, self.steps)
+        workers = periodic_plans.VOLUME_WORKERS
         outcomes = self._train(workload, workers, NO_LINK, runs, optimizer="adamw")
-        rows = periodic.summary(outcomes)
+        rows = periodic_results.summary(outcomes)
         where = f"AdamW, {workers} workers, {self._where(workload, NO_LINK)}"
         self.console.print(report.periodic_table(rows, f"Ever fewer bytes, {where}"))
-        least = periodic.least_volume(rows)
+        least = periodic_results.least_volume(rows)
         if least is not None:
             self.console.print(
-                f"Least bytes with a mean loss at most {periodic.VOLUME_TOLERANCE:.0%} above full communication's: "
-                f"{least.share:.2%}, {least.label}"
+                "Least bytes with a mean loss at most "
+                f"{periodic_results.VOLUME_TOLERANCE:.0%} above full communication's: {least.share:.2%}, {least.label}"
             )
         self._leave(f"volume_{workload.name}", workload=workload.name, rows=rows, least=least, outcomes=outcomes)
         title = f"{workload.what}: loss against bytes, {workers} workers"
@@ -102,20 +105,27 @@ class Bench:
         return rows
 
     def overhead(self, shapes: str) -> None:
-        """A step in which nothing is sent, the time of an average, and the waiting that a delay hides."""
+        """A step in which nothing is sent, the time of an average, and the waiting that a delay hides.
+
+        Raises:
+            ConfigurationError: If there are no such shapes.
+        """
+        get_shapes(shapes)
         with self.console.status("timing optimizer steps"):
             silent = periodic.silence()
-        self.console.print(report.silence_table(silent, periodic.SILENT_LIMIT))
-        workers, rate = periodic.CLAIM_WORKERS[0], self._rate(self.link)
+        self.console.print(report.silence_table(silent, periodic_results.SILENT_LIMIT))
+        workers, rate = periodic_plans.CLAIM_WORKERS[0], self._rate(self.link)
         with self.console.status("timing averages"):
             averages = periodic.averages(shapes, workers, rate, on_progress=lambda rows: None)
         title = f"An average of the shapes of {shapes}, {workers} workers, link {self.link}"
-        self.console.print(report.average_table(averages, title, periodic.AVERAGE_LIMIT))
-        runs = periodic.stream_runs(LANGUAGE, seed=0)
-        outcomes = self._train(LANGUAGE, periodic.STREAM_WORKERS, self.link, runs, large=True)
-        streams = periodic.streams(outcomes)
-        title = f"Waiting for averages, fp32, {periodic.STREAM_WORKERS} workers, {LANGUAGE.what}, link {self.link}"
-        self.console.print(report.stream_table(streams, title, periodic.HIDDEN_LEAST))
+        self.console.print(report.average_table(averages, title, periodic_results.AVERAGE_LIMIT))
+        runs = periodic_plans.stream_runs(LANGUAGE, seed=0)
+        outcomes = self._train(LANGUAGE, periodic_plans.STREAM_WORKERS, self.link, runs, large=True)
+        streams = periodic_results.streams(outcomes)
+        title = (
+            f"Waiting for averages, fp32, {periodic_plans.STREAM_WORKERS} workers, {LANGUAGE.what}, link {self.link}"
+        )
+        self.console.print(report.stream_table(streams, title, periodic_results.HIDDEN_LEAST))
         self._leave("overhead", silence=silent, averages=averages, streams=streams, outcomes=outcomes)
 
     def _train(

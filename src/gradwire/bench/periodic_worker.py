@@ -20,7 +20,7 @@ import gradwire
 from gradwire.bench import shapes
 from gradwire.bench.contenders import Contender
 from gradwire.bench.data import DataSource
-from gradwire.bench.periodic import Plan, Run
+from gradwire.bench.periodic_plans import Plan, Run
 from gradwire.bench.worker import agree, emit, interface_sent_bytes, mean_over_ranks, process_group, reason
 from gradwire.bench.workloads import WORKLOADS, ByteNet, Score, Task, Workload
 
@@ -42,8 +42,7 @@ class Trainer:
 
     Args:
         job: The parent's wishes: ``workload``, ``data``, ``data_directory``, ``batch``, ``optimizer``, ``large``,
-            ``test_samples``,
-            ``shaped`` (whether the worker's interface is its own), ``runs``.
+            ``test_samples``, ``shaped`` (whether the worker's interface is its own), ``runs``.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -99,10 +98,11 @@ class Trainer:
                 schedule.step()
                 if dist.get_rank() == 0 and step % TOLD_EVERY == 0:
                     emit("step", row=number, step=step)
+            ending = 0.0
             if run.plan.every <= run.steps:
                 stepping = time.perf_counter()
                 averager.finish()
-                in_optimizer += time.perf_counter() - stepping
+                ending = time.perf_counter() - stepping
             seconds, _ = agree(time.perf_counter() - begin)
             interface = None
             if self._job["shaped"]:
@@ -120,7 +120,8 @@ class Trainer:
             "metered_bytes": metered,
             "interface_bytes": interface,
             "seconds": seconds,
-            "optimizer_seconds": mean_over_ranks(in_optimizer),
+            "optimizer_seconds": mean_over_ranks(in_optimizer + ending),
+            "ending_seconds": mean_over_ranks(ending),
         }
 
 

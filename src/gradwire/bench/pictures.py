@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gradwire.bench.catalogue import Entry, Measurement
-from gradwire.bench.periodic import Row, Speedup
+from gradwire.bench.periodic_results import Row, Speedup
 from gradwire.bench.train import TrainRow
 from gradwire.errors import ConfigurationError
 

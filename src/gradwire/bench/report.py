@@ -25,7 +25,7 @@ from gradwire.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from gradwire.analysis import Analysis
-    from gradwire.bench import periodic
+    from gradwire.bench import periodic_results
     from gradwire.bench.kernels import Row as KernelRow
 
 _MB = 1e6
@@ -172,7 +172,7 @@ def kernels_table(rows: Sequence[KernelRow], title: str) -> Table:
     return table
 
 
-def periodic_table(rows: Sequence[periodic.Row], title: str) -> Table:
+def periodic_table(rows: Sequence[periodic_results.Row], title: str) -> Table:
     """Bytes, loss and accuracy of each plan beside full communication's, mean and range over the seeds."""
     shown = _table(
         title, "plan", "workers", "kB a step", "of full", "nats", "range", "above full", "accuracy", "s", "loss"
@@ -196,7 +196,7 @@ def periodic_table(rows: Sequence[periodic.Row], title: str) -> Table:
     return shown
 
 
-def speedup_table(rows: Sequence[periodic.Speedup], title: str) -> Table:
+def speedup_table(rows: Sequence[periodic_results.Speedup], title: str) -> Table:
     """Loss by workers and steps of all workers together, and the speed-up."""
     totals = list(dict.fromkeys(row.workers * steps for row in rows for steps in row.losses))
     target = f"steps to {rows[0].target:.2f}" if rows else "steps"
@@ -212,7 +212,7 @@ def speedup_table(rows: Sequence[periodic.Speedup], title: str) -> Table:
     return shown
 
 
-def silence_table(rows: Sequence[periodic.Silence], limit: float) -> Table:
+def silence_table(rows: Sequence[periodic_results.Silence], limit: float) -> Table:
     """What an averager costs while it sends nothing."""
     shown = _table(
         "An optimizer step in which nothing is sent", "optimizer", "us bare", "us attached", "more", "target"
@@ -228,7 +228,7 @@ def silence_table(rows: Sequence[periodic.Silence], limit: float) -> Table:
     return shown
 
 
-def average_table(rows: Sequence[periodic.Average], title: str, limit: float) -> Table:
+def average_table(rows: Sequence[periodic_results.Average], title: str, limit: float) -> Table:
     """Time of an average against what the link alone needs for its bytes."""
     shown = _table(title, "method", "s", "MB metered", "s of the link", "x the link", "target")
     for row in rows:
@@ -244,12 +244,13 @@ def average_table(rows: Sequence[periodic.Average], title: str, limit: float) ->
     return shown
 
 
-def stream_table(rows: Sequence[periodic.Stream], title: str, least: float) -> Table:
+def stream_table(rows: Sequence[periodic_results.Stream], title: str, least: float) -> Table:
     """Waiting with and without delay."""
-    shown = _table(title, "averages", "s", "s waited", "hidden", "target")
+    shown = _table(title, "averages", "s", "s waited", "of it at the end", "hidden", "target")
     for row in rows:
         verdict = Text() if row.hidden is None else _verdict(f">= {least:.0%}", reached=row.hidden >= least)
-        shown.add_row(row.plan, f"{row.seconds:.2f}", f"{row.waited:.2f}", _number(row.hidden, "{:.0%}"), verdict)
+        seconds, waited, ending = (f"{each:.2f}" for each in (row.seconds, row.waited, row.ending))
+        shown.add_row(row.plan, seconds, waited, ending, _number(row.hidden, "{:.0%}"), verdict)
     return shown
 
 

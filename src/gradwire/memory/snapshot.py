@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -17,10 +17,12 @@ class Snapshot:
 
     Args:
         store: What is copied; nothing is until :meth:`take` is called.
+        names: The parameters of which it is copied, whole allocations of the store's; None for all.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, names: Collection[str] | None = None) -> None:
         self._store = store
+        self._names = None if names is None else frozenset(names)
         self._layouts = -1
         self._buffers: list[tuple[Tensor, Tensor]] = []
         self._singles: dict[tuple[str, str], Tensor] = {}
@@ -36,7 +38,7 @@ class Snapshot:
             self._follow(torch.empty_like)
         for buffer, copy in self._buffers:
             copy.copy_(buffer)
-        self._singles = {key: value.clone() for key, value in self._store.singles().items()}
+        self._singles = {key: value.clone() for key, value in self._store.singles(self._names).items()}
 
     def extend(self) -> None:
         """Copies what the store has laid out since the last call, and leaves the other copies as they are."""
@@ -46,7 +48,7 @@ class Snapshot:
         """Makes the store keep what it kept, bit for bit; what was put there since is dropped."""
         for buffer, copy in self._buffers:
             buffer.copy_(copy)
-        for field, name in self._store.singles():
+        for field, name in self._store.singles(self._names):
             kept = self._singles.get((field, name))
             if kept is None:
                 self._store.drop(field, name)
@@ -56,6 +58,6 @@ class Snapshot:
     def _follow(self, copied: Callable[[Tensor], Tensor]) -> None:
         """Pairs each of the store's allocations with the copy there is, or with a new one."""
         known = {id(buffer): copy for buffer, copy in self._buffers}
-        buffers = self._store.buffers()
+        buffers = self._store.buffers(self._names)
         self._buffers = [(each, known[id(each)] if id(each) in known else copied(each)) for each in buffers]
         self._layouts = self._store.layouts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -96,24 +96,33 @@ class Store:
         del self._views[field][name]
         self._buffers.get(field, {}).pop(name, None)
 
-    def buffers(self) -> list[Tensor]:
-        """The allocations that :meth:`flat` and :meth:`stacked` made and that are still in use, but what is given."""
+    def buffers(self, names: Collection[str] | None = None) -> list[Tensor]:
+        """The allocations that :meth:`flat` and :meth:`stacked` made and that are still in use, but what is given.
+
+        Args:
+            names: The parameters that they keep something of; None for all.
+        """
         kept = [
             buffer
             for field, buffers in self._buffers.items()
             if self._kinds[field] != Kind.GIVEN
-            for buffer in buffers.values()
+            for name, buffer in buffers.items()
+            if names is None or name in names
         ]
         return list({id(buffer): buffer for buffer in kept}.values())
 
-    def singles(self) -> dict[tuple[str, str], Tensor]:
-        """What lies in no such allocation because it was :meth:`put` or loaded, by field and parameter name."""
+    def singles(self, names: Collection[str] | None = None) -> dict[tuple[str, str], Tensor]:
+        """What lies in no such allocation because it was :meth:`put` or loaded, by field and parameter name.
+
+        Args:
+            names: The parameters that it is kept of; None for all.
+        """
         return {
             (field, name): value
             for field, views in self._views.items()
             if self._kinds[field] != Kind.GIVEN
             for name, value in views.items()
-            if name not in self._buffers.get(field, {})
+            if name not in self._buffers.get(field, {}) and (names is None or name in names)
         }
 
     def state(self) -> Tensors:

@@ -38,6 +38,11 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
     world     Left out, to be found anew: Ok-Topk's regions, which are even until they are next cut.
     ========= ============================================================================================
 
+    What a state of periodic averaging has besides is the same on all ranks: where the last averages left the model,
+    those on their way, and the outer optimizer's state. Let each rank load the model's and the optimizer's state of one
+    of the ranks that were. In the middle of a period they differ, and what local steps of the ranks left out changed
+    since then is lost; :meth:`gradwire.Periodic.synchronize` before saving loses nothing.
+
     Args:
         states: What ``state_dict()`` returned on each rank after the same step, in any order.
         workers: How many workers there are to be, at least 1.
@@ -96,6 +101,11 @@ def _of_one_run(states: Sequence[State]) -> list[State]:
                     f"the state of rank {state['rank']} has {key}={state[key]!r}, that of rank {first['rank']} has "
                     f"{first[key]!r}; give states that were saved after the same step of one run"
                 )
+        if _local_steps(state) != _local_steps(first):
+            raise ConfigurationError(
+                f"the state of rank {state['rank']} has {_local_steps(state)} local steps, that of rank "
+                f"{first['rank']} has {_local_steps(first)}; give states that were saved after the same step of one run"
+            )
     ranks = sorted(state["rank"] for state in states)
     if ranks != list(range(first["world_size"])):
         raise ConfigurationError(
@@ -103,6 +113,11 @@ def _of_one_run(states: Sequence[State]) -> list[State]:
             "workers"
         )
     return sorted(states, key=lambda state: int(state["rank"]))
+
+
+def _local_steps(state: State) -> object:
+    """How many there were, of a state of periodic averaging."""
+    return state["periodic"]["steps_done"] if "periodic" in state else "no"
 
 
 def _means(field: str, kept: Sequence[Mapping[str, Tensor]], workers: int) -> list[dict[str, Tensor]]:

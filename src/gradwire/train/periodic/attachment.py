@@ -24,13 +24,23 @@ from gradwire.methods import Method, name_of
 from gradwire.train.agreement import check_same
 from gradwire.train.configuration import FUSE_BYTES, Configuration
 from gradwire.train.handle import Handle, Named, check_parameters, default_group, named_by
-from gradwire.train.periodic.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments, Values
+from gradwire.train.periodic.beside import (
+    AveragedBuffers,
+    AveragedMoments,
+    Beside,
+    KeptMoments,
+    ResetMoments,
+    Values,
+    in_step,
+)
 from gradwire.train.periodic.beside import averaged as averaged_beside
-from gradwire.train.periodic.fragments import Fragment, cut
+from gradwire.train.periodic.finite import finite
+from gradwire.train.periodic.fragments import Fragment, Stretch, cut
 from gradwire.train.periodic.outer import Outer, adopted, check_outer, described
 from gradwire.train.periodic.schedule import Cut, Moments, Schedule
 from gradwire.train.periodic.start import check_equal, send_first
 from gradwire.train.policy import DensePolicy
+from gradwire.train.unit import Unit
 from gradwire.wire import ProcessGroupTransport, Stats, Synchronization
 from gradwire.wire.meter import all_reduce_bytes
 
@@ -97,7 +107,7 @@ class Periodic(Handle):
         group: dist.ProcessGroup,
         broadcast: bool,
     ) -> None:
-        fragments = cut(parameters, schedule, in_one=configuration.granularity.scope == "model")
+        fragments = cut(parameters, schedule, configuration.granularity)
         made = None if isinstance(outer, Optimizer) else adopted(outer, fragments)
         super().__init__(configuration, parameters, group)
         pieces = [piece for fragment in fragments for piece in fragment.pieces]
@@ -105,7 +115,9 @@ class Periodic(Handle):
         self._parameters = {
             piece.name: {"shape": list(piece.shape), "dtype": str(piece.parameter.dtype)} for piece in pieces
         }
-        self._before = Snapshot(self.engine.store)
+        self._before = [
+            Snapshot(self.engine.store, [piece.name for piece in fragment.pieces]) for fragment in fragments
+        ]
         self._hook: RemovableHandle | None = None
         self._optimizer = optimizer
         self._schedule = schedule
@@ -124,7 +136,7 @@ class Periodic(Handle):
             else:
                 check_equal(tensors, transport, self.engine.store.device)
             self._units = [
-                [(buffer, self.engine.unit(slots)) for buffer, slots in fragment.buffers] for fragment in fragments
+                [(stretch, self.engine.unit(stretch.slots)) for stretch in fragment.stretches] for fragment in fragments
             ]
         except Exception:
             self.close()
@@ -302,38 +314,43 @@ class Periodic(Handle):
         self._next = min(step for step in [*turns, *dues, self._began + self._length] if step > self.steps_done)
 
     def _launch(self, fragment: Fragment, due: int, mix: float, outer: Optimizer | None) -> _Flight:
-        """Measures how far a fragment went, and queues its average."""
-        engine, wire, units = self.engine, self.wire, self._units[fragment.number]
+        """Measures how far a fragment went, and queues its average stretch by stretch."""
+        engine, wire, before = self.engine, self.wire, self._before[fragment.number]
         landing = wire.promise()
         beside: Values = {}
         for each in self._beside:
             beside.update(each.collect(fragment))
         flight = _Flight(fragment, due, mix, outer, beside, landing=lambda: wire.wait(landing))
-        fragment.measure()
-        step = fragment.rounds
+        now, step = self.steps_done, fragment.rounds
 
-        def begin(index: int) -> list[Synchronization]:
-            if index == 0:
-                self._before.take()
+        def begin(stretch: Stretch, unit: Unit) -> list[Synchronization]:
             engine.step = step
-            buffer, unit = units[index]
-            synchronizations = engine.synchronizations(unit, buffer)
-            return synchronizations + ([averaged_beside(beside)] if beside and index == 0 else [])
+            return engine.synchronizations(unit, stretch.change)
 
-        def done(index: int) -> None:
-            buffer, unit = units[index]
-            engine.landed(unit, buffer)
+        def begin_first(stretch: Stretch, unit: Unit) -> list[Synchronization]:
+            if not before.current:
+                before.take()
+            along = [averaged_beside(beside)] if beside else []
+            return [*begin(stretch, unit), in_step(now, stretch.change.device), *along]
+
+        def done(stretch: Stretch, unit: Unit) -> None:
+            engine.landed(unit, stretch.change)
+            flight.dropped |= not finite(stretch.change)
 
         def end() -> None:
             engine.ended()
-            flight.dropped = not all(bool(each.isfinite().all()) for each in [fragment.change, *beside.values()])
+            flight.dropped |= not all(map(finite, beside.values()))
             if flight.dropped:
-                self._before.restore()
+                before.restore()
             wire.keep(landing, fragment.change)
+            if not flight.dropped:
+                before.take()
 
-        for index in range(len(units)):
-            last = index == len(units) - 1
-            wire.submit(partial(begin, index), partial(done, index), end if last else None)
+        first, last = self._units[fragment.number][0], self._units[fragment.number][-1]
+        for pair in self._units[fragment.number]:
+            pair[0].measure()
+            begins = begin_first if pair is first else begin
+            wire.submit(partial(begins, *pair), partial(done, *pair), end if pair is last else None)
         self._flights.append(flight)
         return flight
 

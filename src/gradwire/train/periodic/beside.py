@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.errors import GradwireError
+from gradwire.train.periodic.finite import finite
 from gradwire.train.periodic.fragments import Fragment, Piece
 from gradwire.wire import AllGather, AllReduceMean, Synchronization
 
@@ -52,7 +54,7 @@ class KeptMoments(Beside):
         """Zeroes what is not finite."""
         for _, piece, moment in self.moments(fragment):
             values = piece.read(moment)
-            if not bool(values.isfinite().all()):
+            if not finite(values):
                 piece.write(moment, torch.where(values.isfinite(), values, 0))
 
 
@@ -144,6 +146,22 @@ def averaged(values: Values) -> Synchronization:
     answers = yield [AllReduceMean(value) for value in values.values()]
     for value, answer in zip(values.values(), answers, strict=True):
         value.copy_(answer)
+
+
+def in_step(steps: int, device: torch.device) -> Synchronization:
+    """Compares how many local steps all ranks have taken before an average, in 8 bytes.
+
+    Raises:
+        GradwireError: On every rank, if they have taken different numbers of steps.
+    """
+    mine = torch.tensor([steps], dtype=torch.int64).view(torch.uint8)
+    rows = yield AllGather(mine.to(device))
+    taken = [int.from_bytes(row.cpu().numpy().tobytes(), sys.byteorder) for row in rows]
+    if len(set(taken)) > 1:
+        raise GradwireError(
+            f"ranks average after different local steps: {', '.join(map(str, taken))}, rank by rank; let every rank "
+            "take every step, and every=f give all of them the same periods"
+        )
 
 
 def _moment(key: str, piece: Piece) -> str:

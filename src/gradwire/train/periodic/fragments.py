@@ -12,10 +12,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.errors import ConfigurationError
-from gradwire.layout import Slot, flat_slots
+from gradwire.layout import Granularity, Slot, flat_slots
 from gradwire.train.handle import Named
 from gradwire.train.periodic.schedule import Schedule
 from gradwire.train.synchronizer import BUCKET_ELEMENTS
+
+STRETCH_ELEMENTS = 1 << 20
+"""Where segments do not depend on it, what is averaged at once: so little that hardly anything is sent before the first
+of it is encoded or left to decode after the last of it has come, and enough for a collective."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,24 +74,45 @@ class Piece:
             target.copy_(flat.view(target.shape))
 
 
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Consecutive pieces of a fragment that are averaged at once.
+
+    Attributes:
+        change: ``float32[numel]``, a part of the fragment's.
+        slots: Where in it each piece lies.
+        pieces: Each piece, with views of where the last average left it and of its change.
+    """
+
+    change: Tensor
+    slots: tuple[Slot, ...]
+    pieces: tuple[tuple[Piece, Tensor, Tensor], ...]
+
+    def measure(self) -> None:
+        """Fills in the change, from where the parameters' own precision let it start."""
+        for piece, anchor, change in self.pieces:
+            torch.sub(anchor.to(piece.parameter.dtype).float(), piece.read(piece.parameter).float(), out=change)
+
+
 class Fragment:
     """Pieces that are averaged at the same steps, with what all ranks knew of them last.
 
     Args:
         number: Which fragment it is.
         pieces: What it consists of.
-        in_one: Whether all of it is one buffer for the method; otherwise buffers have DDP's size.
+        granularity: Of the method, which sees nothing beyond a stretch.
 
     Attributes:
         anchor: ``float32[numel]``, where the last average left the pieces: the same bits on all ranks.
         anchors: Views of it, one a piece.
         change: ``float32[numel]``, how far local steps went from there, downhill: anchor minus parameter.
-        buffers: Stretches of ``change`` that are averaged at once, with the slots in them.
+        stretches: What of it is averaged at once: all of it where segments are models, as much as DDP has in a bucket
+            where they are buckets.
         rounds: Averages taken.
         level: The local step after which all ranks last had the anchor for parameters.
     """
 
-    def __init__(self, number: int, pieces: Sequence[Piece], in_one: bool) -> None:
+    def __init__(self, number: int, pieces: Sequence[Piece], granularity: Granularity) -> None:
         self.number = number
         self.pieces = tuple(pieces)
         self._slots = slots = flat_slots([(piece.name, piece.shape) for piece in pieces])
@@ -96,7 +121,7 @@ class Fragment:
         self.change = torch.zeros_like(self.anchor)
         self.anchors = [view for _, view in self.named(self.anchor)]
         self._changes = [view for _, view in self.named(self.change)]
-        self.buffers = list(_buffers(self.change, slots, in_one))
+        self.stretches = list(self._stretches(granularity))
         self.rounds = 0
         self.level = 0
 
@@ -108,11 +133,6 @@ class Fragment:
         """Takes the parameters, which are the same on all ranks, for what the last average left."""
         for piece, anchor in zip(self.pieces, self.anchors, strict=True):
             anchor.copy_(piece.read(piece.parameter))
-
-    def measure(self) -> None:
-        """Fills in ``change``, from where the parameter's own precision let it start."""
-        for piece, anchor, change in zip(self.pieces, self.anchors, self._changes, strict=True):
-            torch.sub(anchor.to(piece.parameter.dtype).float(), piece.read(piece.parameter).float(), out=change)
 
     def move(self, outer: Optimizer | None) -> None:
         """Moves the anchor by the average that ``change`` holds: subtracts it, or steps along it as a gradient."""
@@ -133,14 +153,25 @@ class Fragment:
                 values = torch.lerp(piece.read(piece.parameter).float(), anchor, mix)
             piece.write(piece.parameter, values)
 
+    def _stretches(self, granularity: Granularity) -> Iterator[Stretch]:
+        least = {"model": self.change.numel(), "bucket": BUCKET_ELEMENTS}.get(granularity.scope, STRETCH_ELEMENTS)
+        pieces = list(zip(self.pieces, self.anchors, self._changes, strict=True))
+        begin = 0
+        for index, slot in enumerate(self._slots):
+            start = self._slots[begin].offset
+            if slot is self._slots[-1] or slot.stop - start >= least:
+                own = flat_slots([(each.name, each.shape) for each in self._slots[begin : index + 1]])
+                yield Stretch(self.change[start : slot.stop], own, tuple(pieces[begin : index + 1]))
+                begin = index + 1
 
-def cut(parameters: Named, schedule: Schedule, in_one: bool) -> list[Fragment]:
+
+def cut(parameters: Named, schedule: Schedule, granularity: Granularity) -> list[Fragment]:
     """Cuts a model into fragments of nearly equal size.
 
     Args:
         parameters: Names and parameters, in the model's order.
         schedule: Says how many, and how.
-        in_one: Whether a fragment is one buffer for the method.
+        granularity: Of the method.
 
     Raises:
         ConfigurationError: If there is too little for so many.
@@ -161,7 +192,7 @@ def cut(parameters: Named, schedule: Schedule, in_one: bool) -> list[Fragment]:
             f"fragments={wanted} is out of range; {what} cannot be cut into so many, choose fewer"
             f"{', or cut=' + repr('contiguous') if layers else ''}"
         )
-    return [Fragment(number, pieces, in_one) for number, pieces in enumerate(groups)]
+    return [Fragment(number, pieces, granularity) for number, pieces in enumerate(groups)]
 
 
 def _count(parameters: Named) -> int:
@@ -206,14 +237,3 @@ def _strided(parameters: Named, wanted: int) -> list[list[Piece]]:
                 group.append(Piece.some(name, parameter, start, parameter.numel(), wanted))
         before += parameter.numel()
     return groups
-
-
-def _buffers(change: Tensor, slots: Sequence[Slot], in_one: bool) -> Iterator[tuple[Tensor, tuple[Slot, ...]]]:
-    """Stretches of whole slots, each with its slots counted from its own start."""
-    begin = 0
-    for index, slot in enumerate(slots):
-        start = slots[begin].offset
-        if slot is slots[-1] or (not in_one and slot.stop - start >= BUCKET_ELEMENTS):
-            own = flat_slots([(each.name, each.shape) for each in slots[begin : index + 1]])
-            yield change[start : slot.stop], own
-            begin = index + 1
