@@ -126,7 +126,7 @@ def test_plans_have_names_of_their_own_and_the_claim_sends_3_to_5_percent():
 
 def test_unknown_shapes_are_refused_before_anything_is_measured(tmp_path):
     with pytest.raises(ConfigurationError, match="shapes='vgg' is not known; choose one of"):
-        Bench(Console(), "none", range(1), 64, "digits", tmp_path).overhead("vgg")
+        Bench(Console(), "none", range(1), 64, "digits", None, tmp_path).overhead("vgg")
 
 
 def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):
@@ -136,7 +136,7 @@ def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):
     monkeypatch.setitem(periodic.BATCH, "language", 1)
     console = Console(width=160)
     with console.capture() as said:
-        Bench(console, "none", range(1), 64, "digits", tmp_path).overhead("tiny")
+        Bench(console, "none", range(1), 64, "digits", None, tmp_path).overhead("tiny")
     assert all(word in said.get() for word in ("adamw", "qsgd:bits=2", "nothing sent"))
     read = json.loads((tmp_path / "overhead.json").read_text())
     assert read["schema"] == "gradwire.bench.periodic/1"

@@ -287,6 +287,7 @@ def periodic(
     link: str = "100mbit",
     seeds: Positive = 3,
     steps: Annotated[int, Parameter(validator=Number(gte=64))] = 960,
+    batch: Positive | None = None,
     shapes: str = "resnet50",
     dataset: Literal["auto", "fashion-mnist", "digits"] = "auto",
     out: Path = Path("results/periodic"),
@@ -300,6 +301,7 @@ def periodic(
     ```
     gradwire bench periodic
     gradwire bench periodic --section claim --workload language --seeds 1 --steps 400
+    gradwire bench periodic --section claim --workload image --steps 3840 --batch 64
     gradwire bench periodic --section overhead --link 1gbit
     ```
 
@@ -309,6 +311,7 @@ def periodic(
         link: Rate of each worker's link in claim and overhead, such as 100mbit, or none for plain loopback.
         seeds: Trainings of each plan, each with a start and an order of samples of its own.
         steps: Steps of all workers together in a training; volume takes twice as many.
+        batch: Samples a worker and step; 16 images or 8 pieces of text if not given.
         shapes: Whose shapes the average has that is timed, resnet50 (25.6 M parameters) or tiny.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         out: Folder for the JSON files and the pictures.
@@ -322,7 +325,7 @@ def periodic(
     if link_rate(link) is not None and not (allowed := lab.availability()).possible:
         console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}")
         link = NO_LINK
-    bench = Bench(console, link, range(seeds), steps, dataset, out)
+    bench = Bench(console, link, range(seeds), steps, dataset, batch, out)
     chosen = [WORKLOADS[name] for name in dict.fromkeys(workload)]
     for each in dict.fromkeys(section):
         match each:

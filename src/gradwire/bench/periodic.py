@@ -28,7 +28,7 @@ TEST_SAMPLES, LARGE_TEST_SAMPLES = 4_000, 100
 """Test samples that a small and a large model are judged by; the large ones are there to be timed."""
 
 BATCH = {"image": 16, "language": 8}
-"""Samples a worker and step."""
+"""Samples a worker and step, unless told otherwise."""
 
 
 def train(
@@ -40,6 +40,7 @@ def train(
     *,
     optimizer: Optimizer = "sgd",
     large: bool = False,
+    batch: int | None = None,
     on_progress: Callable[[list[Outcome]], object],
 ) -> list[Outcome]:
     """Does trainings one after another in the same worker processes.
@@ -52,6 +53,7 @@ def train(
         runs: The trainings.
         optimizer: Of the local steps.
         large: Train the workload's own model; its small one otherwise.
+        batch: Samples a worker and step; ``None`` for 16 images or 8 pieces of text.
         on_progress: Called with the outcomes so far from time to time.
 
     Returns:
@@ -63,7 +65,7 @@ def train(
         "workload": workload.name,
         "data": source.name,
         "data_directory": str(source.directory) if source.directory else None,
-        "batch": BATCH[workload.name],
+        "batch": batch or BATCH[workload.name],
         "optimizer": optimizer,
         "large": large,
         "test_samples": LARGE_TEST_SAMPLES if large else TEST_SAMPLES,

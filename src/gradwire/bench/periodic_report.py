@@ -30,6 +30,7 @@ class Bench:
         seeds: Of the trainings.
         steps: Steps of all workers together in a training.
         dataset: The images.
+        batch: Samples a worker and step; ``None`` for 16 images or 8 pieces of text.
         out: Folder for files.
     """
 
@@ -38,6 +39,7 @@ class Bench:
     seeds: Sequence[int]
     steps: int
     dataset: Dataset
+    batch: int | None
     out: Path
 
     def claim(self, workloads: Sequence[Workload]) -> list[Row]:
@@ -154,6 +156,7 @@ class Bench:
                 runs,
                 optimizer=optimizer,
                 large=large,
+                batch=self.batch,
                 on_progress=show,
             )
         return outcomes
@@ -172,7 +175,13 @@ class Bench:
 
     def _leave(self, section: str, **content: object) -> None:
         path = self.out / f"{section}.json"
-        facts = {"section": section, "link": self.link, "seeds": len(self.seeds), "steps": self.steps}
+        facts = {
+            "section": section,
+            "link": self.link,
+            "seeds": len(self.seeds),
+            "steps": self.steps,
+            "batch": self.batch,
+        }
         report.write_json(path, report.document("bench.periodic", **facts, **content))
         self.console.print(f"[dim]{report.machine_line()}[/dim]")
         self._wrote(path)
