@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,10 @@ WARM_UP_STEPS = 2
 TIMED_STEPS = 4
 
 SECONDS = 3.0
-"""No step of a method begins later than this after its first; if that was during its warm-up, its last step counts."""
+"""No step begins later than this after the first to warm up, or the first that is timed."""
+
+COMPILED_SIDE = 128
+"""Side of the matrix whose average has a method's kernels compiled."""
 
 APART = 4099
 """Elements between the places in one stretch of noise from which gradients are taken."""
@@ -124,7 +128,8 @@ def measure(
 ) -> list[Measurement]:
     """Runs each method for some steps on one thread: :data:`WARM_UP_STEPS`, then :data:`TIMED_STEPS`.
 
-    A method that is too slow for that has :data:`SECONDS`, and at least one step. Noise is drawn once. Every worker in
+    Kernels are compiled beforehand. No step begins later than :data:`SECONDS` after the first to warm up or the first
+    that is timed; a method too slow to warm up is judged by its last step. Noise is drawn once. Every worker in
     every step takes its gradient from another place in it, so no coordinate sees a number twice.
 
     Args:
@@ -153,17 +158,25 @@ def measure(
 
 
 def _timed(name: str, slots: Sequence[Slot], noise: Tensor, error: float | None) -> Measurement:
-    world = _world(gradwire.methods.get(name)(**SPARSE.get(name, {})), slots, None)
+    method = gradwire.methods.get(name)(**SPARSE.get(name, {}))
+    few = flat_slots([("weight", (COMPILED_SIDE, COMPILED_SIDE))])
+    _world(method, few, None).average(list(noise[: WORKERS * few[-1].stop].view(WORKERS, -1).clone()))
+    world = _world(method, slots, None)
     numel = slots[-1].stop
     gradients = [torch.empty(numel) for _ in range(WORKERS)]
-    steps: list[Step] = []
-    start = time.perf_counter()
-    while not steps or (len(steps) < WARM_UP_STEPS + TIMED_STEPS and time.perf_counter() - start < SECONDS):
-        for rank, gradient in enumerate(gradients):
-            first = APART * (len(steps) * WORKERS + rank)
-            gradient.copy_(noise[first : first + numel])
-        steps.append(world.average(gradients))
-    timed = steps[WARM_UP_STEPS:] or steps[-1:]
+    begins = itertools.count(0, APART)
+
+    def steps(most: int) -> Iterator[Step]:
+        start = time.perf_counter()
+        for done in range(most):
+            if done and time.perf_counter() - start > SECONDS:
+                return
+            for gradient in gradients:
+                gradient.copy_(noise[(first := next(begins)) : first + numel])
+            yield world.average(gradients)
+
+    warm = list(steps(WARM_UP_STEPS))
+    timed = list(steps(TIMED_STEPS)) if len(warm) == WARM_UP_STEPS else warm[-1:]
     gigabytes = 4e-9 * numel
     return Measurement(
         name=name,

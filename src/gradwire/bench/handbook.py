@@ -30,7 +30,7 @@ Every method is a recipe over the same parts and takes any memory, route and gra
   error feedback included, and from the first answer to the average of {WORKERS} workers, with what is compressed again.
   The gradient is normal noise, other noise in each step; {_SPARSE} are timed at
   thresholds at which they send about 1 % of it. It is the median of {TIMED_STEPS} steps after {WARM_UP_STEPS} to warm
-  up, or of fewer, since no method begins a step later than {SECONDS:g} s after its first.
+  up, or of fewer, since no step begins later than {SECONDS:g} s after the first of its kind.
 * **error**: `|average - mean|² / |mean|²` of one step of {WORKERS} workers on real gradients, without a memory.
 * **accuracy**: of the image workload, against plain DDP in the same run, in percentage points; only where it was run.
 """
