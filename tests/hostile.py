@@ -281,7 +281,7 @@ class Attached:
     def exchange(self, payload: Tensor, partner: int) -> Pending:
         return self._hub.pending(self.rank, payload, lambda sent: sent[partner])
 
-    def all_gather(self, payload: Tensor) -> Pending:
+    def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
         return self._hub.pending(self.rank, payload, torch.stack)
 
     def all_to_all(self, payloads: Tensor) -> Pending:

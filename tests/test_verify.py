@@ -47,8 +47,8 @@ class Flipping(ProcessGroupTransport):
 
         return wait
 
-    def all_gather(self, payload: Tensor) -> Pending:
-        return self._flipped(super().all_gather(payload), rows=True)
+    def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
+        return self._flipped(super().all_gather(payload, straight), rows=True)
 
     def all_to_all(self, payloads: Tensor) -> Pending:
         return self._flipped(super().all_to_all(payloads), rows=True)

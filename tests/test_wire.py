@@ -45,7 +45,7 @@ class Notes:
     def all_reduce(self, buffer: Tensor, operation: object) -> Pending:
         return self._issued("reduce", buffer, buffer.mul_(self.world_size))
 
-    def all_gather(self, payload: Tensor) -> Pending:
+    def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
         return self._issued("gather", payload, payload.expand(self.world_size, -1))
 
     def all_to_all(self, payloads: Tensor) -> Pending:

@@ -97,7 +97,7 @@ class THC(Method):
         feedback.settle(site.block, gradient)
         if site.route == "sharded":
             incoming = yield AllToAll(codes)
-            sums = yield AllGather(self._sums(incoming, site.world_size))
+            sums = yield AllGather(self._sums(incoming, site.world_size), straight=True)
         else:
             sums = self._sums((yield AllGather(codes[0])), site.world_size)[None]
 

@@ -157,7 +157,7 @@ def regions(
     cut.write(rank, chosen + int(cut.edges[rank]), sums[chosen], payload)
     if not whole:
         payload[: 4 * cut.capacity].view(torch.float32).fill_(torch.nan)
-    gathered = yield AllGather(payload)
+    gathered = yield AllGather(payload, straight=True)
 
     found, result = [], []
     for region, row in enumerate(gathered):

@@ -68,7 +68,7 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
     owner.feedback.settle(shards.own, average)
     payload[own_size:edge] = 0
     payload[edge:] = news
-    payloads = yield AllGather(payload)
+    payloads = yield AllGather(payload, straight=True)
     news_of_owners = []
     for shard, size, row in zip(shards.all, sizes, payloads, strict=True):
         owner.codec.decode(shard, row[None, :size], gradient, 1.0)

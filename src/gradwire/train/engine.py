@@ -59,7 +59,7 @@ class Engine:
         choice = self.configuration
         memory, owner = (choice.memory, choice.owner) if method is choice.method else (NoMemory(), None)
         site = Site(block, numel, self.store, memory, route, owner, self.rank, self.world_size, choice.seed)
-        return Share(method, site, method.begin(site))
+        return Share(method, site, method.begin(site), late=method is not choice.method)
 
     def ready(self) -> None:
         """To be called before a step's first gradient is handed to the wire.
@@ -74,7 +74,7 @@ class Engine:
         """Starts the average of a buffer, ``float32[numel]``, in place."""
         for guard in self.guards:
             guard.taken(unit, gradient)
-        started = [share.method.synchronize(gradient, share.state, self.step) for share in unit.shares]
+        started = [share.synchronize(gradient, self.step) for share in unit.shares]
         return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
 
     def landed(self, unit: Unit, average: Tensor) -> None:

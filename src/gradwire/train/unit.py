@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from gradwire.layout import Slot
 from gradwire.methods import Method, Site
+from gradwire.wire import Synchronization, late
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,11 +20,19 @@ class Share:
         method: The method.
         site: Where it works.
         state: What it made of the site.
+        late: Whether its averages may come at the end of the step: so the dense ones of what is not compressed, which
+            are small, and would hold up the next round of what is.
     """
 
     method: Method
     site: Site
     state: Any
+    late: bool = False
+
+    def synchronize(self, gradient: Tensor, step: int) -> Synchronization:
+        """Starts the average of this share of a flat buffer, ``float32[numel]``, in place."""
+        synchronization = self.method.synchronize(gradient, self.state, step)
+        return late(synchronization) if self.late else synchronization
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,10 @@ from gradwire.wire.requests import (
     Exchange,
     Request,
     Synchronization,
+    late,
     lockstep,
 )
-from gradwire.wire.scheduler import Scheduler, Task
+from gradwire.wire.scheduler import Scheduler
 from gradwire.wire.transport import Alone, Line, Pending, ProcessGroupTransport, Transport
 from gradwire.wire.wire import Wire
 
@@ -36,8 +37,8 @@ __all__ = [
     "Scheduler",
     "Stats",
     "Synchronization",
-    "Task",
     "Transport",
     "Wire",
+    "late",
     "lockstep",
 ]

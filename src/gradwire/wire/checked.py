@@ -88,13 +88,13 @@ class CheckedTransport:
         sealing = self._inner.exchange(seals.view(-1), partner)
         return lambda: self._check(pending()[None], sealing()[None], number, "exchange", [partner])[0]
 
-    def all_gather(self, payload: Tensor) -> Pending:
+    def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
         """Collects ``uint8[b]`` from all workers as ``uint8[n, b]``, and checks each row."""
         number = self._next()
-        pending = self._inner.all_gather(payload)
+        pending = self._inner.all_gather(payload, straight)
         seals = self._seals(payload[None], number)
         self._meter.all_gather(seals.nbytes, self.world_size)
-        sealing = self._inner.all_gather(seals.view(-1))
+        sealing = self._inner.all_gather(seals.view(-1), straight)
         return lambda: self._check(pending(), sealing(), number, "all-gather", range(self.world_size))
 
     def all_to_all(self, payloads: Tensor) -> Pending:

@@ -30,13 +30,14 @@ def issue(requests: Sequence[Request], transport: Transport, meter: Meter) -> Fl
         What to call for the answers; it raises PayloadError if the transport brings another shape or dtype than was
         asked for, so that methods may rely on both.
     """
-    fused: dict[tuple[type, int | None, bool, torch.dtype], list[int]] = {}
+    fused: dict[tuple[type, int | None, bool, bool, torch.dtype], list[int]] = {}
     for index, request in enumerate(requests):
-        key = type(request), _peer(request), goes_beside(request), request.payload.dtype
+        straight = isinstance(request, AllGather) and request.straight
+        key = type(request), _peer(request), straight, goes_beside(request), request.payload.dtype
         fused.setdefault(key, []).append(index)
     landings = [
-        (indices, _launch(kind, peer, [requests[i].payload for i in indices], transport, meter))
-        for (kind, peer, _, _), indices in fused.items()
+        (indices, _launch(kind, peer, straight, [requests[i].payload for i in indices], transport, meter))
+        for (kind, peer, straight, _, _), indices in fused.items()
     ]
 
     def land() -> list[Tensor]:
@@ -64,10 +65,12 @@ def goes_beside(request: Request) -> bool:
     return isinstance(request, AllReduceMean) and request.beside
 
 
-def _launch(kind: type, peer: int | None, tensors: Sequence[Tensor], transport: Transport, meter: Meter) -> Flight:
+def _launch(
+    kind: type, peer: int | None, straight: bool, tensors: Sequence[Tensor], transport: Transport, meter: Meter
+) -> Flight:
     """One collective for requests of one kind."""
     if kind is AllGather:
-        return _all_gather(tensors, transport, meter)
+        return _all_gather(tensors, straight, transport, meter)
     if kind is AllToAll:
         return _all_to_all(tensors, transport, meter)
     buffer = _joined(tensors)
@@ -98,10 +101,10 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def _all_gather(payloads: Sequence[Tensor], transport: Transport, meter: Meter) -> Flight:
+def _all_gather(payloads: Sequence[Tensor], straight: bool, transport: Transport, meter: Meter) -> Flight:
     payload = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads))
     meter.all_gather(payload.nbytes, transport.world_size)
-    pending = transport.all_gather(payload)
+    pending = transport.all_gather(payload, straight)
     shape = torch.Size((transport.world_size, payload.numel()))
     return lambda: _columns(_landed(pending, shape, payload.dtype), [part.numel() for part in payloads])
 

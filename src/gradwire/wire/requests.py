@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -18,10 +18,14 @@ class AllReduceMean:
 
     What goes ``beside`` others has a collective of its own, and does not count for when a round is issued: it changes
     nothing of what they are fused with, and so not a bit of their sums.
+
+    What may be ``late`` is gathered until a round has an average to share, or to the end of the step, so that nothing
+    else waits for it: small all-reduces are chains of messages, each of which queues behind what is on the links.
     """
 
     payload: Tensor
     beside: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +76,13 @@ class AllGather:
     """Give a payload, ``uint8[b]`` with ``b`` the same on all ranks, to all workers.
 
     The answer is ``uint8[n, b]``, row ``r`` from rank ``r``.
+
+    One that is ``straight`` goes from each worker to each other instead of along a ring. By itself a ring is faster;
+    next to all-to-alls each of its steps queues behind their bytes.
     """
 
     payload: Tensor
+    straight: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +120,15 @@ def lockstep(synchronizations: Sequence[Synchronization]) -> Rounds:
             following = _advance(synchronization, taken if isinstance(asked, list) else taken[0])
             if following is not None:
                 waiting.append((synchronization, following))
+
+
+def late(synchronization: Synchronization) -> Synchronization:
+    """The same, but whatever average it asks for may come at the end of the step."""
+    asked = _advance(synchronization, None)
+    while asked is not None:
+        several = isinstance(asked, list)
+        patient = [replace(each, late=True) if isinstance(each, AllReduceMean) else each for each in _as_list(asked)]
+        asked = _advance(synchronization, (yield patient if several else patient[0]))
 
 
 def _advance(synchronization: Synchronization, answer: Tensor | list[Tensor] | None) -> Request | list[Request] | None:

@@ -4,6 +4,9 @@ Submitted synchronizations gather in an open group until their payload is worth 
 round is issued and every older group moves on by one round, oldest first. With groups g0, g1, … of two rounds that is
 the software pipeline r1(g0), r1(g1), r2(g0), r1(g2), r2(g1), …, so encoding overlaps sending, and the order is the
 same on every rank because sizes and order of submission are.
+
+Averages that may be late wait for a group that has an average anyway and share its collective, or become a group when
+they are worth a collective, or when the step ends.
 """
 
 from __future__ import annotations
@@ -19,20 +22,20 @@ from torch import Tensor
 from gradwire.errors import WireError
 from gradwire.wire.fusion import Flight, goes_beside, issue
 from gradwire.wire.meter import Meter, Stage
-from gradwire.wire.requests import Request, Synchronization, lockstep
+from gradwire.wire.requests import AllReduceMean, Request, Synchronization, lockstep
 from gradwire.wire.transport import Transport
 
 
 class Task:
-    """Synchronizations that finish together, such as those of one bucket.
+    """A synchronization at work.
 
     Args:
-        synchronizations: Fresh generators.
-        on_done: Called once all of them have ended.
+        synchronization: A fresh generator.
+        on_done: Called once it has ended.
     """
 
-    def __init__(self, synchronizations: Sequence[Synchronization], on_done: Callable[[], None]) -> None:
-        self._rounds = lockstep(synchronizations)
+    def __init__(self, synchronization: Synchronization, on_done: Callable[[], None]) -> None:
+        self._rounds = lockstep([synchronization])
         self._on_done = on_done
         self.requests: list[Request] = []
 
@@ -43,6 +46,21 @@ class Task:
         except StopIteration:
             self.requests = []
             self._on_done()
+
+    @property
+    def late(self) -> bool:
+        """Whether all that it asks for may come at the end of the step."""
+        return all(isinstance(request, AllReduceMean) and request.late for request in self.requests)
+
+    @property
+    def averages(self) -> bool:
+        """Whether it asks for an average that others may share the collective of."""
+        return any(isinstance(request, AllReduceMean) and not request.beside for request in self.requests)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload of its requests, without what goes beside others."""
+        return sum(request.payload.nbytes for request in self.requests if not goes_beside(request))
 
     def close(self) -> None:
         """Gives up."""
@@ -59,7 +77,7 @@ class _Group:
 
 
 class Scheduler:
-    """Fuses, orders and issues the rounds of submitted tasks.
+    """Fuses, orders and issues the rounds of submitted synchronizations.
 
     Args:
         transport: Where to send.
@@ -72,42 +90,69 @@ class Scheduler:
         self._meter = meter
         self._fuse_bytes = fuse_bytes
         self._open: list[Task] = []
-        self._open_bytes = 0
+        self._late: list[Task] = []
         self._groups: deque[_Group] = deque()
         self._step = 0
 
-    def submit(self, task: Task) -> None:
-        """Encodes a task, and issues its group when that has gathered enough."""
+    def submit(self, synchronizations: Sequence[Synchronization], on_done: Callable[[], None]) -> None:
+        """Encodes what finishes together, such as a bucket, and issues its group when that has gathered enough.
+
+        Args:
+            synchronizations: Fresh generators.
+            on_done: Called once all of them have ended.
+        """
+        left = len(synchronizations)
+
+        def one_done() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                on_done()
+
+        if not synchronizations:
+            on_done()
         with self._stage("encode", 0):
-            task.advance(None)
-        if not task.requests:
-            return
-        self._open.append(task)
-        self._open_bytes += sum(each.payload.nbytes for each in task.requests if not goes_beside(each))
-        if self._open_bytes >= self._fuse_bytes:
+            for task in [Task(each, one_done) for each in synchronizations]:
+                task.advance(None)
+                if task.requests:
+                    (self._late if task.late else self._open).append(task)
+        if self._enough(self._open):
             self._close_group()
+        if self._enough(self._late):
+            self._close_late()
 
     def flush(self) -> None:
         """Issues what is left and sees everything to its end."""
         if self._open:
             self._close_group()
+        if self._late:
+            self._close_late()
         while self._groups:
             self._advance_group()
         self._step += 1
 
     def abandon(self) -> None:
         """Drops everything that is under way."""
-        for task in [*self._open, *(task for group in self._groups for task in group.tasks)]:
+        for task in [*self._open, *self._late, *(task for group in self._groups for task in group.tasks)]:
             task.close()
-        self._open, self._open_bytes = [], 0
+        self._open, self._late = [], []
         self._groups.clear()
 
+    def _enough(self, tasks: Sequence[Task]) -> bool:
+        return sum(task.nbytes for task in tasks) >= self._fuse_bytes
+
     def _close_group(self) -> None:
-        tasks, self._open, self._open_bytes = self._open, [], 0
+        tasks, self._open = self._open, []
+        if any(task.averages for task in tasks):
+            tasks, self._late = tasks + self._late, []
         older = len(self._groups)
         self._launch(tasks, 0)
         for _ in range(older):
             self._advance_group()
+
+    def _close_late(self) -> None:
+        tasks, self._late = self._late, []
+        self._launch(tasks, 0)
 
     def _launch(self, tasks: list[Task], number: int) -> None:
         """Issues round ``number`` of ``tasks``; they become the newest group."""

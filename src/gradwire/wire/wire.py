@@ -15,7 +15,7 @@ import torch
 from gradwire.errors import DivergenceError, GradwireError
 from gradwire.wire.meter import Meter
 from gradwire.wire.requests import Synchronization
-from gradwire.wire.scheduler import Scheduler, Task
+from gradwire.wire.scheduler import Scheduler
 from gradwire.wire.transport import Line
 
 CLOSE_SECONDS = 5.0
@@ -133,7 +133,7 @@ class Wire:
         def order() -> None:
             if ready is not None and self._stream is not None:
                 self._stream.wait_event(ready)
-            self._scheduler.submit(Task(begin(), on_done))
+            self._scheduler.submit(begin(), on_done)
             if on_end is not None:
                 self._scheduler.flush()
                 on_end()
