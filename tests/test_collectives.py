@@ -50,10 +50,11 @@ def one_round_of_everything(workers: int) -> int:
             *(Broadcast(torch.full((size,), rank, dtype=torch.uint8), source) for source in sources),
             Exchange(torch.full((4 * size,), 10 * size + rank, dtype=torch.uint8), partner),
             AllGather(torch.full((4 * size,), rank, dtype=torch.uint8)),
+            AllGather(torch.full((4 * size,), rank, dtype=torch.uint8), straight=True),
             AllToAll(torch.full((workers, 4 * size), rank, dtype=torch.uint8)),
         ]
     answers, metered = issued(requests)
-    for size, got in zip((5, 8), (answers[:9], answers[9:]), strict=True):
+    for size, got in zip((5, 8), (answers[:10], answers[10:]), strict=True):
         total = workers * (workers + 1) // 2
         assert torch.equal(got[0], torch.full((size,), total, dtype=torch.uint8))
         assert torch.equal(got[1], torch.full((2, size), -total, dtype=torch.int8))
@@ -65,6 +66,7 @@ def one_round_of_everything(workers: int) -> int:
         every = torch.arange(workers, dtype=torch.uint8)[:, None].expand(-1, 4 * size)
         assert torch.equal(got[7], every)
         assert torch.equal(got[8], every)
+        assert torch.equal(got[9], every)
     return metered
 
 
@@ -75,7 +77,7 @@ def test_all_requests_of_a_round_are_answered(pool: Pool, workers: int) -> None:
     paired = workers // 2 * 2
     reduced = sum(2 * others * nbytes // workers for nbytes in (13, 26, 52, 52)) * workers
     broadcast = 2 * 13 * others if workers > 1 else 0
-    assert sum(metered) == reduced + broadcast + 52 * paired + 2 * 52 * others * workers
+    assert sum(metered) == reduced + broadcast + 52 * paired + 3 * 52 * others * workers
 
 
 def infinity_is_the_largest() -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import gradwire
-from gradwire.wire import AllGather, Alone, Meter, Scheduler, Synchronization, Task
+from gradwire.wire import AllGather, Alone, Meter, Scheduler, Synchronization
 from pool import Pool
 
 
@@ -89,7 +89,7 @@ def test_a_profile_names_the_stages() -> None:
 
     scheduler = Scheduler(Alone(), Meter(), fuse_bytes=1)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        scheduler.submit(Task([asks()], lambda: None))
+        scheduler.submit([asks()], lambda: None)
         scheduler.flush()
     names = {event.key for event in recorded.key_averages()}
     assert {"gradwire::encode", "gradwire::wire", "gradwire::decode"} <= names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from gradwire.wire import (
     Request,
     Scheduler,
     Synchronization,
-    Task,
+    late,
     lockstep,
 )
 from gradwire.wire.fusion import issue
@@ -58,11 +59,11 @@ def rounds(sizes: list[int]) -> Synchronization:
 
 
 def test_two_round_groups_form_the_pipeline() -> None:
-    notes, done = Notes(), []
+    notes = Notes()
+    done: list[int] = []
     scheduler = Scheduler(notes, Meter(), fuse_bytes=1)
     for bucket in range(3):
-        task = Task([rounds([10 + bucket, 20 + bucket])], lambda bucket=bucket: done.append(bucket))  # type: ignore[misc]
-        scheduler.submit(task)
+        scheduler.submit([rounds([10 + bucket, 20 + bucket])], partial(done.append, bucket))
     scheduler.flush()
     issued = [event.split("[")[1].rstrip("]") for event in notes.events if event.startswith("issue")]
     assert issued == ["10", "11", "20", "12", "21", "22"]
@@ -73,9 +74,59 @@ def test_small_payloads_share_a_collective() -> None:
     notes = Notes()
     scheduler = Scheduler(notes, Meter(), fuse_bytes=100)
     for _ in range(5):
-        scheduler.submit(Task([rounds([40])], lambda: None))
+        scheduler.submit([rounds([40])], lambda: None)
     scheduler.flush()
     assert [event for event in notes.events if event.startswith("issue")] == ["issue gather[120]", "issue gather[80]"]
+
+
+def averages(numel: int) -> Synchronization:
+    mean = yield AllReduceMean(torch.full((numel,), 3.0))
+    assert torch.equal(mean, torch.full((numel,), 3.0))
+
+
+def issued_and_done(buckets: list[list[Synchronization]], fuse_bytes: int) -> tuple[list[str], list[int]]:
+    """What a step of these buckets issues, in that order, and the order in which they finish."""
+    notes = Notes()
+    done: list[int] = []
+    scheduler = Scheduler(notes, Meter(), fuse_bytes)
+    for number, bucket in enumerate(buckets):
+        scheduler.submit(bucket, partial(done.append, number))
+    scheduler.flush()
+    return [event.removeprefix("issue ") for event in notes.events if event.startswith("issue")], done
+
+
+def test_late_averages_are_gathered_to_the_end_of_the_step() -> None:
+    buckets = [[rounds([100 + bucket, 200 + bucket]), late(averages(1 + bucket))] for bucket in range(3)]
+    issued, done = issued_and_done(buckets, fuse_bytes=100)
+    first_rounds = ["gather[100]", "gather[101]", "gather[200]", "gather[102]"]
+    assert issued == [*first_rounds, "gather[201]", "reduce[24]", "gather[202]"]
+    assert done == [0, 1, 2]
+
+
+def test_late_averages_share_the_collective_of_others() -> None:
+    buckets = [[late(averages(1)), rounds([10])], [averages(3), late(averages(2))], [averages(4)]]
+    issued, done = issued_and_done(buckets, fuse_bytes=10)
+    assert issued == ["gather[10]", "reduce[24]", "reduce[16]"]
+    assert done == [0, 1, 2]
+
+
+def test_late_averages_do_not_wait_once_they_are_many() -> None:
+    buckets = [[late(averages(3)), rounds([5])] for _ in range(4)]
+    issued, done = issued_and_done(buckets, fuse_bytes=20)
+    assert issued == ["reduce[24]", "gather[20]", "reduce[24]"]
+    assert done == [0, 1, 2, 3]
+
+
+def test_straight_gathers_are_told_from_rings() -> None:
+    class Told(Notes):
+        def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
+            self.events.append(f"straight {straight}")
+            return super().all_gather(payload, straight)
+
+    told = Told()
+    asked = [AllGather(torch.zeros(size, dtype=torch.uint8), straight=size > 5) for size in (4, 8, 5, 6)]
+    assert [answer.shape[1] for answer in issue(asked, told, Meter())()] == [4, 8, 5, 6]
+    assert told.events[:4] == ["straight False", "issue gather[9]", "straight True", "issue gather[14]"]
 
 
 def test_a_round_is_one_collective_for_each_kind_and_dtype() -> None:

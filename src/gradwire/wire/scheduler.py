@@ -5,8 +5,8 @@ round is issued and every older group moves on by one round, oldest first. With 
 the software pipeline r1(g0), r1(g1), r2(g0), r1(g2), r2(g1), …, so encoding overlaps sending, and the order is the
 same on every rank because sizes and order of submission are.
 
-Averages that may be late wait for a group that has an average anyway and share its collective, or become a group when
-they are worth a collective, or when the step ends.
+Averages that may be late wait for a group that has an average anyway and share its collective. Otherwise they become
+groups of their own, when they are worth a collective and when the step ends; nothing waits for these before its end.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class Scheduler:
         self._open: list[Task] = []
         self._late: list[Task] = []
         self._groups: deque[_Group] = deque()
+        self._late_groups: deque[_Group] = deque()
         self._step = 0
 
     def submit(self, synchronizations: Sequence[Synchronization], on_done: Callable[[], None]) -> None:
@@ -116,54 +117,57 @@ class Scheduler:
                 task.advance(None)
                 if task.requests:
                     (self._late if task.late else self._open).append(task)
+        older = len(self._groups)
         if self._enough(self._open):
-            self._close_group()
+            self._launch_open()
+            for _ in range(older):
+                self._advance(self._groups)
         if self._enough(self._late):
-            self._close_late()
+            self._launch_late()
 
     def flush(self) -> None:
         """Issues what is left and sees everything to its end."""
         if self._open:
-            self._close_group()
+            self._launch_open()
         if self._late:
-            self._close_late()
-        while self._groups:
-            self._advance_group()
+            self._launch_late()
+        for groups in (self._groups, self._late_groups):
+            while groups:
+                self._advance(groups)
         self._step += 1
 
     def abandon(self) -> None:
         """Drops everything that is under way."""
-        for task in [*self._open, *self._late, *(task for group in self._groups for task in group.tasks)]:
+        under_way = [task for group in [*self._groups, *self._late_groups] for task in group.tasks]
+        for task in [*self._open, *self._late, *under_way]:
             task.close()
         self._open, self._late = [], []
         self._groups.clear()
+        self._late_groups.clear()
 
     def _enough(self, tasks: Sequence[Task]) -> bool:
         return sum(task.nbytes for task in tasks) >= self._fuse_bytes
 
-    def _close_group(self) -> None:
+    def _launch_open(self) -> None:
         tasks, self._open = self._open, []
         if any(task.averages for task in tasks):
             tasks, self._late = tasks + self._late, []
-        older = len(self._groups)
-        self._launch(tasks, 0)
-        for _ in range(older):
-            self._advance_group()
+        self._launch(self._groups, tasks, 0)
 
-    def _close_late(self) -> None:
+    def _launch_late(self) -> None:
         tasks, self._late = self._late, []
-        self._launch(tasks, 0)
+        self._launch(self._late_groups, tasks, 0)
 
-    def _launch(self, tasks: list[Task], number: int) -> None:
-        """Issues round ``number`` of ``tasks``; they become the newest group."""
+    def _launch(self, groups: deque[_Group], tasks: list[Task], number: int) -> None:
+        """Issues round ``number`` of ``tasks``; they become the newest of ``groups``."""
         requests = [request for task in tasks for request in task.requests]
         with self._stage("wire", number):
             flight = issue(requests, self._transport, self._meter)
-        self._groups.append(_Group(tasks, number, flight))
+        groups.append(_Group(tasks, number, flight))
 
-    def _advance_group(self) -> None:
+    def _advance(self, groups: deque[_Group]) -> None:
         """Lands the oldest group's round and launches its next one, if it has one."""
-        group = self._groups.popleft()
+        group = groups.popleft()
         with self._stage("wire", group.round):
             answers = group.flight()
         with self._stage("decode", group.round):
@@ -172,7 +176,7 @@ class Scheduler:
                 task.advance(taken)
         going_on = [task for task in group.tasks if task.requests]
         if going_on:
-            self._launch(going_on, group.round + 1)
+            self._launch(groups, going_on, group.round + 1)
 
     @contextmanager
     def _stage(self, stage: Stage, number: int) -> Iterator[None]:
