@@ -89,7 +89,6 @@ def test_a_profile_names_the_stages() -> None:
 
     scheduler = Scheduler(Alone(), Meter(), fuse_bytes=1)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        scheduler.submit([asks()], lambda: None)
-        scheduler.flush()
+        scheduler.submit([asks()], lambda: None, last=True)
     names = {event.key for event in recorded.key_averages()}
     assert {"gradwire::encode", "gradwire::wire", "gradwire::decode"} <= names

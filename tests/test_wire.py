@@ -58,27 +58,6 @@ def rounds(sizes: list[int]) -> Synchronization:
         yield AllGather(torch.zeros(size, dtype=torch.uint8))
 
 
-def test_two_round_groups_form_the_pipeline() -> None:
-    notes = Notes()
-    done: list[int] = []
-    scheduler = Scheduler(notes, Meter(), fuse_bytes=1)
-    for bucket in range(3):
-        scheduler.submit([rounds([10 + bucket, 20 + bucket])], partial(done.append, bucket))
-    scheduler.flush()
-    issued = [event.split("[")[1].rstrip("]") for event in notes.events if event.startswith("issue")]
-    assert issued == ["10", "11", "20", "12", "21", "22"]
-    assert done == [0, 1, 2]
-
-
-def test_small_payloads_share_a_collective() -> None:
-    notes = Notes()
-    scheduler = Scheduler(notes, Meter(), fuse_bytes=100)
-    for _ in range(5):
-        scheduler.submit([rounds([40])], lambda: None)
-    scheduler.flush()
-    assert [event for event in notes.events if event.startswith("issue")] == ["issue gather[120]", "issue gather[80]"]
-
-
 def averages(numel: int) -> Synchronization:
     mean = yield AllReduceMean(torch.full((numel,), 3.0))
     assert torch.equal(mean, torch.full((numel,), 3.0))
@@ -90,16 +69,27 @@ def issued_and_done(buckets: list[list[Synchronization]], fuse_bytes: int) -> tu
     done: list[int] = []
     scheduler = Scheduler(notes, Meter(), fuse_bytes)
     for number, bucket in enumerate(buckets):
-        scheduler.submit(bucket, partial(done.append, number))
-    scheduler.flush()
+        scheduler.submit(bucket, partial(done.append, number), last=number == len(buckets) - 1)
     return [event.removeprefix("issue ") for event in notes.events if event.startswith("issue")], done
+
+
+def test_two_round_groups_form_the_pipeline() -> None:
+    issued, done = issued_and_done([[rounds([10 + bucket, 20 + bucket])] for bucket in range(3)], fuse_bytes=1)
+    assert issued == [f"gather[{size}]" for size in (10, 11, 20, 12, 21, 22)]
+    assert done == [0, 1, 2]
+
+
+def test_small_payloads_share_a_collective() -> None:
+    issued, done = issued_and_done([[rounds([40])] for _ in range(5)], fuse_bytes=100)
+    assert issued == ["gather[120]", "gather[80]"]
+    assert done == [0, 1, 2, 3, 4]
 
 
 def test_late_averages_are_gathered_to_the_end_of_the_step() -> None:
     buckets = [[rounds([100 + bucket, 200 + bucket]), late(averages(1 + bucket))] for bucket in range(3)]
     issued, done = issued_and_done(buckets, fuse_bytes=100)
-    first_rounds = ["gather[100]", "gather[101]", "gather[200]", "gather[102]"]
-    assert issued == [*first_rounds, "gather[201]", "reduce[24]", "gather[202]"]
+    rings = [f"gather[{size}]" for size in (100, 101, 200, 102, 201, 202)]
+    assert issued == [*rings[:3], "reduce[24]", *rings[3:]]
     assert done == [0, 1, 2]
 
 
@@ -113,7 +103,7 @@ def test_late_averages_share_the_collective_of_others() -> None:
 def test_late_averages_do_not_wait_once_they_are_many() -> None:
     buckets = [[late(averages(3)), rounds([5])] for _ in range(4)]
     issued, done = issued_and_done(buckets, fuse_bytes=20)
-    assert issued == ["reduce[24]", "gather[20]", "reduce[24]"]
+    assert issued == ["reduce[24]", "reduce[24]", "gather[20]"]
     assert done == [0, 1, 2, 3]
 
 

@@ -95,13 +95,45 @@ class Scheduler:
         self._late_groups: deque[_Group] = deque()
         self._step = 0
 
-    def submit(self, synchronizations: Sequence[Synchronization], on_done: Callable[[], None]) -> None:
+    def submit(
+        self, synchronizations: Sequence[Synchronization], on_done: Callable[[], None], last: bool = False
+    ) -> None:
         """Encodes what finishes together, such as a bucket, and issues its group when that has gathered enough.
 
         Args:
             synchronizations: Fresh generators.
             on_done: Called once all of them have ended.
+            last: Whether they are a step's last; then everything is issued and seen to its end.
         """
+        self._encode(synchronizations, on_done)
+        if any(task.averages for task in self._open):
+            self._open, self._late = self._open + self._late, []
+        older = len(self._groups)
+        if self._worth_it(self._late, last):
+            tasks, self._late = self._late, []
+            self._launch(self._late_groups, tasks, 0)
+        if self._worth_it(self._open, last):
+            tasks, self._open = self._open, []
+            self._launch(self._groups, tasks, 0)
+            for _ in range(older):
+                self._advance(self._groups)
+        if last:
+            for groups in (self._groups, self._late_groups):
+                while groups:
+                    self._advance(groups)
+            self._step += 1
+
+    def abandon(self) -> None:
+        """Drops everything that is under way."""
+        under_way = [task for group in [*self._groups, *self._late_groups] for task in group.tasks]
+        for task in [*self._open, *self._late, *under_way]:
+            task.close()
+        self._open, self._late = [], []
+        self._groups.clear()
+        self._late_groups.clear()
+
+    def _encode(self, synchronizations: Sequence[Synchronization], on_done: Callable[[], None]) -> None:
+        """Runs synchronizations to their first requests."""
         left = len(synchronizations)
 
         def one_done() -> None:
@@ -113,50 +145,15 @@ class Scheduler:
         if not synchronizations:
             on_done()
         with self._stage("encode", 0):
-            for task in [Task(each, one_done) for each in synchronizations]:
+            for synchronization in synchronizations:
+                task = Task(synchronization, one_done)
                 task.advance(None)
                 if task.requests:
                     (self._late if task.late else self._open).append(task)
-        older = len(self._groups)
-        if self._enough(self._open):
-            self._launch_open()
-            for _ in range(older):
-                self._advance(self._groups)
-        if self._enough(self._late):
-            self._launch_late()
 
-    def flush(self) -> None:
-        """Issues what is left and sees everything to its end."""
-        if self._open:
-            self._launch_open()
-        if self._late:
-            self._launch_late()
-        for groups in (self._groups, self._late_groups):
-            while groups:
-                self._advance(groups)
-        self._step += 1
-
-    def abandon(self) -> None:
-        """Drops everything that is under way."""
-        under_way = [task for group in [*self._groups, *self._late_groups] for task in group.tasks]
-        for task in [*self._open, *self._late, *under_way]:
-            task.close()
-        self._open, self._late = [], []
-        self._groups.clear()
-        self._late_groups.clear()
-
-    def _enough(self, tasks: Sequence[Task]) -> bool:
-        return sum(task.nbytes for task in tasks) >= self._fuse_bytes
-
-    def _launch_open(self) -> None:
-        tasks, self._open = self._open, []
-        if any(task.averages for task in tasks):
-            tasks, self._late = tasks + self._late, []
-        self._launch(self._groups, tasks, 0)
-
-    def _launch_late(self) -> None:
-        tasks, self._late = self._late, []
-        self._launch(self._late_groups, tasks, 0)
+    def _worth_it(self, tasks: Sequence[Task], last: bool) -> bool:
+        """Whether to issue the first round of ``tasks`` now."""
+        return sum(task.nbytes for task in tasks) >= self._fuse_bytes or (last and bool(tasks))
 
     def _launch(self, groups: deque[_Group], tasks: list[Task], number: int) -> None:
         """Issues round ``number`` of ``tasks``; they become the newest of ``groups``."""

@@ -133,9 +133,8 @@ class Wire:
         def order() -> None:
             if ready is not None and self._stream is not None:
                 self._stream.wait_event(ready)
-            self._scheduler.submit(begin(), on_done)
+            self._scheduler.submit(begin(), on_done, last=on_end is not None)
             if on_end is not None:
-                self._scheduler.flush()
                 on_end()
 
         if self._failed is None:
