@@ -105,6 +105,7 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["bench", "train", "--dataset", "imagenet"], "--dataset"),
         (["bench", "periodic", "--section", "speed"], "--section"),
         (["bench", "periodic", "--link", "fast"], "'fast'"),
+        (["bench", "periodic", "--learning-rate", "0"], "learning-rate"),
         (["bench", "trian"], "trian"),
         (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
     ],

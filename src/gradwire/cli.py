@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -288,6 +289,7 @@ def periodic(
     seeds: Positive = 3,
     steps: Annotated[int, Parameter(validator=Number(gte=64))] = 960,
     batch: Positive | None = None,
+    learning_rate: Annotated[float, Parameter(validator=Number(gt=0))] | None = None,
     shapes: str = "resnet50",
     dataset: Literal["auto", "fashion-mnist", "digits"] = "auto",
     out: Path = Path("results/periodic"),
@@ -301,7 +303,7 @@ def periodic(
     ```
     gradwire bench periodic
     gradwire bench periodic --section claim --workload language --seeds 1 --steps 400
-    gradwire bench periodic --section claim --workload image --steps 3840 --batch 64
+    gradwire bench periodic --section claim --workload image --steps 3840 --batch 64 --learning-rate 0.8
     gradwire bench periodic --section overhead --link 1gbit
     ```
 
@@ -312,6 +314,7 @@ def periodic(
         seeds: Trainings of each plan, each with a start and an order of samples of its own.
         steps: Steps of all workers together in a training; volume takes twice as many.
         batch: Samples a worker and step; 16 images or 8 pieces of text if not given.
+        learning_rate: Of SGD in claim and speedup, at its peak; 0.2 for images, 2 for text if not given.
         shapes: Whose shapes the average has that is timed, resnet50 (25.6 M parameters) or tiny.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         out: Folder for the JSON files and the pictures.
@@ -327,6 +330,8 @@ def periodic(
         link = NO_LINK
     bench = Bench(console, link, range(seeds), steps, dataset, batch, out)
     chosen = [WORKLOADS[name] for name in dict.fromkeys(workload)]
+    if learning_rate is not None:
+        chosen = [replace(each, learning_rate=learning_rate) for each in chosen]
     for each in dict.fromkeys(section):
         match each:
             case "claim":
