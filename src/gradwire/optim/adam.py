@@ -20,6 +20,7 @@ from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import Method
 from gradwire.train.agreement import check_same
 from gradwire.train.configuration import FUSE_BYTES
+from gradwire.train.engine import Engine
 from gradwire.train.handle import default_group, named_by
 from gradwire.train.periodic.start import check_equal, send_first
 from gradwire.train.policy import DensePolicy
@@ -206,6 +207,11 @@ class CompressedAdam(Optimizer):
         self._calls += 1
         return loss
 
+    @property
+    def engine(self) -> Engine:
+        """What averages by the method."""
+        return self._compressed.engine
+
     def stats(self) -> Stats:
         """Totals of this rank since the optimizer was made: ``steps`` are calls of :meth:`step`.
 
@@ -224,7 +230,8 @@ class CompressedAdam(Optimizer):
         """As torch has it, with the compression's memory and what is counted under ``"gradwire"``.
 
         Every rank has its own; save it on each. ``torch.load(weights_only=True)`` reads it, and a run that goes on from
-        it gives the same bits as one that was not stopped.
+        it gives the same bits as one that was not stopped. :class:`gradwire.PerRank` is for
+        ``torch.distributed.checkpoint``, :func:`gradwire.redistribute` for another number of workers.
         """
         return {
             **super().state_dict(),
