@@ -14,12 +14,16 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
-from gradwire.memory import MaskedMomentum, Momentum
+from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import Method
 from gradwire.train.agreement import check_same
+from gradwire.train.configuration import FUSE_BYTES
+from gradwire.train.engine import Engine
 from gradwire.train.handle import default_group, named_by
 from gradwire.train.periodic.start import check_equal, send_first
+from gradwire.train.policy import DensePolicy
 from gradwire.train.synchronizer import Synchronizer, Tensors, check_dense
 from gradwire.wire import ProcessGroupTransport, Stats
 from gradwire.wire.meter import all_reduce_bytes
@@ -44,23 +48,45 @@ class CompressedAdam(Optimizer):
     not seen. So from the first step on in which the variance is not measured, its root is at least ``floor`` times its
     mean over the parameter, and a parameter without any variance stays where it is.
 
+    It averages by itself: use it on a plain model, or under ``model.no_sync()`` on one wrapped in DDP. Gradients may be
+    accumulated over as many backward passes as you like. Clipping before a step clips each worker's own gradient.
+
     Args:
-        params: Parameters, names and parameters, or groups of either.
-        defaults: ``lr``, ``betas``, ``eps``, ``weight_decay`` and ``floor`` of groups that do not say otherwise.
-        schedule: Whole numbers that say when what is sent, by name.
-        broadcast: Whether all ranks start from rank 0's parameters; otherwise they must be equal.
+        params: Parameters, or ``net.named_parameters()``, or groups of either.
+        freeze_step: Steps at first in which the variance is measured: the published advice is the warm-up of the
+            learning rate, or for 1-bit Adam 15 to 20 per cent of the run, and until every row of an embedding has been
+            seen.
+        lr: Learning rate.
+        betas: Decay of momentum and variance, a step; of the variance, a step that measures it.
+        eps: Added to the root of the variance.
+        weight_decay: Share of a parameter that is taken off it, times the learning rate, a step: AdamW's.
+        floor: Least root of a variance that is not measured in every step, as a share of its mean over the parameter;
+            0 as published.
+        method: A name of ``gradwire.methods.names()`` or a method object: how what is sent is compressed.
         process_group: The workers; all of them if None.
-        method: How what is sent is compressed.
-        fuse_bytes: As in :func:`gradwire.compress`.
-        compression: The other arguments of :class:`gradwire.Synchronizer`.
+        granularity: As in :func:`gradwire.compress`; and so are the other arguments.
+        route: See there.
+        memory: See there; a memory that is momentum has no place here.
+        owner: See there.
+        dense: See there.
+        seed: See there.
+        fuse_bytes: See there.
+        broadcast: Whether all ranks start from rank 0's parameters; otherwise they must be equal.
+        **options: The method's hyper-parameters.
 
     Attributes:
         steps: Steps taken.
         skipped: Steps that nobody took, because what was averaged was not finite.
+
+    Raises:
+        ConfigurationError: If anything cannot be as asked, or differs between ranks.
     """
 
     _step_supports_amp_scaling = True
     """Lets ``GradScaler`` hand over its scale and leave it to us whether a step is taken, which ranks must agree on."""
+
+    schedule: tuple[str, ...] = ("freeze_step",)
+    """Whole numbers that say when what is sent."""
 
     state_names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     """What is kept of every parameter."""
@@ -73,29 +99,47 @@ class CompressedAdam(Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        defaults: Group,
-        schedule: Mapping[str, int],
-        broadcast: bool,
-        process_group: dist.ProcessGroup | None,
-        method: str | Method,
-        fuse_bytes: int,
-        **compression: Any,
+        freeze_step: int,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        floor: float = 0.1,
+        method: str | Method = "efsignsgd",
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        granularity: str | None = None,
+        route: str | None = None,
+        memory: str | Memory | None = None,
+        owner: str | Codec | None = None,
+        dense: DensePolicy | None = None,
+        seed: int = 0,
+        fuse_bytes: int = FUSE_BYTES,
+        broadcast: bool = False,
+        **options: Any,
     ) -> None:
-        for name, value in schedule.items():
+        self.freeze_step = freeze_step
+        for name in self.schedule:
+            value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigurationError(f"{name}={value!r} is out of range; choose a whole number >= 1")
-        self._schedule = dict(schedule)
         self.steps = self.skipped = self._measured = self._calls = 0
-        super().__init__(params, defaults)
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "floor": floor})
         named = named_by(self)
         workers = default_group(process_group)
         self._compressed = Synchronizer(
             named,
             method,
             process_group=workers,
+            granularity=granularity,
+            route=route,
+            memory=memory,
+            owner=owner,
+            dense=dense,
+            seed=seed,
             fuse_bytes=fuse_bytes,
             rollback=True,
-            **compression,
+            **options,
         )
         self._exact = self._compressed
         try:
@@ -163,6 +207,11 @@ class CompressedAdam(Optimizer):
         self._calls += 1
         return loss
 
+    @property
+    def engine(self) -> Engine:
+        """What averages by the method."""
+        return self._compressed.engine
+
     def stats(self) -> Stats:
         """Totals of this rank since the optimizer was made: ``steps`` are calls of :meth:`step`.
 
@@ -181,7 +230,8 @@ class CompressedAdam(Optimizer):
         """As torch has it, with the compression's memory and what is counted under ``"gradwire"``.
 
         Every rank has its own; save it on each. ``torch.load(weights_only=True)`` reads it, and a run that goes on from
-        it gives the same bits as one that was not stopped.
+        it gives the same bits as one that was not stopped. :class:`gradwire.PerRank` is for
+        ``torch.distributed.checkpoint``, :func:`gradwire.redistribute` for another number of workers.
         """
         return {
             **super().state_dict(),
@@ -242,7 +292,7 @@ class CompressedAdam(Optimizer):
 
     def _describe(self) -> dict[str, str]:
         """Everything but hyper-parameters of groups that must be the same on all ranks, as text."""
-        return {"optimizer": type(self).__name__, **{name: str(value) for name, value in self._schedule.items()}}
+        return {"optimizer": type(self).__name__, **{name: str(getattr(self, name)) for name in self.schedule}}
 
     def _fresh(self, parameter: Parameter) -> dict[str, Tensor]:
         """What is kept of a parameter before the first step."""
@@ -283,6 +333,14 @@ class CompressedAdam(Optimizer):
         scale: Tensor | None = getattr(self, "grad_scale", None)
         return found if scale is None else {name: each.float() / scale for name, each in found.items()}
 
+    def _averaged(self, synchronizer: Synchronizer, tensors: Tensors) -> Tensors | None:
+        """Averages for a step; None if they are not finite, so that nobody is to take it."""
+        averages = synchronizer.average(tensors)
+        if self._finite(averages):
+            return averages
+        self.skipped += 1
+        return None
+
     def _finite(self, averages: Tensors) -> bool:
         """Whether averages are finite, which all ranks see alike; as the rollback of the compression's memory asks."""
         ends = [
@@ -313,19 +371,22 @@ class CompressedAdam(Optimizer):
 
     def _adam_step(self, gradients: Tensors) -> bool:
         """A step of plain Adam on densely averaged gradients; whether it was taken."""
-        averages = self._exact.average(gradients)
-        if not self._finite(averages):
-            self.skipped += 1
+        averages = self._averaged(self._exact, gradients)
+        if averages is None:
             return False
         self._measured += 1
         for group, name, parameter, state in self._each():
             average, (momentum_decay, variance_decay) = averages[name], group["betas"]
             state["exp_avg"].lerp_(average, 1 - momentum_decay)
             state["exp_avg_sq"].mul_(variance_decay).addcmul_(average, average, value=1 - variance_decay)
-            decay(parameter, group)
-            parameter.addcdiv_(state["exp_avg"], self._root(group, state), value=-self._rate(group))
+            self._descend(group, parameter, state)
         self.steps += 1
         return True
+
+    def _descend(self, group: Group, parameter: Parameter, state: Mapping[str, Tensor]) -> None:
+        """Moves a parameter by weight decay and along its momentum."""
+        decay(parameter, group)
+        parameter.addcdiv_(state["exp_avg"], self._root(group, state), value=-self._rate(group))
 
 
 def check_group(group: Group) -> None:

@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
 from gradwire.errors import ConfigurationError
-from gradwire.train.handle import Handle
+from gradwire.train.engine import Engine
+
+
+class Remembering(Protocol):
+    """What has a state of its own on every rank."""
+
+    @property
+    def engine(self) -> Engine:
+        """What averages, which knows the rank and the number of workers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rank's state."""
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Goes on from a state."""
 
 
 class PerRank:
-    """A handle as ``torch.distributed.checkpoint`` takes it: a ``Stateful`` with a key for each rank.
+    """A handle or optimizer as ``torch.distributed.checkpoint`` takes it: a ``Stateful`` with a key for each rank.
 
     That checkpoint takes equal keys on several ranks for copies of one value and keeps one of them, but what a rank
     remembers is its own. So each rank's state goes in as bytes under the rank's own key. To be read again by as many
     workers.
 
     Args:
-        handle: What :func:`gradwire.compress` returned, or a :class:`gradwire.Synchronizer`.
+        handle: What :func:`gradwire.compress` returned, a :class:`gradwire.Synchronizer`, or an optimizer of
+            :mod:`gradwire.optim`.
 
     Example:
         >>> dcp.save({"model": model, "gradwire": gradwire.PerRank(handle)}, checkpoint_id=path)   # doctest: +SKIP
         >>> dcp.load({"model": model, "gradwire": gradwire.PerRank(handle)}, checkpoint_id=path)   # doctest: +SKIP
     """
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Remembering) -> None:
         self._handle = handle
         self._key = f"rank {handle.engine.rank} of {handle.engine.world_size}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,9 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
     of the ranks that were. In the middle of a period they differ, and what local steps of the ranks left out changed
     since then is lost; :meth:`gradwire.Periodic.synchronize` before saving loses nothing.
 
+    In the state of an optimizer of :mod:`gradwire.optim` it is the compression's state that is redistributed. All else
+    there must be the same on all ranks, as it always is with 1-bit Adam, and with 0/1 Adam after ``synchronize()``.
+
     Args:
         states: What ``state_dict()`` returned on each rank after the same step, in any order.
         workers: How many workers there are to be, at least 1.
@@ -59,6 +62,8 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
     """
     if not (isinstance(workers, int) and workers >= 1):
         raise ConfigurationError(f"workers={workers!r} is out of range; choose a whole number >= 1")
+    if any(isinstance(state, Mapping) and "param_groups" in state for state in states):
+        return _of_optimizers(states, workers)
     ordered = _of_one_run(states)
     if len(ordered) == workers:
         return [dict(state) for state in ordered]
@@ -84,6 +89,51 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
         for state, tensors in zip(made, fields, strict=True):
             state["kinds"][field], state["tensors"][field] = kind, dict(tensors)
     return made
+
+
+def _of_optimizers(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
+    """Optimizers' states, whose compression's are made for other workers, if all else is the same on all ranks."""
+    for state in states:
+        if not (isinstance(state, Mapping) and isinstance(state.get("gradwire"), Mapping)):
+            raise ConfigurationError(
+                "not all states are of an optimizer of gradwire.optim, though some are of an optimizer; give what "
+                "state_dict() of one returned on each rank"
+            )
+    made = redistribute([state["gradwire"].get("compression") for state in states], workers)
+    ordered = sorted(states, key=lambda state: int(state["gradwire"]["compression"]["rank"]))
+    if len(ordered) == workers:
+        return [dict(state) for state in ordered]
+    first = ordered[0]
+    for rank, state in enumerate(ordered):
+        place = next(_differences(_beside_compression(state), _beside_compression(first), "state_dict()"), None)
+        if place is not None:
+            raise ConfigurationError(
+                f"{place} of rank {rank} is not that of rank 0, as only compression's may be; call ZeroOneAdam's "
+                "synchronize() before states are saved"
+            )
+    return [{**first, "gradwire": {**first["gradwire"], "compression": each}} for each in made]
+
+
+def _beside_compression(state: State) -> State:
+    return {**state, "gradwire": {**state["gradwire"], "compression": None}}
+
+
+def _differences(ours: object, theirs: object, place: str) -> Iterator[str]:
+    """Where two states of plain containers, values and tensors are not the same."""
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        same = ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    elif isinstance(ours, Mapping) and isinstance(theirs, Mapping) and ours.keys() == theirs.keys():
+        same = True
+        for key, each in ours.items():
+            yield from _differences(each, theirs[key], f"{place}[{key!r}]")
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        same = True
+        for index, each in enumerate(ours):
+            yield from _differences(each, theirs[index], f"{place}[{index}]")
+    else:
+        same = not isinstance(ours, Tensor | Mapping | list) and type(ours) is type(theirs) and ours == theirs
+    if not same:
+        yield place
 
 
 def _of_one_run(states: Sequence[State]) -> list[State]:
