@@ -23,6 +23,7 @@ from gradwire.memory import MaskedMomentum, Memory, Momentum, Snapshot
 from gradwire.methods import Method, name_of
 from gradwire.train.agreement import check_same
 from gradwire.train.configuration import FUSE_BYTES, Configuration
+from gradwire.train.guards import Guarding
 from gradwire.train.handle import Handle, Named, check_parameters, default_group, named_by
 from gradwire.train.periodic.beside import (
     AveragedBuffers,
@@ -34,6 +35,7 @@ from gradwire.train.periodic.beside import (
     in_step,
 )
 from gradwire.train.periodic.beside import averaged as averaged_beside
+from gradwire.train.periodic.drift import Drift
 from gradwire.train.periodic.finite import finite
 from gradwire.train.periodic.fragments import Fragment, Stretch, cut
 from gradwire.train.periodic.outer import Outer, adopted, check_outer, described
@@ -101,6 +103,7 @@ class Periodic(Handle):
         optimizer: Optimizer,
         configuration: Configuration,
         schedule: Schedule,
+        guarding: Guarding,
         parameters: Named,
         outer: Outer | None,
         buffers: nn.Module | None,
@@ -109,7 +112,11 @@ class Periodic(Handle):
     ) -> None:
         fragments = cut(parameters, schedule, configuration.granularity)
         made = None if isinstance(outer, Optimizer) else adopted(outer, fragments)
-        super().__init__(configuration, parameters, group)
+        self._buffers = None if buffers is None else AveragedBuffers(buffers)
+        self._beside: list[Beside] = [_MOMENTS[schedule.moments](optimizer)]
+        self._beside += [] if self._buffers is None else [self._buffers]
+        comparison = partial(Drift, fragments, self._beside)
+        super().__init__(configuration, parameters, group, dataclasses.replace(guarding, comparison=comparison))
         pieces = [piece for fragment in fragments for piece in fragment.pieces]
         self._shapes = {piece.name: piece.shape for piece in pieces}
         self._parameters = {
@@ -122,9 +129,6 @@ class Periodic(Handle):
         self._optimizer = optimizer
         self._schedule = schedule
         self._fragments = fragments
-        self._buffers = None if buffers is None else AveragedBuffers(buffers)
-        self._beside: list[Beside] = [_MOMENTS[schedule.moments](optimizer)]
-        self._beside += [] if self._buffers is None else [self._buffers]
         try:
             lines = [f"{key}={value}" for key, value in {**schedule.describe(), "outer": described(outer)}.items()]
             tensors = [(name, each.detach()) for name, each in parameters]
@@ -392,6 +396,8 @@ def periodic(
     dense: DensePolicy | None = None,
     seed: int = 0,
     fuse_bytes: int = FUSE_BYTES,
+    verify: bool = False,
+    verify_every: int = 1,
     warmup_steps: int = 0,
     moments: Moments = "keep",
     buffers: nn.Module | None = None,
@@ -438,6 +444,10 @@ def periodic(
         dense: See there.
         seed: See there.
         fuse_bytes: See there.
+        verify: Whether payloads carry checksums, as there. It also compares over all ranks what the last average of a
+            fragment left, ``x_last`` and buffers, along with its next one; a difference raises
+            :class:`gradwire.DivergenceError` on every rank.
+        verify_every: Averages of a fragment from one such comparison to the next.
         warmup_steps: Local steps at first that are each averaged, at once and without ``outer``.
         moments: ``"keep"`` the optimizer's moments local, ``"reset"`` its state with every average, or ``"average"``
             floating-point state of the parameters' shape, densely.
@@ -462,6 +472,7 @@ def periodic(
     _check_optimizer(optimizer)
     schedule = Schedule(every, fragments, cut, delay, mix, warmup_steps, moments)
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
+    guarding = Guarding(rollback=False, verify=verify, verify_every=verify_every)
     _check_method(configuration, schedule)
     named = _named(optimizer, parameters)
     check_parameters(named)
@@ -473,7 +484,7 @@ def periodic(
             )
         process_group = process_group.get_group()
     group = default_group(process_group)
-    return Periodic(optimizer, configuration, schedule, named, outer, buffers, group, broadcast)
+    return Periodic(optimizer, configuration, schedule, guarding, named, outer, buffers, group, broadcast)
 
 
 def _copied(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
