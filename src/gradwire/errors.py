@@ -16,7 +16,7 @@ class PayloadError(GradwireError, ValueError):
 
 
 class DivergenceError(GradwireError):
-    """Averaged gradients that are not the same bits on all ranks; raised on every rank."""
+    """Averages, or what they left of a model, that are not the same bits on all ranks; raised on every rank."""
 
 
 class WireError(GradwireError, RuntimeError):

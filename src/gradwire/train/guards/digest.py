@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -31,7 +33,8 @@ class Digest(Guard):
     def beside(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
         """Sends what the last step left."""
         due, self._due = self._due, {}
-        return [self._compare(self._step - 1, due, gradient.device)] if due else []
+        what = f"after step {self._step - 1} the averaged gradients are"
+        return [compared(what, due, gradient.device)] if due else []
 
     def landed(self, unit: Unit, average: Tensor) -> None:
         """Takes the digests of a buffer's parameters."""
@@ -44,32 +47,38 @@ class Digest(Guard):
         self._due, self._taken = self._taken, {}
         self._step += 1
 
-    def _compare(self, step: int, digests: dict[str, int], device: torch.device) -> Synchronization:
-        each = torch.tensor(list(digests.values()), device=device)
-        everything = torch.tensor([checksum_of(each)], device=device)
-        rows = (
-            (yield AllGather(everything.view(torch.uint8)))
-            .clone(memory_format=torch.contiguous_format)
-            .view(torch.int64)
-        )
-        if bool((rows == rows[0]).all()):
-            return
-        rows = (
-            (yield AllGather(each.view(torch.uint8)))
-            .clone(memory_format=torch.contiguous_format)
-            .view(torch.int64)
-            .cpu()
-        )
-        differs = (rows != rows[0]).any(0).tolist()
-        column = differs.index(True)
-        name, values = list(digests)[column], rows[:, column].tolist()
-        groups = [[rank for rank, other in enumerate(values) if other == value] for value in dict.fromkeys(values)]
-        listed = " against ".join(f"rank{'s' * (len(group) > 1)} {', '.join(map(str, group))}" for group in groups)
-        raise DivergenceError(
-            f"after step {step} the averaged gradients are not the same on all ranks: {name!r} is the first of "
-            f"{sum(differs)} parameters that differ, {listed}; the weights have drifted apart since, so start all "
-            "workers again from the last checkpoint, and look at the memory and software of the machine that differs"
-        )
+
+def compared(what: str, digests: Mapping[str, int], device: torch.device) -> Synchronization:
+    """Compares digests over all ranks, in 8 bytes a rank; all of them follow only where they differ.
+
+    Args:
+        what: Says, up to the verb, what they are of.
+        digests: By name, of the same names on all ranks; at least one.
+        device: Where the gradients live.
+
+    Raises:
+        DivergenceError: On every rank, naming the first that differs.
+    """
+    each = torch.tensor(list(digests.values()), device=device)
+    everything = torch.tensor([checksum_of(each)], device=device)
+    rows = (
+        (yield AllGather(everything.view(torch.uint8))).clone(memory_format=torch.contiguous_format).view(torch.int64)
+    )
+    if bool((rows == rows[0]).all()):
+        return
+    rows = (
+        (yield AllGather(each.view(torch.uint8))).clone(memory_format=torch.contiguous_format).view(torch.int64).cpu()
+    )
+    differs = (rows != rows[0]).any(0).tolist()
+    column = differs.index(True)
+    name, values = list(digests)[column], rows[:, column].tolist()
+    groups = [[rank for rank, other in enumerate(values) if other == value] for value in dict.fromkeys(values)]
+    listed = " against ".join(f"rank{'s' * (len(group) > 1)} {', '.join(map(str, group))}" for group in groups)
+    raise DivergenceError(
+        f"{what} not the same on all ranks: {name!r} is the first of {sum(differs)} tensors that differ, {listed}; the "
+        "weights have drifted apart since, so start all workers again from the last checkpoint, and look at the memory "
+        "and software of the machine that differs"
+    )
 
 
 def check_verification(verify: object, every: object) -> None:

@@ -36,6 +36,7 @@ class Guarding:
         audit_every: Steps from one audit to the next; 0 for none.
         verify: Whether payloads carry checksums, and the averages of all ranks are compared.
         verify_every: Steps from one such comparison to the next.
+        comparison: Makes the guard that compares, given ``verify_every``.
     """
 
     grad_scaler: torch.amp.GradScaler | None = None
@@ -44,6 +45,7 @@ class Guarding:
     audit_every: int = 0
     verify: bool = False
     verify_every: int = VERIFY_EVERY
+    comparison: Callable[[int], Guard] = Digest
 
     def __post_init__(self) -> None:
         check_scaler(self.grad_scaler)
@@ -61,7 +63,7 @@ class Guarding:
 
     def guards(self, engine: Engine, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> list[Guard]:
         """The guards, the outermost first: what is handed on is looked at last, what the method sees is audited."""
-        guards: list[Guard] = [Digest(self.verify_every)] if self.verify else []
+        guards: list[Guard] = [self.comparison(self.verify_every)] if self.verify else []
         if self.rolls_back(engine.configuration.memory):
             guards.append(Rollback(engine, {name: parameter.dtype for name, parameter in parameters}))
         if self.grad_scaler is not None:

@@ -26,6 +26,10 @@ class Beside:
         """What to average beside a fragment; fresh tensors."""
         return {}
 
+    def shared(self, fragment: Fragment) -> Values:
+        """What a fragment's last average left beside it: the same bits on all ranks, until its next one is taken."""
+        return {}
+
     def take(self, fragment: Fragment, averages: Mapping[str, Tensor]) -> None:
         """Called when a fragment's average is taken, with the averages of what everything beside it collected."""
 
@@ -114,6 +118,10 @@ class AveragedBuffers(Beside):
             _buffer(name): _wide(buffer).sub_(_wide(self.last[name].to(buffer.dtype)))
             for name, buffer in self.buffers().items()
         }
+
+    def shared(self, fragment: Fragment) -> Values:
+        """What each buffer's last average left."""
+        return {} if fragment.number else {_buffer(name): last for name, last in self.last.items()}
 
     def take(self, fragment: Fragment, averages: Mapping[str, Tensor]) -> None:
         """Moves each buffer from its last average by the average change."""
