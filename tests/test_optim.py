@@ -258,6 +258,8 @@ def what_cannot_be_is_refused(kind: str) -> None:
         ("floor=-0.1", {"floor": -0.1}),
         ("'nothing'", {"method": "nothing"}),
         ("momentum already", {"method": "signum"}),
+        ("grad_scaler is no option", {"grad_scaler": torch.amp.GradScaler("cpu")}),
+        ("rollback is no option", {"rollback": False}),
         ("ranks differ", {"freeze_step": 5 + rank}),
         ("ranks differ", {"lr": 0.1 * (1 + rank)}),
     ]

@@ -123,6 +123,11 @@ class CompressedAdam(Optimizer):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigurationError(f"{name}={value!r} is out of range; choose a whole number >= 1")
+        if given := sorted({"grad_scaler", "rollback"} & options.keys()):
+            raise ConfigurationError(
+                f"{given[0]} is no option of {type(self).__name__}: a scaler's step divides gradients before this "
+                "optimizer sees them, and memories always go back where a step is bad; leave it out"
+            )
         self.steps = self.skipped = self._measured = self._calls = 0
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "floor": floor})
         named = named_by(self)

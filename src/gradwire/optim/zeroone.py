@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from gradwire.methods import Method
 from gradwire.optim.adam import CompressedAdam, decay
 from gradwire.train.synchronizer import Tensors
 
@@ -30,11 +31,11 @@ class ZeroOneAdam(CompressedAdam):
     evaluation and at the end. A worker whose gradient is not finite in a local step sits that step out; at a
     synchronisation nobody takes it, and the next step synchronises.
 
-    Further arguments, by place or by name, and errors are those of :class:`CompressedAdam`.
+    Further arguments, and errors, are those of :class:`CompressedAdam`.
 
     Args:
         params: See there.
-        freeze_step: See there; the published choice is the warm-up of the learning rate.
+        freeze_step: See there, as for all up to ``method``; the published choice is the warm-up of the learning rate.
         kappa: Measurements of the variance after which the steps between two of them double.
         double_every: Steps after which the steps between synchronisations double; the published choice is as often as
             the learning rate halves.
@@ -53,7 +54,13 @@ class ZeroOneAdam(CompressedAdam):
         self,
         params: Iterable[Any],
         freeze_step: int,
-        *arguments: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        floor: float = 0.1,
+        method: str | Method = "efsignsgd",
+        *,
         kappa: int = 16,
         double_every: int = 32768,
         max_interval: int = 16,
@@ -61,7 +68,7 @@ class ZeroOneAdam(CompressedAdam):
     ) -> None:
         self.kappa, self.double_every, self.max_interval = kappa, double_every, max_interval
         self._measure_at = self._met_at = 0
-        super().__init__(params, freeze_step, *arguments, **others)
+        super().__init__(params, freeze_step, lr, betas, eps, weight_decay, floor, method, **others)
         for group in self.param_groups:
             group["rates"] = 0.0
 
