@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from unittest import mock
 
 import torch
 from numba.core.dispatcher import Dispatcher
@@ -13,6 +14,7 @@ from catalogue import OPTIONS
 from codec_checks import check_compiled_once
 from gradwire import methods
 from gradwire.layout import flat_slots
+from gradwire.train import together
 from gradwire.train.configuration import Configuration
 from gradwire.train.together import Together, rehearse
 
@@ -48,3 +50,16 @@ def test_a_rehearsal_leaves_nothing_to_compile_in_a_training_step() -> None:
     others = [name for name in methods.names() if name not in choosing]
     with ProcessPoolExecutor(2, mp.get_context("spawn"), torch.set_num_threads, (1,)) as processes:
         list(processes.map(nothing_is_compiled_after_a_rehearsal, [choosing, others]))
+
+
+def test_what_was_rehearsed_is_not_rehearsed_again() -> None:
+    """In the same process, and with all choices the same."""
+    with (
+        mock.patch.object(together, "Together", wraps=Together) as worlds,
+        mock.patch.object(together, "_rehearsed", set()),
+    ):
+        for expected, ratio in ((1, 0.25), (1, 0.25), (2, 0.5), (2, 0.25)):
+            rehearse(Configuration.make("topk", {"ratio": ratio}))
+            assert worlds.call_count == expected
+        rehearse(Configuration.make("topk", {"ratio": 0.25}, memory="none"))
+        assert worlds.call_count == 3
