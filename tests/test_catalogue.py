@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -70,36 +67,3 @@ def test_analysis_has_the_bounds_of_the_paper() -> None:
     assert both.entire_model_error is not None
     with pytest.raises(gradwire.ConfigurationError, match="not zero"):
         gradwire.analyze({"a": torch.zeros(3)}, "topk")
-
-
-FRESH = """
-import sys
-import torch
-from numba.core.dispatcher import Dispatcher
-from gradwire.layout import flat_slots
-from gradwire.train.configuration import Configuration
-from gradwire.train.together import Together, rehearse
-
-def compiled():
-    return {
-        (module, name): len(function.signatures)
-        for module in list(sys.modules) if module.startswith("gradwire.kernels.cpu")
-        for name, function in vars(sys.modules[module]).items() if isinstance(function, Dispatcher)
-    }
-
-for name in sys.argv[1:]:
-    configuration = Configuration.make(name, {})
-    rehearse(configuration)
-    before = compiled()
-    slots = flat_slots([("conv", (64, 32, 3, 3)), ("matrix", (129, 65)), ("bias", (129,))])
-    world = Together(configuration, slots, 3)
-    for step in range(4):
-        world.average([torch.randn(slots[-1].stop) for _ in range(3)])
-    assert compiled() == before, (name, set(compiled().items()) - set(before.items()))
-"""
-
-
-def test_a_rehearsal_leaves_nothing_to_compile_in_a_training_step() -> None:
-    names = gradwire.methods.names()
-    for chosen in (names[::2], names[1::2]):
-        subprocess.run([sys.executable, "-c", FRESH, *chosen], check=True)

@@ -76,11 +76,8 @@ def rotated_sums(payloads: Tensor, levels: Tensor, sums: Tensor) -> None:
     if not payloads.numel():
         return
     packed, stride = rows_of_bytes(payloads)
-    out, size = array(sums), payloads.shape[1]
-    if sums.numel() == 2 * size:
-        _sums(packed, len(payloads), stride, size, array(levels), out)
-    else:
-        _sums(packed, len(payloads), stride, size, array(levels), out.view(np.uint16))
+    size = payloads.shape[1]
+    _sums(packed, len(payloads), stride, size, array(levels), array(sums), sums.numel() > 2 * size)
 
 
 def rotated_decode(
@@ -95,14 +92,13 @@ def rotated_decode(
 ) -> None:
     """See :meth:`gradwire.kernels.Kernels.rotated_decode`."""
     positions = int(pieces[-1, 2] + pieces[-1, 3]) if len(pieces) else 0
-    total = array(sums.contiguous())
-    grain = int(levels[-1])
     _decode(
         pieces,
-        total if sums.numel() == positions else total.view(np.uint16),
+        array(sums.contiguous()),
+        sums.numel() > positions,
         count,
         array(scales),
-        grain,
+        int(levels[-1]),
         reach,
         shared,
         array(out),
@@ -309,7 +305,11 @@ def _restore(
 
 
 @compiled
-def _sums(packed: UInt8Array, count: int, stride: int, size: int, levels: UInt8Array, sums: UInt8Array) -> None:
+def _sums(
+    packed: UInt8Array, count: int, stride: int, size: int, levels: UInt8Array, sums: UInt8Array, wide: bool
+) -> None:
+    """Writes sums of a byte each, or of two if ``wide``."""
+    wide_sums = sums.view(np.uint16)
     pairs = np.empty(256, np.uint32)
     for byte in range(256):
         pairs[byte] = np.uint32(levels[byte & 15]) | (np.uint32(levels[byte >> 4]) << np.uint32(16))
@@ -317,14 +317,19 @@ def _sums(packed: UInt8Array, count: int, stride: int, size: int, levels: UInt8A
         total = np.uint32(0)
         for row in range(count):
             total += pairs[packed[row * stride + i]]
-        sums[2 * i] = total & np.uint32(0xFFFF)
-        sums[2 * i + 1] = total >> np.uint32(16)
+        if wide:
+            wide_sums[2 * i] = total & np.uint32(0xFFFF)
+            wide_sums[2 * i + 1] = total >> np.uint32(16)
+        else:
+            sums[2 * i] = total & np.uint32(0xFFFF)
+            sums[2 * i + 1] = total >> np.uint32(16)
 
 
 @compiled
 def _decode(
     pieces: Int64Array,
     sums: UInt8Array,
+    wide: bool,
     count: int,
     scales: Float32Array,
     grain: int,
@@ -332,6 +337,7 @@ def _decode(
     shared: UInt64Array,
     out: Float32Array,
 ) -> None:
+    wide_sums = sums.view(np.uint16)
     most = 0
     for number in range(len(pieces)):
         most = max(most, pieces[number, 2])
@@ -344,9 +350,13 @@ def _decode(
         if not np.isfinite(scale):
             out[start : start + length] = np.nan
             continue
-        coordinates, mean = sums[position : position + size], out[start : start + length]
-        for i in range(size):
-            rotated[i] = np.float32(coordinates[i]) - middle
+        mean = out[start : start + length]
+        if wide:
+            for i in range(size):
+                rotated[i] = np.float32(wide_sums[position + i]) - middle
+        else:
+            for i in range(size):
+                rotated[i] = np.float32(sums[position + i]) - middle
         _hadamard(rotated, size)
         _restore(rotated, size, scale, counter, shared[run], reach, grain, count)
         for i in range(length):

@@ -1,0 +1,65 @@
+"""Rehearsals: what they leave to do. They come first, see conftest.py."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from unittest import mock
+
+import torch
+from numba.core.dispatcher import Dispatcher
+
+from catalogue import OPTIONS
+from codec_checks import check_compiled_once
+from gradwire import methods
+from gradwire.layout import flat_slots
+from gradwire.train import together
+from gradwire.train.configuration import Configuration
+from gradwire.train.together import Together, rehearse
+
+
+def compiled() -> dict[tuple[str, str], int]:
+    return {
+        (module, name): len(function.signatures)
+        for module in list(sys.modules)
+        if module.startswith("gradwire.kernels.cpu")
+        for name, function in vars(sys.modules[module]).items()
+        if isinstance(function, Dispatcher)
+    }
+
+
+def nothing_is_compiled_after_a_rehearsal(names: list[str]) -> None:
+    slots = flat_slots([("conv", (64, 32, 3, 3)), ("matrix", (129, 65)), ("bias", (129,))])
+    for name in names:
+        for options in [{}, *OPTIONS.get(name, [])]:
+            for route in methods.get(name).routes:
+                configuration = Configuration.make(name, options, route=route)
+                rehearse(configuration)
+                before = compiled()
+                world = Together(configuration, slots, 3)
+                for _ in range(4):
+                    world.average([torch.randn(slots[-1].stop) for _ in range(3)])
+                assert compiled() == before, (configuration, set(compiled().items()) - set(before.items()))
+    check_compiled_once(*(module.rpartition(".")[2] for module, _ in compiled()))
+
+
+def test_a_rehearsal_leaves_nothing_to_compile_in_a_training_step() -> None:
+    """In two processes at once: methods that choose coordinates have few kernels in common with others."""
+    choosing = [name for name in methods.names() if methods.get(name)().selects]
+    others = [name for name in methods.names() if name not in choosing]
+    with ProcessPoolExecutor(2, mp.get_context("spawn"), torch.set_num_threads, (1,)) as processes:
+        list(processes.map(nothing_is_compiled_after_a_rehearsal, [choosing, others]))
+
+
+def test_what_was_rehearsed_is_not_rehearsed_again() -> None:
+    """In the same process, and with all choices the same."""
+    with (
+        mock.patch.object(together, "Together", wraps=Together) as worlds,
+        mock.patch.object(together, "_rehearsed", set()),
+    ):
+        for expected, ratio in ((1, 0.25), (1, 0.25), (2, 0.5), (2, 0.25)):
+            rehearse(Configuration.make("topk", {"ratio": ratio}))
+            assert worlds.call_count == expected
+        rehearse(Configuration.make("topk", {"ratio": 0.25}, memory="none"))
+        assert worlds.call_count == 3
