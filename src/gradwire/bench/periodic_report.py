@@ -49,18 +49,21 @@ class Bench:
             outcomes: list[Outcome] = []
             for workers in periodic_plans.CLAIM_WORKERS:
                 runs = periodic_plans.claim_runs(workload, workers, self.seeds, self.steps)
-                outcomes += self._train(workload, workers, self.link, runs)
-            rows = periodic_results.summary(outcomes)
-            self.console.print(report.periodic_table(rows, f"The claim, {self._where(workload, self.link)}"))
-            self._leave(f"claim_{workload.name}", workload=workload.name, rows=rows, outcomes=outcomes)
-            for workers in periodic_plans.CLAIM_WORKERS:
+                trained = self._train(workload, workers, self.link, runs)
+                rows = periodic_results.summary(trained)
+                outcomes += trained
+                found += rows
+                where = self._where(workload, self.link)
+                self.console.print(report.periodic_table(rows, f"The claim, {workers} workers, {where}"))
+                facts = {"workload": workload.name, "learning_rate": workload.learning_rate}
+                rows = periodic_results.summary(outcomes)
+                self._leave(f"claim_{workload.name}", **facts, rows=rows, outcomes=outcomes)
                 self._picture(
                     f"claim_{workload.name}_{workers}.png",
                     [row for row in rows if row.workers == workers],
                     f"{workload.what}: loss against bytes, {workers} workers",
-                    self._where(workload, self.link),
+                    where,
                 )
-            found += rows
         _fail_if_nothing(found)
         return found
 
