@@ -69,6 +69,8 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=500, help="steps of an attachment")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.each <= SETTLED:
+        parser.error(f"--each {options.each} is too few: memory settles in {SETTLED} steps, so choose more")
     draw = random.Random(options.seed)
     chosen = cases()
     pool, failed, done = Pool(), 0, 0
