@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire.layout import flat_slots
+from gradwire.train.configuration import Configuration
+from gradwire.train.engine import Engine
 from gradwire.wire import (
     AllGather,
     AllReduceMean,
@@ -117,6 +120,27 @@ def test_straight_gathers_are_told_from_rings() -> None:
     asked = [AllGather(torch.zeros(size, dtype=torch.uint8), straight=size > 5) for size in (4, 8, 5, 6)]
     assert [answer.shape[1] for answer in issue(asked, told, Meter())()] == [4, 8, 5, 6]
     assert told.events[:4] == ["straight False", "issue gather[9]", "straight True", "issue gather[14]"]
+
+
+def test_what_is_not_compressed_is_late_and_owners_send_straight() -> None:
+    engine = Engine(Configuration.make("qsgd", {}, route="sharded"), 0, 2, torch.device("cpu"))
+    unit = engine.unit(flat_slots([("weight", (64, 64)), ("bias", (64,))]))
+    compressed, rest = engine.synchronizations(unit, torch.randn(unit.numel))
+    asked, average = next(compressed), next(rest)
+    assert isinstance(average, AllReduceMean)
+    assert average.late
+    assert isinstance(asked, AllToAll)
+    back = compressed.send(asked.payload)
+    assert isinstance(back, AllGather)
+    assert back.straight
+
+
+def test_the_averages_of_a_dense_method_are_not_late() -> None:
+    engine = Engine(Configuration.make("dense", {}), 0, 2, torch.device("cpu"))
+    unit = engine.unit(flat_slots([("weight", (64, 64)), ("bias", (64,))]))
+    asked = [next(each) for each in engine.synchronizations(unit, torch.randn(unit.numel))]
+    assert asked
+    assert not any(isinstance(each, AllReduceMean) and each.late for each in asked)
 
 
 def test_a_round_is_one_collective_for_each_kind_and_dtype() -> None:

@@ -27,7 +27,7 @@ class Share:
     method: Method
     site: Site
     state: Any
-    late: bool = False
+    late: bool
 
     def synchronize(self, gradient: Tensor, step: int) -> Synchronization:
         """Starts the average of this share of a flat buffer, ``float32[numel]``, in place."""
