@@ -77,9 +77,24 @@ def issued_and_done(buckets: list[list[Synchronization]], fuse_bytes: int) -> tu
 
 
 def test_two_round_groups_form_the_pipeline() -> None:
-    issued, done = issued_and_done([[rounds([10 + bucket, 20 + bucket])] for bucket in range(3)], fuse_bytes=1)
-    assert issued == [f"gather[{size}]" for size in (10, 11, 20, 12, 21, 22)]
-    assert done == [0, 1, 2]
+    issued, done = issued_and_done([[rounds([10 + bucket, 20 + bucket])] for bucket in range(5)], fuse_bytes=1)
+    assert issued == [f"gather[{size}]" for size in (10, 11, 12, 20, 13, 21, 14, 22, 23, 24)]
+    assert done == [0, 1, 2, 3, 4]
+
+
+def test_two_rounds_are_on_their_way_while_the_next_group_is_encoded() -> None:
+    notes = Notes()
+
+    def encoded(size: int) -> Synchronization:
+        notes.events.append(f"encode {size}")
+        yield from rounds([size])
+
+    scheduler = Scheduler(notes, Meter(), fuse_bytes=1)
+    for size in range(1, 5):
+        scheduler.submit([encoded(size)], lambda: None, last=size == 4)
+    events = [event.replace("gather", "").strip() for event in notes.events]
+    assert events[:7] == ["encode 1", "issue [1]", "encode 2", "issue [2]", "encode 3", "issue [3]", "wait [1]"]
+    assert events[7:] == ["encode 4", "issue [4]", "wait [2]", "wait [3]", "wait [4]"]
 
 
 def test_small_payloads_share_a_collective() -> None:
@@ -91,8 +106,8 @@ def test_small_payloads_share_a_collective() -> None:
 def test_late_averages_are_gathered_to_the_end_of_the_step() -> None:
     buckets = [[rounds([100 + bucket, 200 + bucket]), late(averages(1 + bucket))] for bucket in range(3)]
     issued, done = issued_and_done(buckets, fuse_bytes=100)
-    rings = [f"gather[{size}]" for size in (100, 101, 200, 102, 201, 202)]
-    assert issued == [*rings[:3], "reduce[24]", *rings[3:]]
+    rings = [f"gather[{size}]" for size in (100, 101, 102, 200, 201, 202)]
+    assert issued == [*rings[:2], "reduce[24]", *rings[2:]]
     assert done == [0, 1, 2]
 
 

@@ -1,9 +1,9 @@
 """The order of everything on the wire, decided by plain code from the order of submission alone.
 
 Submitted synchronizations gather in an open group until their payload is worth a collective; then the group's first
-round is issued and every older group moves on by one round, oldest first. With groups g0, g1, … of two rounds that is
-the software pipeline r1(g0), r1(g1), r2(g0), r1(g2), r2(g1), …, so encoding overlaps sending, and the order is the
-same on every rank because sizes and order of submission are.
+round is issued, and groups whose round was issued two groups ago move on by one round, oldest first. With groups g0,
+g1, … of two rounds that is the software pipeline r1(g0), r1(g1), r1(g2), r2(g0), r1(g3), r2(g1), …, so encoding
+overlaps sending, and the order is the same on every rank because sizes and order of submission are.
 
 Averages that may be late wait for a group that has an average anyway and share its collective. Otherwise they become
 groups of their own, when they are worth a collective and when the step ends; nothing waits for these before its end.
@@ -24,6 +24,10 @@ from gradwire.wire.fusion import Flight, goes_beside, issue
 from gradwire.wire.meter import Meter, Stage
 from gradwire.wire.requests import AllReduceMean, Request, Synchronization, lockstep
 from gradwire.wire.transport import Transport
+
+AHEAD = 2
+"""Rounds that may be on their way while the next group is encoded: with fewer the network idles then, with more the end
+of a step, which nothing hides, becomes longer."""
 
 
 class Task:
@@ -69,10 +73,18 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Tasks that share their rounds, and the round that is on its way, counted from 0."""
+    """Tasks that share their rounds.
+
+    Attributes:
+        tasks: What they are.
+        round: The round that is on its way, counted from 0.
+        turn: How many groups had been launched before it was issued.
+        flight: Lands it.
+    """
 
     tasks: list[Task]
     round: int
+    turn: int
     flight: Flight
 
 
@@ -94,6 +106,7 @@ class Scheduler:
         self._groups: deque[_Group] = deque()
         self._late_groups: deque[_Group] = deque()
         self._step = 0
+        self._turn = 0
 
     def submit(
         self, synchronizations: Sequence[Synchronization], on_done: Callable[[], None], last: bool = False
@@ -108,15 +121,15 @@ class Scheduler:
         self._encode(synchronizations, on_done)
         if any(task.averages for task in self._open):
             self._open, self._late = self._open + self._late, []
-        older = len(self._groups)
         if self._worth_it(self._late, last):
             tasks, self._late = self._late, []
             self._launch(self._late_groups, tasks, 0)
         if self._worth_it(self._open, last):
             tasks, self._open = self._open, []
             self._launch(self._groups, tasks, 0)
-            for _ in range(older):
+            while self._groups[0].turn + AHEAD <= self._turn:
                 self._advance(self._groups)
+            self._turn += 1
         if last:
             for groups in (self._groups, self._late_groups):
                 while groups:
@@ -160,7 +173,7 @@ class Scheduler:
         requests = [request for task in tasks for request in task.requests]
         with self._stage("wire", number):
             flight = issue(requests, self._transport, self._meter)
-        groups.append(_Group(tasks, number, flight))
+        groups.append(_Group(tasks, number, self._turn, flight))
 
     def _advance(self, groups: deque[_Group]) -> None:
         """Lands the oldest group's round and launches its next one, if it has one."""
