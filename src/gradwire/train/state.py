@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Kind
 
-VERSION = 2
+VERSION = 3
 """Raised whenever the form changes."""
 
 _FORM: dict[str, type] = {

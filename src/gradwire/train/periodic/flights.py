@@ -53,6 +53,20 @@ class Flight:
             self.landing = None
 
 
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A stretch, who handles it, and what they remembered before its last average."""
+
+    stretch: Stretch
+    unit: Unit
+    before: Snapshot
+
+    @classmethod
+    def of(cls, stretch: Stretch, engine: Engine) -> _Part:
+        names = [piece.name for piece, _, _ in stretch.pieces]
+        return cls(stretch, engine.unit(stretch.slots), Snapshot(engine.store, names))
+
+
 class Flights:
     """Sends off how far local steps took fragments, and moves the model by the averages that come back.
 
@@ -74,8 +88,7 @@ class Flights:
         self._beside = beside
         self._engine = engine
         self._wire = wire
-        self._units = [[(stretch, engine.unit(stretch.slots)) for stretch in each.stretches] for each in fragments]
-        self._before = [Snapshot(engine.store, [piece.name for piece in each.pieces]) for each in fragments]
+        self._parts = [[_Part.of(stretch, engine) for stretch in each.stretches] for each in fragments]
         self._under_way: list[Flight] = []
         self.taken = self.dropped = 0
 
@@ -106,7 +119,7 @@ class Flights:
             outer: What takes it for a gradient, if anything does.
         """
         self._take([flight for flight in self._under_way if flight.fragment is fragment], now)
-        engine, wire, before = self._engine, self._wire, self._before[fragment.number]
+        engine, wire, parts = self._engine, self._wire, self._parts[fragment.number]
         landing = wire.promise()
         beside: Values = {}
         for each in self._beside:
@@ -114,35 +127,36 @@ class Flights:
         flight = Flight(fragment, now + late, mix, outer, beside, landing=lambda: wire.wait(landing))
         step = fragment.rounds
 
-        def begin(stretch: Stretch, unit: Unit) -> list[Synchronization]:
+        def begin(part: _Part) -> list[Synchronization]:
+            if not late:
+                part.stretch.measure()
+            part.before.take()
             engine.step = step
-            return engine.synchronizations(unit, stretch.change)
+            return engine.synchronizations(part.unit, part.stretch.change)
 
-        def begin_first(stretch: Stretch, unit: Unit) -> list[Synchronization]:
-            if not before.current:
-                before.take()
+        def begin_first(part: _Part) -> list[Synchronization]:
             along = [averaged(beside)] if beside else []
-            return [*begin(stretch, unit), in_step(now, stretch.change.device), *along]
+            return [*begin(part), in_step(now, part.stretch.change.device), *along]
 
-        def done(stretch: Stretch, unit: Unit) -> None:
-            engine.landed(unit, stretch.change)
-            flight.dropped |= not finite(stretch.change)
+        def done(part: _Part) -> None:
+            engine.landed(part.unit, part.stretch.change)
+            flight.dropped |= not finite(part.stretch.change)
+            if outer is None:
+                part.stretch.land()
 
         def end() -> None:
             engine.ended()
             flight.dropped |= not all(map(finite, beside.values()))
             if flight.dropped:
-                before.restore()
+                for part in parts:
+                    part.before.restore()
             wire.keep(landing, fragment.change)
-            if not flight.dropped:
-                before.take()
 
-        units = self._units[fragment.number]
-        first, last = units[0], units[-1]
-        for pair in units:
-            pair[0].measure()
-            begins = begin_first if pair is first else begin
-            wire.submit(partial(begins, *pair), partial(done, *pair), end if pair is last else None)
+        for part in parts:
+            if late:  # local steps go on meanwhile; otherwise the wire does it, just before it encodes
+                part.stretch.measure()
+            begins = begin_first if part is parts[0] else begin
+            wire.submit(partial(begins, part), partial(done, part), end if part is parts[-1] else None)
         self._under_way.append(flight)
 
     def take(self, now: int) -> None:
@@ -197,7 +211,7 @@ class Flights:
             "rounds": [fragment.rounds for fragment in self._fragments],
             "level": [fragment.level for fragment in self._fragments],
             "anchors": copied(each for fragment in self._fragments for each in fragment.named(fragment.anchor)),
-            "averages": copied(each for fragment in flying for each in fragment.named(fragment.change)),
+            "changes": copied(each for fragment in flying for each in fragment.named(fragment.change)),
             "flights": [
                 {
                     "fragment": flight.fragment.number,
@@ -219,8 +233,8 @@ class Flights:
             fragment.rounds, fragment.level = rounds, level
             for name, anchor in fragment.named(fragment.anchor):
                 anchor.copy_(saved["anchors"][name])
-            for name, average in fragment.named(fragment.change) if fragment.number in numbers else ():
-                average.copy_(saved["averages"][name])
+            for name, change in fragment.named(fragment.change) if fragment.number in numbers else ():
+                change.copy_(saved["changes"][name])
         self._under_way = [
             Flight(
                 self._fragments[flight["fragment"]],

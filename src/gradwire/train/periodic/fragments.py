@@ -79,11 +79,13 @@ class Stretch:
     """Consecutive pieces of a fragment that are averaged at once.
 
     Attributes:
+        anchor: ``float32[numel]``, a part of the fragment's.
         change: ``float32[numel]``, a part of the fragment's.
-        slots: Where in it each piece lies.
-        pieces: Each piece, with views of where the last average left it and of its change.
+        slots: Where in them each piece lies.
+        pieces: Each piece, with its views of both.
     """
 
+    anchor: Tensor
     change: Tensor
     slots: tuple[Slot, ...]
     pieces: tuple[tuple[Piece, Tensor, Tensor], ...]
@@ -92,6 +94,10 @@ class Stretch:
         """Fills in the change, from where the parameters' own precision let it start."""
         for piece, anchor, change in self.pieces:
             torch.sub(anchor.to(piece.parameter.dtype).float(), piece.read(piece.parameter).float(), out=change)
+
+    def land(self) -> None:
+        """Turns the average of changes, which has taken the change's place, into where it takes the anchor."""
+        torch.sub(self.anchor, self.change, out=self.change)
 
 
 class Fragment:
@@ -104,8 +110,9 @@ class Fragment:
 
     Attributes:
         anchor: ``float32[numel]``, where the last average left the pieces: the same bits on all ranks.
-        anchors: Views of it, one a piece.
-        change: ``float32[numel]``, how far local steps went from there, downhill: anchor minus parameter.
+        anchors: Views of it, one a piece; the same tensors for good, as an outer optimizer knows them.
+        change: ``float32[numel]``, how far local steps went from there, downhill: anchor minus parameter. Then the
+            average of that, and without an outer optimizer at last the anchor that is to be.
         stretches: What of it is averaged at once: all of it where segments are models, as much as DDP has in a bucket
             where they are buckets.
         rounds: Averages taken.
@@ -122,6 +129,11 @@ class Fragment:
         self.anchors = [view for _, view in self.named(self.anchor)]
         self._changes = [view for _, view in self.named(self.change)]
         self.stretches = list(self._stretches(granularity))
+        self._pairs = [
+            (self.anchor, self.change),
+            *((stretch.anchor, stretch.change) for stretch in self.stretches),
+            *zip(self.anchors, self._changes, strict=True),
+        ]
         self.rounds = 0
         self.level = 0
 
@@ -135,9 +147,10 @@ class Fragment:
             anchor.copy_(piece.read(piece.parameter))
 
     def move(self, outer: Optimizer | None) -> None:
-        """Moves the anchor by the average that ``change`` holds: subtracts it, or steps along it as a gradient."""
+        """Moves the anchor to where ``change`` says, or lets an outer optimizer step along it as a gradient."""
         if outer is None:
-            self.anchor.sub_(self.change)
+            for anchor, change in self._pairs:
+                anchor.data, change.data = change.data, anchor.data
             return
         for anchor, change in zip(self.anchors, self._changes, strict=True):
             anchor.grad = change
@@ -161,7 +174,8 @@ class Fragment:
             start = self._slots[begin].offset
             if slot is self._slots[-1] or slot.stop - start >= least:
                 own = flat_slots([(each.name, each.shape) for each in self._slots[begin : index + 1]])
-                yield Stretch(self.change[start : slot.stop], own, tuple(pieces[begin : index + 1]))
+                part = slice(start, slot.stop)
+                yield Stretch(self.anchor[part], self.change[part], own, tuple(pieces[begin : index + 1]))
                 begin = index + 1
 
 
