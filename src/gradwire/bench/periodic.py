@@ -24,7 +24,7 @@ AVERAGED = ("dense", "qsgd:bits=8", "qsgd:bits=4", "qsgd:bits=2", "topk:ratio=0.
 SILENT_STEPS, SILENT_ROUNDS = 100, 21
 AVERAGE_REPEATS = 3
 
-TEST_SAMPLES, LARGE_TEST_SAMPLES = 4_000, 100
+TEST_SAMPLES, LARGE_TEST_SAMPLES = 10_000, 100
 """Test samples that a small and a large model are judged by; the large ones are there to be timed."""
 
 BATCH = {"image": 16, "language": 8}

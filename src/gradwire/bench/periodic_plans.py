@@ -58,7 +58,6 @@ CLAIM = (
     Plan("PQASGD 2 bits, p=2", 2, "qsgd:bits=2"),
     Plan("PQASGD 4 bits, p=4", 4, "qsgd:bits=4"),
     Plan("PQASGD 8 bits, p=5", 5, "qsgd:bits=8"),
-    Plan("PQASGD 2 bits there, 4 back, p=2", 2, "qsgd:bits=2,bucket=128,owner=qsgd:4"),
 )
 
 SPEEDUP = Plan("PQASGD 4 bits, p=4", 4, "qsgd:bits=4")
