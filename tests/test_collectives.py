@@ -133,7 +133,7 @@ for name, make in rounds.items():
         issue([make()], transport, meter)()
     dist.barrier()
     print(json.dumps([name, meter.wire_bytes, interface_counters().tx_bytes - sent]), flush=True)
-dist.destroy_process_group()
+transport.close()
 """
 
 

@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from catalogue import Case, cases
 from gradwire import methods
+from gradwire.wire import ProcessGroupTransport
+from gradwire.wire.transport import timeout_of
 from pool import Pool
 
 
@@ -287,8 +289,9 @@ def test_an_error_in_the_rehearsal_leaves_the_model_as_it_was(pool: Pool) -> Non
 def timeout_is_the_groups_own() -> None:
     group = dist.new_group(timeout=timedelta(seconds=77))
     sync = gradwire.Synchronizer(network().named_parameters(), "dense", process_group=group)
-    backend = sync._group._get_backend(torch.device("cpu"))
-    assert backend.options._timeout == timedelta(seconds=77)
+    transport = sync.wire._transport
+    assert isinstance(transport, ProcessGroupTransport)
+    assert timeout_of(transport._group) == timedelta(seconds=77)
     sync.close()
 
 

@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +44,44 @@ def open_things() -> tuple[int, int]:
             break
         time.sleep(0.05)
     return threads, len(os.listdir("/proc/self/fd"))
+
+
+def gloo_threads() -> int:
+    names = [Path(f"/proc/self/task/{thread}/comm").read_text() for thread in os.listdir("/proc/self/task")]
+    return sum("gloo" in name for name in names)
+
+
+def close_and_keep() -> None:
+    dist.barrier()
+    before = gloo_threads()
+    handles = [attached("synchronizer") for _ in range(2)]
+    for net, handle in handles:
+        step(net, handle)
+    assert gloo_threads() > before
+    for _, handle in handles:
+        handle.close()
+    assert gloo_threads() == before
+    dist.barrier()
+
+
+def test_a_closed_handle_keeps_no_threads_of_the_backend(pool: Pool) -> None:
+    pool.run(2, close_and_keep)
+
+
+def outlive_the_process_groups() -> None:
+    """What belongs to a world that is gone can still be closed."""
+    net, handle = attached("synchronizer")
+    step(net, handle)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    handle.close()
+    net, later = attached("synchronizer")
+    step(net, later)
+    later.close()
+
+
+def test_handles_outlive_the_process_groups(pool: Pool) -> None:
+    pool.run(1, outlive_the_process_groups)
 
 
 def use_and_leave() -> list[tuple[str, int, int]]:

@@ -16,7 +16,7 @@ from flipping import Flipping
 from gradwire import methods
 from gradwire.train.guards import Guard
 from gradwire.train.unit import Unit
-from gradwire.wire import CheckedTransport
+from gradwire.wire import CheckedTransport, ProcessGroupTransport
 from local_training import flat, nesterov, network, same_everywhere, sgd, train
 from pool import Pool
 
@@ -67,7 +67,8 @@ def flipped_bits() -> list[str]:
         net, handle = attached(method, {**OPTIONS.get(method, [{}])[0], **memory, "verify": True})
         line = handle.wire._scheduler._transport
         assert isinstance(line, CheckedTransport)
-        line._inner = flipping = Flipping(handle._group)
+        assert isinstance(line._inner, ProcessGroupTransport)
+        line._inner = flipping = Flipping(line._inner._group)
         train(net, handle._optimizer, range(4))
         handle.synchronize()
         flipping.sender, taken = 1, handle.syncs

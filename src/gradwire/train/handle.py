@@ -65,8 +65,7 @@ class Handle:
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         self._parameters = described(parameters)
         self.buckets: tuple[tuple[str, ...], ...] = ()
-        self._group = _sibling(group, device)
-        transport = ProcessGroupTransport(self._group)
+        transport = ProcessGroupTransport(_sibling(group, device))
         check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
@@ -189,8 +188,6 @@ class Handle:
         if self._attached:
             self._attached = False
             self.wire.close()
-            if dist.is_initialized():
-                dist.destroy_process_group(self._group)
 
     def __del__(self) -> None:
         self.close()

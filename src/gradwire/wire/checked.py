@@ -110,6 +110,10 @@ class CheckedTransport:
         """Breaks off what is under way."""
         self._inner.abort()
 
+    def close(self) -> None:
+        """Leaves the other workers."""
+        self._inner.close()
+
     def _next(self) -> int:
         self._number += 1
         return self._number

@@ -47,10 +47,14 @@ class Transport(Protocol):
 
 
 class Line(Transport, Protocol):
-    """A transport that can be broken off."""
+    """A transport that can be broken off, and left."""
 
     def abort(self) -> None:
         """Ends whatever is under way, here and on the other ranks, with an error; nothing can be sent any more."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the other workers when nothing is under way; to be called once, and nothing else after it."""
         ...
 
 
@@ -104,7 +108,7 @@ class ProcessGroupTransport:
     What fails, or takes longer than the group's timeout, raises :class:`~gradwire.errors.WireError`.
 
     Args:
-        group: The group; nothing else may issue collectives on it while the wire does.
+        group: The group; nothing else may issue collectives on it while the wire does. Closing destroys it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -175,6 +179,12 @@ class ProcessGroupTransport:
             other = (self.rank + 1) % self.world_size
             with suppress(RuntimeError):
                 self._group.recv([torch.empty(1)], other, _ABORT_TAG).wait(timedelta(milliseconds=1))
+
+    def close(self) -> None:
+        """Destroys the group, and lets go of it: only when nobody holds it do its threads end."""
+        with suppress(ValueError):  # it may have been destroyed with all others
+            dist.destroy_process_group(self._group)
+        del self._group
 
     def _begin(self, name: str, result: Tensor, *starts: Callable[[], dist.Work | None]) -> Pending:
         """Issues transfers that fill ``result``; a work handle's own result differs between backends."""

@@ -36,7 +36,7 @@ class Wire:
     vain.
 
     Args:
-        transport: Where to send; nothing else may use it.
+        transport: Where to send; nothing else may use it. Closed with the wire.
         meter: What to count with.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
         device: Where the gradients live.
@@ -163,19 +163,22 @@ class Wire:
         return answer.result()
 
     def close(self) -> None:
-        """Ends the thread once it has done what was submitted; what takes longer than 5 s is broken off.
+        """Ends the thread once it has done what was submitted, and closes the transport.
 
-        Whoever still waits for this rank gets an error then, and so does who waits for an unfinished step of its own.
+        What takes longer than 5 s is broken off. Whoever still waits for this rank gets an error then, and so does who
+        waits for an unfinished step of its own.
         """
+        if self._closed:
+            return
         self._closed = True
         _open.discard(self)
         self._orders.put(None)
-        if threading.current_thread() is self._thread:
-            return
-        self._thread.join(CLOSE_SECONDS)
-        if self._thread.is_alive():
-            self._transport.abort()
+        if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_SECONDS)
+            if self._thread.is_alive():
+                self._transport.abort()
+                self._thread.join(CLOSE_SECONDS)
+        self._transport.close()
 
     def _run(self) -> None:
         with self._on_stream():

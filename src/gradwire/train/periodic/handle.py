@@ -79,7 +79,7 @@ class Periodic(Handle):
             lines = [f"{key}={value}" for key, value in {**schedule.describe(), "outer": described(outer)}.items()]
             tensors = [(name, each.detach()) for name, each in parameters]
             tensors += [] if buffers is None else list(buffers.named_buffers())
-            transport = ProcessGroupTransport(self._group)
+            transport = ProcessGroupTransport(group)
             check_same(lines, transport, self.engine.store.device)
             if broadcast:
                 send_first(tensors, transport)
