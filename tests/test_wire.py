@@ -61,9 +61,9 @@ def rounds(sizes: list[int]) -> Synchronization:
         yield AllGather(torch.zeros(size, dtype=torch.uint8))
 
 
-def averages(numel: int) -> Synchronization:
-    mean = yield AllReduceMean(torch.full((numel,), 3.0))
-    assert torch.equal(mean, torch.full((numel,), 3.0))
+def averages(numel: int, dtype: torch.dtype = torch.float32) -> Synchronization:
+    mean = yield AllReduceMean(torch.full((numel,), 3.0, dtype=dtype))
+    assert torch.equal(mean, torch.full((numel,), 3.0, dtype=dtype))
 
 
 def issued_and_done(buckets: list[list[Synchronization]], fuse_bytes: int) -> tuple[list[str], list[int]]:
@@ -116,6 +116,13 @@ def test_late_averages_share_the_collective_of_others() -> None:
     issued, done = issued_and_done(buckets, fuse_bytes=10)
     assert issued == ["gather[10]", "reduce[24]", "reduce[16]"]
     assert done == [0, 1, 2]
+
+
+def test_late_averages_of_another_dtype_are_not_waited_for() -> None:
+    buckets = [[late(averages(1)), averages(4, torch.bfloat16)], [late(averages(2)), averages(3, torch.bfloat16)]]
+    issued, done = issued_and_done(buckets, fuse_bytes=8)
+    assert issued == ["reduce[8]", "reduce[12]", "reduce[6]"]
+    assert done == [0, 1]
 
 
 def test_late_averages_do_not_wait_once_they_are_many() -> None:

@@ -5,8 +5,9 @@ round is issued, and groups whose round was issued two groups ago move on by one
 g1, … of two rounds that is the software pipeline r1(g0), r1(g1), r1(g2), r2(g0), r1(g3), r2(g1), …, so encoding
 overlaps sending, and the order is the same on every rank because sizes and order of submission are.
 
-Averages that may be late wait for a group that has an average anyway and share its collective. Otherwise they become
-groups of their own, when they are worth a collective and when the step ends; nothing waits for these before its end.
+Averages that may be late wait for a group that has an average of their dtype anyway and share its collective. Otherwise
+they become groups of their own, when they are worth a collective and when the step ends; nothing waits for these before
+its end.
 """
 
 from __future__ import annotations
@@ -57,9 +58,13 @@ class Task:
         return all(isinstance(request, AllReduceMean) and request.late for request in self.requests)
 
     @property
-    def averages(self) -> bool:
-        """Whether it asks for an average that others may share the collective of."""
-        return any(isinstance(request, AllReduceMean) and not request.beside for request in self.requests)
+    def averaged(self) -> set[torch.dtype]:
+        """The dtypes of averages that it asks for and others may share the collective of."""
+        return {
+            request.payload.dtype
+            for request in self.requests
+            if isinstance(request, AllReduceMean) and not request.beside
+        }
 
     @property
     def nbytes(self) -> int:
@@ -119,8 +124,9 @@ class Scheduler:
             last: Whether they are a step's last; then everything is issued and seen to its end.
         """
         self._encode(synchronizations, on_done)
-        if any(task.averages for task in self._open):
-            self._open, self._late = self._open + self._late, []
+        averaged = {dtype for task in self._open for dtype in task.averaged}
+        self._open += [task for task in self._late if task.averaged <= averaged]
+        self._late = [task for task in self._late if not task.averaged <= averaged]
         if self._worth_it(self._late, last):
             tasks, self._late = self._late, []
             self._launch(self._late_groups, tasks, 0)
