@@ -131,6 +131,21 @@ def test_unknown_shapes_are_refused_before_anything_is_measured(tmp_path):
         Bench(Console(), "none", range(1), 64, "digits", None, tmp_path).overhead("vgg")
 
 
+def test_what_has_been_trained_is_kept_when_a_section_is_interrupted(tmp_path, monkeypatch):
+    def interrupted(workload, source, workers, rate, runs, *, on_progress, **options):
+        outcomes = [Outcome(run, workers) for run in runs]
+        for outcome in outcomes[:2]:
+            outcome.steps_done, outcome.loss = outcome.run.steps, 0.5
+            on_progress(outcomes)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(periodic, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Bench(Console(), "none", range(1), 64, "digits", None, tmp_path).claim([LANGUAGE])
+    read = json.loads((tmp_path / "claim_language.json").read_text())
+    assert [each["run"]["plan"]["label"] for each in read["outcomes"]] == [FULL.label, CLAIM[1].label]
+
+
 def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):
     for name, value in (("STREAM_STEPS", 8), ("STREAM_EVERY", 4), ("STREAM_DELAY", 2)):
         monkeypatch.setattr(periodic_plans, name, value)

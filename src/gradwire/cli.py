@@ -298,12 +298,13 @@ def periodic(
 
     claim: PQASGD at 3 to 5 % of the bytes, 4 and 8 workers. speedup: loss against workers times steps, 1 to 8 workers,
     on the loopback. volume: AdamW with ever fewer bytes, 4 workers, on the loopback. overhead: a step in which nothing
-    is sent, the time of an average, and the waiting that a delay hides. Each leaves a JSON, and pictures.
+    is sent, the time of an average, and the waiting that a delay hides. Each leaves a JSON, and pictures; the JSON has
+    all trainings that have ended, also while others still run.
 
     ```
     gradwire bench periodic
     gradwire bench periodic --section claim --workload language --seeds 1 --steps 400
-    gradwire bench periodic --section claim --workload image --steps 3840 --batch 64 --learning-rate 0.8
+    gradwire bench periodic --section claim --workload image --steps 15360 --batch 64 --learning-rate 0.4
     gradwire bench periodic --section overhead --link 1gbit
     ```
 

@@ -49,7 +49,7 @@ class Bench:
             outcomes: list[Outcome] = []
             for workers in periodic_plans.CLAIM_WORKERS:
                 runs = periodic_plans.claim_runs(workload, workers, self.seeds, self.steps)
-                trained = self._train(workload, workers, self.link, runs)
+                trained = self._train(f"claim_{workload.name}", outcomes, workload, workers, self.link, runs)
                 rows = periodic_results.summary(trained)
                 outcomes += trained
                 found += rows
@@ -74,7 +74,7 @@ class Bench:
             outcomes: list[Outcome] = []
             for workers in periodic_plans.SPEEDUP_WORKERS:
                 runs = periodic_plans.speedup_runs(workload, workers, self.seeds, self.steps)
-                outcomes += self._train(workload, workers, NO_LINK, runs)
+                outcomes += self._train(f"speedup_{workload.name}", outcomes, workload, workers, NO_LINK, runs)
             rows = periodic_results.speedups(outcomes)
             where = self._where(workload, NO_LINK)
             title = f"{periodic_plans.SPEEDUP.label}, learning rate in proportion to sqrt(M / K), {where}"
@@ -93,7 +93,7 @@ class Bench:
         """Loss at ever fewer bytes, AdamW."""
         runs = periodic_plans.volume_runs(self.seeds, self.steps)
         workers = periodic_plans.VOLUME_WORKERS
-        outcomes = self._train(workload, workers, NO_LINK, runs, optimizer="adamw")
+        outcomes = self._train(f"volume_{workload.name}", [], workload, workers, NO_LINK, runs, optimizer="adamw")
         rows = periodic_results.summary(outcomes)
         where = f"AdamW, {workers} workers, {self._where(workload, NO_LINK)}"
         self.console.print(report.periodic_table(rows, f"Ever fewer bytes, {where}"))
@@ -125,7 +125,7 @@ class Bench:
         title = f"An average of the shapes of {shapes}, {workers} workers, link {self.link}"
         self.console.print(report.average_table(averages, title, periodic_results.AVERAGE_LIMIT))
         runs = periodic_plans.stream_runs(LANGUAGE, seed=0)
-        outcomes = self._train(LANGUAGE, periodic_plans.STREAM_WORKERS, self.link, runs, large=True)
+        outcomes = self._train("overhead", [], LANGUAGE, periodic_plans.STREAM_WORKERS, self.link, runs, large=True)
         streams = periodic_results.streams(outcomes)
         title = (
             f"Waiting for averages, fp32, {periodic_plans.STREAM_WORKERS} workers, {LANGUAGE.what}, link {self.link}"
@@ -135,6 +135,8 @@ class Bench:
 
     def _train(
         self,
+        section: str,
+        before: Sequence[Outcome],
         workload: Workload,
         workers: int,
         link: str,
@@ -143,12 +145,18 @@ class Bench:
         optimizer: Optimizer = "sgd",
         large: bool = False,
     ) -> list[Outcome]:
-        """Trains with a live bar."""
+        """Trains with a live bar; whatever has ended, ``before`` included, is in the section's file from then on."""
+        kept = 0
         with bars(self.console) as progress:
             name = f"{workload.name}, {workers} worker{'s' if workers > 1 else ''}"
             task = progress.add_task(name, total=sum(run.steps for run in runs), news="starting")
 
             def show(outcomes: list[Outcome]) -> None:
+                nonlocal kept
+                ended = [each for each in outcomes if each.loss is not None or each.error]
+                if len(ended) > kept:
+                    kept = len(ended)
+                    self._write(section, workload=workload.name, outcomes=[*before, *ended])
                 progress.update(task, completed=sum(each.steps_done for each in outcomes), news=_news(outcomes))
 
             outcomes = periodic.train(
@@ -177,6 +185,11 @@ class Bench:
             self._wrote(self.out / name)
 
     def _leave(self, section: str, **content: object) -> None:
+        path = self._write(section, **content)
+        self.console.print(f"[dim]{report.machine_line()}[/dim]")
+        self._wrote(path)
+
+    def _write(self, section: str, **content: object) -> Path:
         path = self.out / f"{section}.json"
         facts = {
             "section": section,
@@ -186,8 +199,7 @@ class Bench:
             "batch": self.batch,
         }
         report.write_json(path, report.document("bench.periodic", **facts, **content))
-        self.console.print(f"[dim]{report.machine_line()}[/dim]")
-        self._wrote(path)
+        return path
 
     def _wrote(self, path: Path) -> None:
         self.console.print(f"Wrote {path}", soft_wrap=True)
