@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import ConfigurationError, GradwireError
+from gradwire.train.periodic import fragments
 from local_training import flat, gathered, nesterov, network, same_everywhere, sgd, train
 from pool import Pool
 
@@ -209,7 +210,15 @@ def buffers_are_averaged() -> None:
     handle.close()
 
 
-def nobody_takes_what_is_not_finite(method: str, options: dict[str, Any]) -> None:
+def nobody_takes_what_is_not_finite(method: str, options: dict[str, Any], stretch: int, layer: int) -> None:
+    usual, fragments.STRETCH_ELEMENTS = fragments.STRETCH_ELEMENTS, stretch
+    try:
+        what_is_not_finite_is_dropped(method, options, layer)
+    finally:
+        fragments.STRETCH_ELEMENTS = usual
+
+
+def what_is_not_finite_is_dropped(method: str, options: dict[str, Any], bad: int) -> None:
     net = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.Linear(64, 30))
     torch.manual_seed(2)
     for layer in net:
@@ -224,8 +233,8 @@ def nobody_takes_what_is_not_finite(method: str, options: dict[str, Any]) -> Non
     train(net, optimizer, range(4, 5))
     if dist.get_rank() == 1:
         with torch.no_grad():
-            net[0].weight[3, 3] = float("nan")
-            optimizer.state[net[0].weight]["exp_avg"][3, 3] = float("inf")
+            net[bad].weight[3, 3] = float("nan")
+            optimizer.state[net[bad].weight]["exp_avg"][3, 3] = float("inf")
     optimizer.step()
     assert torch.equal(flat(net), weights)
     assert torch.equal(net[1].running_mean, statistics)
@@ -406,8 +415,11 @@ def test_buffers_are_averaged(pool: Pool) -> None:
         ("ef21", {"ratio": 0.1}),
     ],
 )
-def test_nobody_takes_what_is_not_finite(pool: Pool, method: str, options: dict[str, Any]) -> None:
-    pool.run(2, nobody_takes_what_is_not_finite, method, options)
+@pytest.mark.parametrize(("stretch", "layer"), [(1 << 20, 0), (500, 0), (500, 2)])
+def test_nobody_takes_what_is_not_finite(
+    pool: Pool, method: str, options: dict[str, Any], stretch: int, layer: int
+) -> None:
+    pool.run(2, nobody_takes_what_is_not_finite, method, options, stretch, layer)
 
 
 @pytest.mark.parametrize(
