@@ -1,18 +1,17 @@
-"""The command line: ``gradwire methods | analyze | bench | doctor``."""
+"""``gradwire bench sync | train | periodic | kernels``: measurements on this machine."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from gradwire.cli.arguments import Dataset, Json, Methods, Positive, WorkloadName
+from gradwire.cli.output import new_console, write
 from gradwire.errors import GradwireError
 
 if TYPE_CHECKING:
@@ -24,130 +23,9 @@ if TYPE_CHECKING:
     from gradwire.bench.train import TrainRow
     from gradwire.bench.workloads import Workload
 
-app = App(
-    name="gradwire",
-    help="Data-parallel training, cheap on the wire: every gradient compressor behind one line.",
-    suppress_keyboard_interrupt=False,
-)
-bench = App(name="bench", help="Measure on this machine: averaging, training, kernels.")
-app.command(bench)
-
-Json = Annotated[Path | None, Parameter(name="--json")]
-Methods = Annotated[list[str] | None, Parameter(name="--method", negative=())]
 Section = Literal["claim", "speedup", "volume", "overhead"]
-WorkloadName = Literal["image", "language"]
-Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 
-USAGE_ERROR = 2
-INTERRUPTED = 130
-_LEAST_WIDTH = 120
-"""Columns of a table that goes to a file or a pipe."""
-
-
-@app.command
-def methods(
-    *names: str,
-    numel: Annotated[int, Parameter(validator=Number(gte=0))] = 1_000_000,
-    docs: Path | None = None,
-    accuracy: Path | None = None,
-    json: Json = None,
-) -> None:
-    """List the compression methods: class, routes, granularities, size on the wire and speed on this machine.
-
-    ```
-    gradwire methods
-    gradwire methods topk dgc --numel 25000000
-    gradwire methods --numel 0 --json methods.json
-    gradwire methods --numel 25000000 --docs docs --accuracy results/train.json
-    ```
-
-    Args:
-        names: Only these; all of them if none is given.
-        numel: Elements of the gradient that is timed, in one matrix; 0 to measure nothing.
-        docs: Write the page methods.md and its picture to this folder.
-        accuracy: Training results of gradwire bench train, whose accuracies the page is to show.
-        json: Write the list to this file too.
-    """
-    from gradwire.bench import catalogue, data, handbook, pictures, report
-    from gradwire.bench.gradients import real_gradients
-
-    console = _console()
-    entries = catalogue.entries(names)
-    accuracies = {} if accuracy is None else report.accuracy_gains(accuracy)
-    measured: list[catalogue.Measurement] = []
-    source = data.locate("auto") if docs is not None and numel else None
-    if numel:
-        with console.status("measuring") as status:
-            measured = catalogue.measure(
-                [entry.name for entry in entries],
-                numel,
-                real_gradients(source, catalogue.WORKERS) if source is not None else (),
-                lambda done, total, name: status.update(f"{done} of {total}  {name}"),
-            )
-    console.print(handbook.table(entries, measured, "Methods"))
-    if measured:
-        console.print(f"[dim]one thread, {numel / 1e6:g} M values, 4 workers; {report.machine_line()}[/dim]")
-    if docs is not None:
-        where = f"{numel / 1e6:g} M values for the speeds; {report.machine_line()}"
-        if source is not None:
-            about = f"{source.name}, gradients of a CNN after 30 steps, {catalogue.WORKERS} workers"
-            pictures.size_error_plot(entries, measured, docs / handbook.PICTURE, about)
-        report.write_text(docs / "methods.md", handbook.page(entries, measured, where, accuracies))
-        console.print(f"Wrote {docs / 'methods.md'}", soft_wrap=True)
-    _write(json, report.document("methods", numel=numel, methods=entries, measured=measured))
-
-
-@app.command
-def analyze(
-    *,
-    method: Annotated[list[str], Parameter(negative=())] = ["topk:ratio=0.01", "qsgd:bits=4", "terngrad"],  # noqa: B006
-    owner: str | None = None,
-    steps: Annotated[int, Parameter(validator=Number(gte=0))] = 30,
-    draws: Positive = 16,
-    dataset: Literal["auto", "fashion-mnist", "digits"] = "auto",
-    json: Json = None,
-) -> None:
-    """Measure what methods do to a CNN's real gradients, layer by layer, beside what theory says of it.
-
-    Omega is how much longer the operator makes a gradient, E|Q(g)|²/|g|² - 1: positive for unbiased methods, negative
-    for those that drop something. The layer-wise bound is the sum over layers of (1 + Omega_M)(1 + Omega_W), the
-    entire-model bound the number of layers times the largest (Dutta et al. 2020, arXiv:1911.08250).
-
-    ```
-    gradwire analyze --method topk:ratio=0.001 --method terngrad
-    gradwire analyze --method topk:ratio=0.01 --owner qsgd:8 --json analysis.json
-    ```
-
-    Args:
-        method: A method, name:option=value,...; may be repeated.
-        owner: What the average is compressed with again, such as qsgd:8.
-        steps: Dense training steps before the gradients are taken.
-        draws: Steps of randomness to average over.
-        dataset: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
-        json: Write all figures to this file too.
-    """
-    from gradwire import analysis
-    from gradwire import methods as catalogue
-    from gradwire.bench import data, report
-    from gradwire.bench.contenders import Contender
-    from gradwire.bench.gradients import real_gradients
-
-    console = _console()
-    chosen = [Contender.parse(each) for each in method]
-    source = data.locate(dataset)
-    found = {}
-    with console.status("training") as status:
-        (gradients,) = real_gradients(source, 1, steps)
-        large = {name: each for name, each in gradients.items() if each.dim() > 1}
-        for each in chosen:
-            status.update(f"analyzing {each.label}")
-            found[each.label] = analysis.analyze(
-                large, catalogue.make(each.name, dict(each.options)), owner=owner, draws=draws
-            )
-    for label, result in found.items():
-        console.print(report.analysis_table(label, result))
-    console.print(f"[dim]gradients of a CNN on {source.name} after {steps} steps; {report.machine_line()}[/dim]")
-    _write(json, report.document("analyze", dataset=source.name, steps=steps, draws=draws, analyses=found))
+bench = App(name="bench", help="Measure on this machine: averaging, training, kernels.")
 
 
 @bench.command
@@ -185,7 +63,7 @@ def sync(
     from gradwire.bench import shapes as shape_sets
     from gradwire.bench import sync as bench_sync
 
-    console = _console()
+    console = new_console()
     numel = shape_sets.numel(shape_sets.get(shapes))
     racers = bench_sync.contenders(method or ())
     for each in link:
@@ -202,7 +80,7 @@ def sync(
         console.print(report.sync_table(rows_of_link, title))
         rows += rows_of_link
     console.print(f"[dim]median of the steps, slowest worker; MB a worker and step; {report.machine_line()}[/dim]")
-    _write(json, report.document("bench.sync", shapes=shapes, parameters=numel, workers=workers, rows=rows))
+    write(json, report.document("bench.sync", shapes=shapes, parameters=numel, workers=workers, rows=rows))
     _fail_if_nothing(rows)
 
 
@@ -216,7 +94,7 @@ def train(
     steps: Positive = 100,
     batch: Positive = 32,
     seed: int = 0,
-    dataset: Literal["auto", "fashion-mnist", "digits"] = "auto",
+    dataset: Dataset = "auto",
     out: Path = Path("results"),
     json: Json = None,
 ) -> None:
@@ -250,7 +128,7 @@ def train(
     from gradwire.bench.sync import NO_LINK, link_rate
     from gradwire.bench.workloads import WORKLOADS
 
-    console = _console()
+    console = new_console()
     task = WORKLOADS[workload]
     racers = bench_train.contenders(method or ())
     rate = None if link_rate(link) is None else link
@@ -291,7 +169,7 @@ def periodic(
     batch: Positive | None = None,
     learning_rate: Annotated[float, Parameter(validator=Number(gt=0))] | None = None,
     shapes: str = "resnet50",
-    dataset: Literal["auto", "fashion-mnist", "digits"] = "auto",
+    dataset: Dataset = "auto",
     out: Path = Path("results/periodic"),
 ) -> None:
     """Train with local steps and a compressed average now and then, against an fp32 average every step.
@@ -325,7 +203,7 @@ def periodic(
     from gradwire.bench.sync import NO_LINK, link_rate
     from gradwire.bench.workloads import WORKLOADS
 
-    console = _console()
+    console = new_console()
     if link_rate(link) is not None and not (allowed := lab.availability()).possible:
         console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}")
         link = NO_LINK
@@ -368,7 +246,7 @@ def kernels(
     from gradwire.bench import kernels as bench_kernels
     from gradwire.bench import report
 
-    console = _console()
+    console = new_console()
     with console.status("compiling") as status:
         rows = bench_kernels.measure(
             numel, repeats, segments, lambda done, total, name: status.update(f"{done} of {total}  {name}")
@@ -377,65 +255,7 @@ def kernels(
         report.kernels_table(rows, f"Inner loops, {numel / 1e6:g} M values, one thread, segments: {segments}")
     )
     console.print(f"[dim]median of {repeats} rounds; {report.machine_line()}[/dim]")
-    _write(json, report.document("bench.kernels", numel=numel, repeats=repeats, segments=segments, rows=rows))
-
-
-@app.command
-def doctor(*, json: Json = None) -> None:
-    """Say what this machine has and lacks for gradwire, and what to do about it.
-
-    ```
-    gradwire doctor
-    ```
-
-    Args:
-        json: Write the findings to this file too.
-    """
-    from gradwire import diagnosis
-    from gradwire.bench import report
-
-    findings = diagnosis.examine()
-    colours = {"ok": "green", "limited": "yellow", "broken": "red"}
-    table = Table(title="This machine", title_justify="left", title_style="bold")
-    for column in ("", "state", "found", "what to do"):
-        table.add_column(column)
-    for finding in findings:
-        table.add_row(
-            finding.subject,
-            Text(finding.state, style=colours[finding.state]),
-            Text(finding.found),
-            Text(finding.remedy),
-        )
-    _console().print(table)
-    _write(json, report.document("doctor", findings=findings))
-    if any(finding.state == "broken" for finding in findings):
-        raise GradwireError("gradwire cannot work here; see what is broken above")
-
-
-def main() -> int:
-    """Runs the command line; returns the exit code."""
-    try:
-        app(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
-    except (GradwireError, CycloptsError) as error:
-        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
-        return USAGE_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    return 0
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=max(console.width, _LEAST_WIDTH))
-
-
-def _write(path: Path | None, content: dict[str, Any]) -> None:
-    from gradwire.bench import report
-
-    if path is not None:
-        report.write_json(path, content)
-        _console().print(f"Wrote {path}", soft_wrap=True)
+    write(json, report.document("bench.kernels", numel=numel, repeats=repeats, segments=segments, rows=rows))
 
 
 def _race(

@@ -1,0 +1,39 @@
+"""The command line: ``gradwire methods | analyze | bench | doctor``."""
+
+from __future__ import annotations
+
+import sys
+
+from cyclopts import App, CycloptsError
+from rich.console import Console
+from rich.text import Text
+
+from gradwire.cli.analyze import analyze
+from gradwire.cli.bench import bench
+from gradwire.cli.doctor import doctor
+from gradwire.cli.methods import methods
+from gradwire.errors import GradwireError
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+app = App(
+    name="gradwire",
+    help="Data-parallel training, cheap on the wire: every gradient compressor behind one line.",
+    suppress_keyboard_interrupt=False,
+)
+for each in (methods, analyze, bench, doctor):
+    app.command(each)
+
+
+def main() -> int:
+    """Runs the command line; returns the exit code."""
+    try:
+        app(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
+    except (GradwireError, CycloptsError) as error:
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return 0

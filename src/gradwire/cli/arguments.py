@@ -1,0 +1,16 @@
+"""Types of arguments that commands share: what they may be, and how they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+Json = Annotated[Path | None, Parameter(name="--json")]
+Methods = Annotated[list[str] | None, Parameter(name="--method", negative=())]
+Positive = Annotated[int, Parameter(validator=Number(gte=1))]
+Natural = Annotated[int, Parameter(validator=Number(gte=0))]
+Dataset = Literal["auto", "fashion-mnist", "digits"]
+WorkloadName = Literal["image", "language"]
