@@ -15,13 +15,11 @@ SPEEDUP_RATE = 0.75
 """Learning rate at 8 workers and the most steps, as a multiple of the workload's own."""
 
 VOLUME_WORKERS = 4
-VOLUME_RATE = 0.01
-"""Learning rate of AdamW."""
 VOLUME_TIMES = 2
 """Its trainings are longer by this factor, as long periods need."""
 
 STREAM_WORKERS = 2
-STREAM_STEPS = 192
+STREAM_STEPS = 384
 """So many periods that the last average, which nothing can hide, is a small part."""
 STREAM_EVERY, STREAM_DELAY = 16, 12
 
@@ -117,10 +115,10 @@ def speedup_runs(workload: Workload, workers: int, seeds: Sequence[int], worker_
     return runs
 
 
-def volume_runs(seeds: Sequence[int], worker_steps: int) -> list[Run]:
+def volume_runs(workload: Workload, seeds: Sequence[int], worker_steps: int) -> list[Run]:
     """Full communication, and recipes that send ever less; AdamW."""
     steps = VOLUME_TIMES * worker_steps // VOLUME_WORKERS
-    return [Run(plan, seed, steps, VOLUME_RATE) for seed in seeds for plan in VOLUME]
+    return [Run(plan, seed, steps, workload.adam_rate) for seed in seeds for plan in VOLUME]
 
 
 def stream_runs(workload: Workload, seed: int) -> list[Run]:

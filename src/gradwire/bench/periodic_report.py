@@ -91,7 +91,7 @@ class Bench:
 
     def volume(self, workload: Workload) -> list[Row]:
         """Loss at ever fewer bytes, AdamW."""
-        runs = periodic_plans.volume_runs(self.seeds, self.steps)
+        runs = periodic_plans.volume_runs(workload, self.seeds, self.steps)
         workers = periodic_plans.VOLUME_WORKERS
         outcomes = self._train(f"volume_{workload.name}", [], workload, workers, NO_LINK, runs, optimizer="adamw")
         rows = periodic_results.summary(outcomes)
@@ -103,7 +103,8 @@ class Bench:
                 "Least bytes with a mean loss at most "
                 f"{periodic_results.VOLUME_TOLERANCE:.0%} above full communication's: {least.share:.2%}, {least.label}"
             )
-        self._leave(f"volume_{workload.name}", workload=workload.name, rows=rows, least=least, outcomes=outcomes)
+        facts = {"workload": workload.name, "learning_rate": workload.adam_rate}
+        self._leave(f"volume_{workload.name}", **facts, rows=rows, least=least, outcomes=outcomes)
         title = f"{workload.what}: loss against bytes, {workers} workers"
         self._picture(f"volume_{workload.name}.png", rows, title, f"AdamW, {self._where(workload, NO_LINK)}")
         _fail_if_nothing(rows)

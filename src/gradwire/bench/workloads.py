@@ -154,7 +154,7 @@ class ImageTask:
     def _inputs(self, images: npt.NDArray[np.uint8]) -> Tensor:
         """``float32[B, 1, 28, 28]`` with mean 0 and deviation 1; other sizes are interpolated to 28 by 28."""
         pixels = (
-            torch.from_numpy(images).to(torch.float32).div_(255).sub_(self._mean).div_(self._deviation).unsqueeze(1)
+            torch.from_numpy(images.astype(np.float32)).div_(255).sub_(self._mean).div_(self._deviation).unsqueeze(1)
         )
         if pixels.shape[-1] == IMAGE_SIDE:
             return pixels
@@ -208,6 +208,7 @@ class Workload:
         net: Makes the model; its start depends on torch's generator.
         small: Makes a model of some hundred kilobytes that learns the same.
         learning_rate: Of plain SGD at its peak.
+        adam_rate: Of AdamW at its peak.
     """
 
     name: Name
@@ -216,6 +217,7 @@ class Workload:
     net: Callable[[], nn.Module]
     small: Callable[[], nn.Module]
     learning_rate: float
+    adam_rate: float
 
     def locate(self, dataset: Dataset = "auto") -> DataSource:
         """The data on this machine: images of that name, or the text."""
@@ -228,8 +230,8 @@ class Workload:
         return ImageTask(data.load(source), rank=rank, world_size=world_size, batch=batch, seed=seed)
 
 
-IMAGE = Workload("image", "CNN", "images", ConvNet, lambda: ConvNet(8, 128), 0.2)
-LANGUAGE = Workload("language", "GRU", f"pieces of {CONTEXT} bytes", lambda: ByteNet(64, 512), ByteNet, 2.0)
+IMAGE = Workload("image", "CNN", "images", ConvNet, lambda: ConvNet(8, 128), 0.2, 0.003)
+LANGUAGE = Workload("language", "GRU", f"pieces of {CONTEXT} bytes", lambda: ByteNet(64, 512), ByteNet, 2.0, 0.01)
 WORKLOADS: dict[str, Workload] = {each.name: each for each in (IMAGE, LANGUAGE)}
 
 

@@ -193,7 +193,8 @@ def periodic(
         seeds: Trainings of each plan, each with a start and an order of samples of its own.
         steps: Steps of all workers together in a training; volume takes twice as many.
         batch: Samples a worker and step; 16 images or 8 pieces of text if not given.
-        learning_rate: Of SGD in claim and speedup, at its peak; 0.2 for images, 2 for text if not given.
+        learning_rate: At its peak. If not given, SGD in claim and speedup has 0.2 for images and 2 for text, AdamW in
+            volume 0.003 and 0.01.
         shapes: Whose shapes the average has that is timed, resnet50 (25.6 M parameters) or tiny.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         out: Folder for the JSON files and the pictures.
@@ -210,7 +211,7 @@ def periodic(
     bench = Bench(console, link, range(seeds), steps, dataset, batch, out)
     chosen = [WORKLOADS[name] for name in dict.fromkeys(workload)]
     if learning_rate is not None:
-        chosen = [replace(each, learning_rate=learning_rate) for each in chosen]
+        chosen = [replace(each, learning_rate=learning_rate, adam_rate=learning_rate) for each in chosen]
     for each in dict.fromkeys(section):
         match each:
             case "claim":
