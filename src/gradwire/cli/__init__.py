@@ -22,8 +22,10 @@ app = App(
     help="Data-parallel training, cheap on the wire: every gradient compressor behind one line.",
     suppress_keyboard_interrupt=False,
 )
-for each in (methods, analyze, bench, doctor):
-    app.command(each)
+app.command(methods)
+app.command(analyze)
+app.command(bench)
+app.command(doctor)
 
 
 def main() -> int:
