@@ -34,7 +34,7 @@ class Beside:
         """Called when a fragment's average is taken, with the averages of what everything beside it collected."""
 
     def drop(self, fragment: Fragment) -> None:
-        """Called instead when the average is not taken: some of it is not finite, or it failed on the wire."""
+        """Called instead when the average is not taken, because some of it is not finite."""
 
 
 class KeptMoments(Beside):

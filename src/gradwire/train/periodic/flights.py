@@ -31,7 +31,6 @@ class Flight:
         outer: What takes it for a gradient, if anything does.
         beside: What is averaged with it.
         dropped: Whether it turned out not to be finite.
-        handed_on: Whether parameters were taken along, stretch by stretch, as it landed.
         landing: Waits until it has landed, and raises whatever went wrong on the wire; None once it has.
     """
 
@@ -41,7 +40,6 @@ class Flight:
     outer: Optimizer | None
     beside: Values
     dropped: bool = False
-    handed_on: bool = False
     landing: Callable[[], None] | None = None
 
     def wait(self) -> None:
@@ -126,8 +124,7 @@ class Flights:
         beside: Values = {}
         for each in self._beside:
             beside.update(each.collect(fragment))
-        at_once = not late and mix == 1 and outer is None
-        flight = Flight(fragment, now + late, mix, outer, beside, handed_on=at_once, landing=lambda: wire.wait(landing))
+        flight = Flight(fragment, now + late, mix, outer, beside, landing=lambda: wire.wait(landing))
         step = fragment.rounds
 
         def begin(part: _Part) -> list[Synchronization]:
@@ -146,8 +143,6 @@ class Flights:
             flight.dropped |= not finite(part.stretch.change)
             if outer is None:
                 part.stretch.land()
-            if at_once and not flight.dropped:
-                part.stretch.hand_on()
 
         def end() -> None:
             engine.ended()
@@ -182,35 +177,25 @@ class Flights:
 
     @torch.no_grad()
     def _take(self, flights: Sequence[Flight], now: int) -> None:
-        """Waits for averages and moves the model by them, or back to the last ones if something went wrong."""
+        """Waits for averages and moves the model by them."""
         for flight in flights:
             self._under_way.remove(flight)
+            flight.wait()
             fragment = flight.fragment
-            try:
-                flight.wait()
-            except Exception:
-                for failed in self._fragments:
-                    self._go_back(failed)
-                raise
             if flight.dropped or flight.mix == 1:
                 fragment.level = now
             if flight.dropped:
                 self.dropped += 1
-                self._go_back(fragment)
+                fragment.hand_on(mix=1.0)
+                for each in self._beside:
+                    each.drop(fragment)
                 continue
             fragment.move(flight.outer)
-            if not flight.handed_on:
-                fragment.hand_on(flight.mix)
+            fragment.hand_on(flight.mix)
             for each in self._beside:
                 each.take(fragment, flight.beside)
             fragment.rounds += 1
             self.taken += 1
-
-    def _go_back(self, fragment: Fragment) -> None:
-        """Takes parameters and what is averaged beside them to where the last average left them."""
-        fragment.hand_on(mix=1.0)
-        for each in self._beside:
-            each.drop(fragment)
 
     def state(self) -> dict[str, Any]:
         """Where the last averages left the model, and what is on its way, which is waited for.

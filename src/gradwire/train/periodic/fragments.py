@@ -99,11 +99,6 @@ class Stretch:
         """Turns the average of changes, which has taken the change's place, into where it takes the anchor."""
         torch.sub(self.anchor, self.change, out=self.change)
 
-    def hand_on(self) -> None:
-        """Takes parameters to where the anchor will be once all has landed."""
-        for piece, _, change in self.pieces:
-            piece.write(piece.parameter, change)
-
 
 class Fragment:
     """Pieces that are averaged at the same steps, with what all ranks knew of them last.
