@@ -349,6 +349,43 @@ def a_worker_that_does_not_come() -> None:
     handle.close()
 
 
+def an_average_that_fails_half_way() -> None:
+    """Leaves the model where local steps took it, whatever of the average had landed."""
+    net = nn.Sequential(nn.Linear(20, 64), nn.Linear(64, 30))
+    torch.manual_seed(2)
+    for layer in net:
+        layer.reset_parameters()  # type: ignore[operator]
+    optimizer = sgd(net)
+    local = []
+    optimizer.register_step_post_hook(lambda *_: local.append(flat(net)))
+    group = dist.new_group()
+    landed, usual = [], fragments.Stretch.land
+
+    def land(stretch: fragments.Stretch) -> None:
+        landed.append(stretch)
+        if len(landed) == 3:
+            raise RuntimeError("the third does not land")
+        usual(stretch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fragments, "STRETCH_ELEMENTS", 1)
+        handle = gradwire.periodic(optimizer, every=2, method="qsgd", process_group=group)
+        train(net, optimizer, range(4))
+        last = flat(net)
+        patch.setattr(fragments.Stretch, "land", land)
+        with pytest.raises(RuntimeError, match="the third does not land"):
+            train(net, optimizer, range(4, 6))
+    assert len(landed) == 3
+    assert torch.equal(flat(net), local[-1])
+    assert torch.equal(handle._fragments[0].anchor, last)
+    handle.close()
+    again = gradwire.periodic(optimizer, every=2, method="qsgd", broadcast=True)
+    train(net, optimizer, range(6, 8))
+    assert again.syncs == 1
+    assert same_everywhere(flat(net))
+    again.close()
+
+
 def periods_that_differ() -> None:
     """What a function gives for later periods is known only then, and so is a step that a rank has left out."""
     rank = dist.get_rank()
@@ -450,6 +487,10 @@ def test_across_nodes_and_within(pool: Pool) -> None:
 
 def test_an_optimizer_of_the_same_parameters(pool: Pool) -> None:
     pool.run(2, an_optimizer_of_the_same_parameters)
+
+
+def test_an_average_that_fails_half_way(pool: Pool) -> None:
+    pool.run(2, an_average_that_fails_half_way)
 
 
 def test_a_worker_that_does_not_come(pool: Pool) -> None:
