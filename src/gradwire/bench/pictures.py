@@ -177,17 +177,24 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _label(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
-    """Writes names beside points, each at the nearest free height."""
+    """Writes names beside points, each at the nearest height that is free of other names and other points."""
     figure = axes.figure
     figure.draw_without_rendering()  # type: ignore[union-attr]
+    dots = [tuple(axes.transData.transform((x, y))) for x, y, _ in points]
     taken: list[tuple[float, float]] = []
+
+    def free(right: float, height: float) -> bool:
+        return all(abs(height - other) >= _LINE or abs(right - place) >= _NAME_WIDTH for place, other in taken) and all(
+            abs(height - other) >= _LINE / 2 or not 0 < place - right < _NAME_WIDTH for place, other in dots
+        )
+
     for x, y, name in sorted(points, key=lambda point: -point[1]):
         right, height = axes.transData.transform((x, y))
         shift = next(
             offset
             for step in range(200)
             for offset in (_LINE * step / 2, -_LINE * step / 2)
-            if all(abs(height + offset - other) >= _LINE or abs(right - place) >= _NAME_WIDTH for place, other in taken)
+            if free(right, height + offset)
         )
         taken.append((right, height + shift))
         axes.annotate(
