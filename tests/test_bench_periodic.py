@@ -22,7 +22,7 @@ def test_trainings_of_all_kinds_send_what_their_plans_say(tmp_path):
         FULL,
         CLAIM[2],
         Plan("DiLoCo", 8, "qsgd:bits=4", outer_rate=0.7),
-        Plan("SparseLoCo", 8, "topk:ratio=0.05,values=qsgd:2", 1.0, 0.0, feedback=0.95),
+        Plan("SparseLoCo", 8, "topk:ratio=0.05,values=qsgd:2", feedback=0.95),
         Plan("streaming", 8, fragments=2, delay=4),
         Plan("broken", 8, "topk:ratio=0.01", fragments=0),
     ]

@@ -32,8 +32,7 @@ class Plan:
         label: For tables and plots.
         every: Local steps from one average of parameter changes to the next; 0 averages the gradient of every step.
         method: ``name:option=value,...`` of what is sent.
-        outer_rate: Learning rate of the outer Nesterov SGD; 0 takes the average as it is.
-        outer_momentum: Its momentum.
+        outer_rate: Learning rate of the outer SGD with Nesterov momentum 0.9; 0 takes the average as it is.
         feedback: Decay of the residual memory; 0 for the memory that the method brings.
         fragments: Pieces of the model that are averaged in turn.
         delay: Local steps from sending an average off to taking it.
@@ -43,7 +42,6 @@ class Plan:
     every: int
     method: str = "dense"
     outer_rate: float = 0.0
-    outer_momentum: float = 0.9
     feedback: float = 0.0
     fragments: int = 1
     delay: int = 0
@@ -64,13 +62,13 @@ VOLUME = (
     FULL,
     Plan("PQASGD 4 bits, p=4", 4, "qsgd:bits=4"),
     Plan("PQASGD 4 bits, p=16", 16, "qsgd:bits=4"),
-    Plan("PQASGD 4 bits, p=60", 60, "qsgd:bits=4"),
     Plan("DiLoCo fp32, p=20", 20, outer_rate=0.7),
     Plan("DiLoCo 4 bits, p=20", 20, "qsgd:bits=4", outer_rate=0.7),
+    Plan("DiLoCo 4 bits, p=40", 40, "qsgd:bits=4", outer_rate=0.7),
     Plan("DiLoCo 4 bits, p=60", 60, "qsgd:bits=4", outer_rate=0.7),
-    Plan("SparseLoCo 2 %, p=20", 20, "topk:ratio=0.02,values=qsgd:2", 0.7, 0.0, feedback=0.95),
-    Plan("SparseLoCo 5 %, p=20", 20, "topk:ratio=0.05,values=qsgd:2", 0.7, 0.0, feedback=0.95),
-    Plan("SparseLoCo 5 %, p=60", 60, "topk:ratio=0.05,values=qsgd:2", 0.7, 0.0, feedback=0.95),
+    Plan("SparseLoCo 2 %, p=20", 20, "topk:ratio=0.02,values=qsgd:2", feedback=0.95),
+    Plan("SparseLoCo 5 %, p=20", 20, "topk:ratio=0.05,values=qsgd:2", feedback=0.95),
+    Plan("SparseLoCo 5 %, p=60", 60, "topk:ratio=0.05,values=qsgd:2", feedback=0.95),
 )
 
 

@@ -265,8 +265,7 @@ def _periodic(
     if plan.outer_rate:
 
         def outer(parameters: list[Tensor]) -> torch.optim.Optimizer:
-            momentum = plan.outer_momentum
-            return torch.optim.SGD(parameters, lr=plan.outer_rate, momentum=momentum, nesterov=momentum > 0)
+            return torch.optim.SGD(parameters, lr=plan.outer_rate, momentum=0.9, nesterov=True)
 
     return gradwire.periodic(
         optimizer,
