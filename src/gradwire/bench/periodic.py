@@ -21,7 +21,7 @@ Optimizer = Literal["sgd", "adamw"]
 AVERAGED = ("dense", "qsgd:bits=8", "qsgd:bits=4", "qsgd:bits=2", "topk:ratio=0.02")
 """Methods whose average is timed."""
 
-SILENT_STEPS, SILENT_ROUNDS = 100, 21
+SILENT_STEPS, SILENT_ROUNDS = 10, 600
 AVERAGE_REPEATS = 3
 
 TEST_SAMPLES, LARGE_TEST_SAMPLES = 10_000, 100
