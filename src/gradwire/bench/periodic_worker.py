@@ -194,8 +194,7 @@ class Clock:
                         (attached if each is chosen else alone).append(seconds)
                 handle.close()
             if dist.get_rank() == 0:
-                medians = {"alone": statistics.median(alone), "attached": statistics.median(attached)}
-                emit("silence", optimizer=name, **medians)
+                emit("silence", optimizer=name, alone=statistics.median(alone), attached=statistics.median(attached))
 
     def _step_seconds(self, optimizer: torch.optim.Optimizer) -> float:
         begin = time.process_time()
