@@ -111,6 +111,19 @@ def test_late_averages_are_gathered_to_the_end_of_the_step() -> None:
     assert done == [0, 1, 2]
 
 
+def test_what_waits_for_late_averages_is_done_before_the_last_group_lands() -> None:
+    notes = Notes()
+    scheduler = Scheduler(notes, Meter(), fuse_bytes=10)
+    for number in range(3):
+        done = partial(notes.events.append, f"done {number}")
+        parts = [rounds([10 + number])] if number == 2 else [rounds([10 + number]), late(averages(1))]
+        scheduler.submit(parts, done, last=number == 2)
+    assert notes.events[4:] == [
+        *("wait gather[10]", "wait gather[11]", "wait reduce[8]"),
+        *("done 0", "done 1", "wait gather[12]", "done 2"),
+    ]
+
+
 def test_late_averages_share_the_collective_of_others() -> None:
     buckets = [[late(averages(1)), rounds([10])], [averages(3), late(averages(2))], [averages(4)]]
     issued, done = issued_and_done(buckets, fuse_bytes=10)

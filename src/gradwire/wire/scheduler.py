@@ -7,7 +7,7 @@ overlaps sending, and the order is the same on every rank because sizes and orde
 
 Averages that may be late wait for a group that has an average of their dtype anyway and share its collective. Otherwise
 they become groups of their own, when they are worth a collective and when the step ends; nothing waits for these before
-its end.
+its end. There they come before the last other group: what waited for both is finished while that one is on its way.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class Scheduler:
                 self._advance(self._groups)
             self._turn += 1
         if last:
-            for groups in (self._groups, self._late_groups):
+            while len(self._groups) > 1:
+                self._advance(self._groups)
+            for groups in (self._late_groups, self._groups):
                 while groups:
                     self._advance(groups)
             self._step += 1
