@@ -85,6 +85,30 @@ def test_no_memory_keeps_what_is_not_finite() -> None:
             assert tensors["weight"].isfinite().all(), name
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_was_not_sent_of_chosen_values_is_left(broken: bool) -> None:
+    """Values that did not come out finite count as not sent, and their velocity stays, too."""
+    block = Block.cut(flat_slots([("a", (30, 20)), ("b", (17,))]), Granularity("layer"))
+    store = Store(torch.device("cpu"))
+    feedback = memory.MaskedMomentum().feedback(store, "residual", block.slots, 617)
+    noise = torch.Generator().manual_seed(3)
+    feedback.residual.normal_(generator=noise)
+    feedback.velocity.normal_(generator=noise)
+    before, velocity = feedback.residual.clone(), feedback.velocity.clone()
+    places = torch.randperm(617, generator=noise)[:300].sort().values
+    positions = torch.where(places < 600, places, places - 600 + int(block.runs[1, 2]))
+    sent = before[places].half().float()
+    if broken:
+        sent[::7], sent[3] = float("inf"), float("nan")
+    feedback.leave(block, positions, before[places], sent)
+    went = sent.isfinite()
+    expected = before.clone()
+    expected[places[went]] -= sent[went]
+    assert torch.equal(feedback.residual, expected)
+    velocity[places[went]] = 0
+    assert torch.equal(feedback.velocity, velocity)
+
+
 def test_low_pass_memory_is_the_filter_of_its_papers(pool: Pool) -> None:
     """``m = (1 - share) m + share (m + g - sent)`` written out, for one worker's top-k, with a new start every 3."""
     for reset in (0, 3):

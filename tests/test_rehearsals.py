@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import multiprocessing as mp
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -50,6 +52,14 @@ def test_a_rehearsal_leaves_nothing_to_compile_in_a_training_step() -> None:
     others = [name for name in methods.names() if name not in choosing]
     with ProcessPoolExecutor(2, mp.get_context("spawn"), torch.set_num_threads, (1,)) as processes:
         list(processes.map(nothing_is_compiled_after_a_rehearsal, [choosing, others]))
+
+
+def test_kernels_can_be_compiled_where_those_they_call_were_loaded() -> None:
+    """Numba cannot compile a caller of a generator that it has loaded from the disk: a second method would fail."""
+    importlib.import_module("gradwire.kernels.cpu")
+    functions = [vars(sys.modules[module])[name] for module, name in compiled()]
+    assert functions
+    assert [function for function in functions if inspect.isgeneratorfunction(function.py_func)] == []
 
 
 def test_what_was_rehearsed_is_not_rehearsed_again() -> None:

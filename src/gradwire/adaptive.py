@@ -99,12 +99,11 @@ class AdaptiveSparse(Codec):
         payload[:head].view(torch.int32).copy_(_packed(wanted))
         coded = payload[head : head + self.values.size(chosen)]
         self.values.encode(chosen, written, coded, key)
-        feedback.masked(block, positions)
+        self.criterion.sent(block, positions, values)
         if feedback.residual is not None:
             sent = torch.empty_like(values)
             self.values.decode(chosen, coded, sent)
-            kernels.for_device(gradient.device).subtract(block, feedback.residual, positions, sent)
-        self.criterion.sent(block, positions, values)
+            feedback.leave(block, positions, values, sent)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Reads all payloads, checks counts and positions, then writes ``out`` once."""

@@ -71,11 +71,10 @@ class Sparse(Codec):
         edge = self.values.size(chosen)
         self.values.encode(chosen, values, payload[:edge], key)
         written = self.indices.encode(positions, block.positions, payload[edge:])
-        positions, finite = positions[:written], values[:written].isfinite()
-        feedback.masked(block, positions[finite])
         if feedback.residual is not None:
-            self.values.decode(chosen, payload[:edge], values)
-            kernels.for_device(gradient.device).subtract(block, feedback.residual, positions, values[:written])
+            sent = torch.empty_like(values)
+            self.values.decode(chosen, payload[:edge], sent)
+            feedback.leave(block, positions[:written], values[:written], sent[:written])
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Reads all payloads, checks their positions, then writes ``out`` once."""

@@ -35,10 +35,8 @@ class _MaskedMomentumFeedback(Feedback):
 
     def masked(self, block: Block, positions: Tensor) -> None:
         """Forgets the velocity of what was sent, so that stale momentum does not pull it on."""
-        kernel = kernels.for_device(positions.device)
-        sent = self.velocity.new_empty(positions.shape)
-        kernel.gather(block, self.velocity, positions, sent)
-        kernel.subtract(block, self.velocity, positions, sent)
+        nothing = self.velocity.new_zeros(positions.shape)
+        kernels.for_device(positions.device).scatter(block, self.velocity, positions, nothing)
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,8 @@ class SharedRandom(LinearCodec):
 
         if not finite:
             return code.fill_(torch.nan), decode
-        feedback.masked(block, positions)
         if feedback.residual is not None:
-            kernel.subtract(block, feedback.residual, positions, code)
+            feedback.leave(block, positions, code.clone(), code)
             return code, decode
         scales = np.repeat((block.segment_numels / counts).astype(np.float32), counts)
         return code.mul_(torch.from_numpy(scales).to(code.device)), decode

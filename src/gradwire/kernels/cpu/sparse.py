@@ -11,6 +11,9 @@ from gradwire.kernels.reference.sparse import FEISTEL_ROUNDS, lies_in_no_run
 from gradwire.layout import Block, Float32Array, Int64Array, UInt64Array
 from gradwire.randomness import run_keys
 
+AT_ONCE = 256
+"""Positions whose places are found before anything is done there."""
+
 
 def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: int) -> None:
     """See :meth:`gradwire.kernels.Kernels.randomk_positions`."""
@@ -102,28 +105,47 @@ def _examine(runs: Int64Array, positions: Int64Array) -> tuple[int, bool]:
 
 
 @compiled
-def _gather(runs: Int64Array, source: Float32Array, positions: Int64Array, values: Float32Array) -> None:
-    run = np.int64(0)
+def _find(runs: Int64Array, positions: Int64Array, run: np.int64, places: Int64Array) -> np.int64:
+    """Leaves in ``places`` where positions lie in the flat buffer; gives the last one's run.
+
+    Callers find some places and then only read or write there: the processor has many of these under way at once, and
+    they take half the time where they miss the cache.
+    """
     for i in range(positions.size):
         run = _run_of(runs, positions[i], run)
-        values[i] = source[runs[run, 0] + positions[i] - runs[run, 2]]
+        places[i] = runs[run, 0] + positions[i] - runs[run, 2]
+    return run
+
+
+@compiled
+def _gather(runs: Int64Array, source: Float32Array, positions: Int64Array, values: Float32Array) -> None:
+    run, places = np.int64(0), np.empty(AT_ONCE, np.int64)
+    for first in range(0, positions.size, AT_ONCE):
+        some = positions[first : first + AT_ONCE]
+        run = _find(runs, some, run, places)
+        for i in range(some.size):
+            values[first + i] = source[places[i]]
 
 
 @compiled
 def _put(runs: Int64Array, target: Float32Array, positions: Int64Array, values: Float32Array) -> None:
-    run = np.int64(0)
-    for i in range(positions.size):
-        run = _run_of(runs, positions[i], run)
-        target[runs[run, 0] + positions[i] - runs[run, 2]] = values[i]
+    run, places = np.int64(0), np.empty(AT_ONCE, np.int64)
+    for first in range(0, positions.size, AT_ONCE):
+        some = positions[first : first + AT_ONCE]
+        run = _find(runs, some, run, places)
+        for i in range(some.size):
+            target[places[i]] = values[first + i]
 
 
 @compiled
 def _subtract(runs: Int64Array, residual: Float32Array, positions: Int64Array, values: Float32Array) -> None:
-    run = np.int64(0)
-    for i in range(positions.size):
-        run = _run_of(runs, positions[i], run)
-        if np.isfinite(values[i]):
-            residual[runs[run, 0] + positions[i] - runs[run, 2]] -= values[i]
+    run, places = np.int64(0), np.empty(AT_ONCE, np.int64)
+    for first in range(0, positions.size, AT_ONCE):
+        some = positions[first : first + AT_ONCE]
+        run = _find(runs, some, run, places)
+        for i in range(some.size):
+            value = values[first + i]
+            residual[places[i]] -= value if np.isfinite(value) else np.float32(0)
 
 
 @compiled
@@ -167,11 +189,14 @@ def _scatter(
     """As ``_scatter_ascending``, for positions in any order."""
     for start, length, _ in runs:
         out[start : start + length] = 0
+    places = np.empty(AT_ONCE, np.int64)
     for row in range(len(positions)):
         run = np.int64(0)
-        for i in range(counts[row]):
-            run = _run_of(runs, positions[row, i], run)
-            out[runs[run, 0] + positions[row, i] - runs[run, 2]] += values[row, i]
+        for first in range(0, counts[row], AT_ONCE):
+            some = positions[row, first : min(first + AT_ONCE, counts[row])]
+            run = _find(runs, some, run, places)
+            for i in range(some.size):
+                out[places[i]] += values[row, first + i]
     if weight != 1:
         for start, length, _ in runs:
             piece = out[start : start + length]

@@ -89,7 +89,7 @@ def _select(
     values: Float32Array,
 ) -> None:
     t = np.empty(PIECE, np.float32)
-    sample = np.empty(SAMPLE, np.float32)
+    sample, sampled = np.empty(SAMPLE, np.float32), np.empty(SAMPLE, np.int64)
     room = np.int64(SMALL)
     for segment in range(numels.size):
         room = max(room, _room(counts[segment], numels[segment]))
@@ -103,7 +103,7 @@ def _select(
         if count == 0:
             guess = INFINITE
         elif numel > SMALL:
-            guess = _guess(pieces, numel, count, gradient, residual, beta, gamma, sample)
+            guess = _guess(pieces, numel, count, gradient, residual, beta, gamma, sampled, sample)
         finite, found = _collect(pieces, gradient, residual, keep, beta, gamma, guess, room, t, places, candidates)
         chosen_positions = positions[written : written + count]
         chosen_values = values[written : written + count]
@@ -154,6 +154,7 @@ def _guess(
     residual: Float32Array,
     beta: np.float32,
     gamma: np.float32,
+    places: Int64Array,
     sample: Float32Array,
 ) -> np.uint32:
     """A magnitude that somewhat more than ``count`` elements reach, or infinity where collecting would not pay."""
@@ -168,8 +169,9 @@ def _guess(
         while element - first >= runs[run, 1]:
             first += runs[run, 1]
             run += 1
-        place = runs[run, 0] + element - first
-        sample[i] = beta * residual[place] + gamma * gradient[place]
+        places[i] = runs[run, 0] + element - first
+    for i in range(size):  # nothing but reading, so that many reads are under way at a time
+        sample[i] = beta * residual[places[i]] + gamma * gradient[places[i]]
     threshold, _ = _threshold(sample[:size], _sample_rank(count, numel))
     return max(np.uint32(threshold), np.uint32(1))
 
