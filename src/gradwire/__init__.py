@@ -21,13 +21,13 @@ if TYPE_CHECKING:
         PerRank,
         Roundtrip,
         SecondMoments,
+        Stats,
         Synchronizer,
         compress,
         redistribute,
         roundtrip,
     )
     from gradwire.train.periodic import Periodic, periodic
-    from gradwire.wire import Stats
 
 __version__ = "0.1.0"
 
@@ -46,7 +46,7 @@ _HOMES = {
     "Periodic": "gradwire.train.periodic",
     "Roundtrip": "gradwire.train",
     "SecondMoments": "gradwire.train",
-    "Stats": "gradwire.wire",
+    "Stats": "gradwire.train",
     "Synchronizer": "gradwire.train",
     "WireError": "gradwire.errors",
     "analyze": "gradwire.analysis",

@@ -24,8 +24,9 @@ from gradwire.train.engine import Engine
 from gradwire.train.handle import default_group, named_by
 from gradwire.train.periodic.start import check_equal, send_first
 from gradwire.train.policy import DensePolicy
+from gradwire.train.stats import Stats
 from gradwire.train.synchronizer import Synchronizer, Tensors, check_dense
-from gradwire.wire import ProcessGroupTransport, Stats
+from gradwire.wire import ProcessGroupTransport
 from gradwire.wire.meter import all_reduce_bytes
 
 Group = dict[str, Any]

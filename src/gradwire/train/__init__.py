@@ -9,6 +9,7 @@ from gradwire.train.moments import SecondMoments
 from gradwire.train.per_rank import PerRank
 from gradwire.train.policy import DensePolicy
 from gradwire.train.redistribution import redistribute
+from gradwire.train.stats import Stats
 from gradwire.train.synchronizer import Synchronizer
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "PerRank",
     "Roundtrip",
     "SecondMoments",
+    "Stats",
     "Synchronizer",
     "compress",
     "redistribute",

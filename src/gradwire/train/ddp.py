@@ -16,7 +16,7 @@ from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
 from gradwire.train.engine import Engine
-from gradwire.train.guards import VERIFY_EVERY, Guarding
+from gradwire.train.guarding import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out
 from gradwire.train.policy import DensePolicy
 from gradwire.train.unit import Unit

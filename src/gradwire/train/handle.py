@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,11 +16,13 @@ from gradwire.memory import Store
 from gradwire.train.agreement import check_agreement
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
-from gradwire.train.guards import Audit, Auditor, Guarding
+from gradwire.train.guarding import Guarding
+from gradwire.train.guards import Audit, Auditor
 from gradwire.train.guards.audit import ScalarWriter, write
 from gradwire.train.state import VERSION, check_form, check_same, described
+from gradwire.train.stats import Stats
 from gradwire.train.together import rehearse
-from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Stats, Wire
+from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Wire
 from gradwire.wire.transport import timeout_of
 
 _siblings = 0
@@ -78,7 +79,8 @@ class Handle:
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
-        return replace(self.engine.meter.stats(), audit=None if self._auditor is None else self._auditor.newest())
+        meter, audit = self.engine.meter, None if self._auditor is None else self._auditor.newest()
+        return Stats(meter.steps, meter.dense_bytes, meter.wire_bytes, dict(meter.seconds), audit)
 
     def audits(self) -> list[Audit]:
         """Compressed averages held against dense ones, as ``audit_every`` asked for; the newest 1,000."""

@@ -15,7 +15,7 @@ from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.guards import VERIFY_EVERY, Guarding
+from gradwire.train.guarding import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out, default_group
 from gradwire.train.policy import DensePolicy
 from gradwire.wire import Synchronization

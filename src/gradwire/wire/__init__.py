@@ -1,7 +1,7 @@
 """The wire: what methods ask for, fused, ordered, issued and metered."""
 
 from gradwire.wire.checked import CheckedTransport
-from gradwire.wire.meter import Meter, Stats
+from gradwire.wire.meter import Meter
 from gradwire.wire.requests import (
     AllGather,
     AllReduceMax,
@@ -35,7 +35,6 @@ __all__ = [
     "ProcessGroupTransport",
     "Request",
     "Scheduler",
-    "Stats",
     "Synchronization",
     "Transport",
     "Wire",

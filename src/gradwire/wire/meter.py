@@ -6,41 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from gradwire.train.guards import Audit
+from typing import Literal
 
 Stage = Literal["encode", "wire", "decode"]
 
 
-@dataclass(frozen=True)
-class Stats:
-    """Totals of this rank since the method was attached.
-
-    Attributes:
-        steps: Synchronised steps.
-        dense_bytes: What a dense all-reduce of the same gradients would have handed over to be sent.
-        wire_bytes: What was handed over to be sent, as the collectives' algorithms send it.
-        seconds: Time of the wire thread by stage: ``"encode"``, ``"wire"`` (waiting for collectives), ``"decode"``.
-        audit: The newest audit, if there was any.
-    """
-
-    steps: int
-    dense_bytes: int
-    wire_bytes: int
-    seconds: dict[str, float]
-    audit: Audit | None = None
-
-    @property
-    def ratio(self) -> float:
-        """How many times fewer bytes than dense; infinite when nothing was sent."""
-        return self.dense_bytes / self.wire_bytes if self.wire_bytes else float("inf")
-
-
 @dataclass
 class Meter:
-    """Counts what one rank hands over to be sent."""
+    """Counts what one rank hands over to be sent; see :class:`gradwire.Stats`."""
 
     steps: int = 0
     dense_bytes: int = 0
@@ -83,10 +56,6 @@ class Meter:
             yield
         finally:
             self.seconds[stage] += time.perf_counter() - start
-
-    def stats(self) -> Stats:
-        """The totals so far."""
-        return Stats(self.steps, self.dense_bytes, self.wire_bytes, dict(self.seconds))
 
 
 def all_reduce_bytes(nbytes: int, world_size: int) -> int:

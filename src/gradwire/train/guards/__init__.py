@@ -2,7 +2,6 @@
 
 from gradwire.train.guards.audit import Audit, Auditor, Deviation
 from gradwire.train.guards.digest import Digest
-from gradwire.train.guards.guard import Guard
-from gradwire.train.guards.guarding import VERIFY_EVERY, Guarding
+from gradwire.train.guards.guard import Guard, Progress
 
-__all__ = ["VERIFY_EVERY", "Audit", "Auditor", "Deviation", "Digest", "Guard", "Guarding"]
+__all__ = ["Audit", "Auditor", "Deviation", "Digest", "Guard", "Progress"]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
-from gradwire.memory import Store
-from gradwire.train.guards.guard import Guard
+from gradwire.train.guards.guard import Guard, Progress
 from gradwire.train.unit import Unit
 from gradwire.wire.requests import AllReduceMean, Synchronization
 
@@ -92,18 +91,6 @@ class ScalarWriter(Protocol):
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
         """Writes one number."""
         ...
-
-
-class Progress(Protocol):
-    """What is asked of the engine.
-
-    Attributes:
-        step: Counts synchronised steps, from 0.
-        store: Where residuals are kept.
-    """
-
-    step: int
-    store: Store
 
 
 class Auditor(Guard):

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch import Tensor
 
+from gradwire.memory import Store
 from gradwire.train.unit import Unit
 from gradwire.wire.requests import Synchronization
+
+
+class Progress(Protocol):
+    """What guards ask of the engine.
+
+    Attributes:
+        step: Counts synchronised steps, from 0.
+        store: What memories keep.
+    """
+
+    step: int
+    store: Store
 
 
 class Guard:

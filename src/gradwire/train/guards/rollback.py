@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Snapshot
-from gradwire.train.guards.guard import Guard
+from gradwire.train.guards.guard import Guard, Progress
 from gradwire.train.unit import Unit
-
-if TYPE_CHECKING:
-    from gradwire.train.engine import Engine
 
 
 class Rollback(Guard):
@@ -30,21 +26,22 @@ class Rollback(Guard):
     been handed on.
 
     Args:
-        engine: Whose store and count of steps to guard. This must be its first guard, to see what is handed on.
+        progress: The engine, whose store and count of steps to guard. This must be its first guard, to see what is
+            handed on.
         dtypes: Each parameter's dtype, by name.
     """
 
-    def __init__(self, engine: Engine, dtypes: Mapping[str, torch.dtype]) -> None:
-        self._engine = engine
+    def __init__(self, progress: Progress, dtypes: Mapping[str, torch.dtype]) -> None:
+        self._progress = progress
         self._dtypes = dtypes
-        self._before = Snapshot(engine.store)
+        self._before = Snapshot(progress.store)
         self._step = 0
         self._finite: Tensor | None = None
 
     def taken(self, unit: Unit, gradient: Tensor) -> None:
         """Notes where the step starts, and follows the store where a new layout of buckets has moved it."""
         if self._finite is None:
-            self._step = self._engine.step
+            self._step = self._progress.step
             self._finite = torch.ones((), dtype=torch.bool, device=gradient.device)
             if not self._before.current:
                 self._before.take()
@@ -64,7 +61,7 @@ class Rollback(Guard):
             self._before.take()
         else:
             self._before.restore()
-            self._engine.step = self._step
+            self._progress.step = self._step
         self._finite = None
 
     def _stretches(self, unit: Unit) -> list[tuple[torch.dtype, int, int]]:

@@ -16,7 +16,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import Method, name_of
 from gradwire.train.configuration import FUSE_BYTES, Configuration
-from gradwire.train.guards import Guarding
+from gradwire.train.guarding import Guarding
 from gradwire.train.handle import Named, check_parameters, default_group, named_by
 from gradwire.train.periodic.handle import Periodic
 from gradwire.train.periodic.outer import Outer, check_outer

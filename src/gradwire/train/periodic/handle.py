@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.errors import ConfigurationError
 from gradwire.train.agreement import check_same
 from gradwire.train.configuration import Configuration
-from gradwire.train.guards import Guarding
+from gradwire.train.guarding import Guarding
 from gradwire.train.handle import Handle, Named
 from gradwire.train.periodic.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments
 from gradwire.train.periodic.drift import Drift
@@ -26,7 +26,8 @@ from gradwire.train.periodic.fragments import cut
 from gradwire.train.periodic.outer import Outer, adopted, described
 from gradwire.train.periodic.schedule import Moments, Schedule
 from gradwire.train.periodic.start import check_equal, send_first
-from gradwire.wire import ProcessGroupTransport, Stats
+from gradwire.train.stats import Stats
+from gradwire.wire import ProcessGroupTransport
 from gradwire.wire.meter import all_reduce_bytes
 
 _COUNTERS = ("steps_done", "_periods", "_began", "_length")

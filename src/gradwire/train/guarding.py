@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from gradwire.memory import Memory
+from gradwire.train.configuration import Configuration
+from gradwire.train.engine import Engine
 from gradwire.train.guards.audit import Auditor, check_audit_every
 from gradwire.train.guards.digest import Digest, check_verification
 from gradwire.train.guards.guard import Guard
 from gradwire.train.guards.learning_rate import LearningRate, check_rate
 from gradwire.train.guards.loss_scale import LossScale, check_scaler
 from gradwire.train.guards.rollback import Rollback, check_rollback
-
-if TYPE_CHECKING:
-    from gradwire.memory import Memory
-    from gradwire.train.configuration import Configuration
-    from gradwire.train.engine import Engine
 
 VERIFY_EVERY = 100
 """Steps from one comparison of all ranks' averages to the next, where that is asked for."""
