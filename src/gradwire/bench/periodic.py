@@ -22,7 +22,8 @@ AVERAGED = ("dense", "qsgd:bits=8", "qsgd:bits=4", "qsgd:bits=2", "topk:ratio=0.
 """Methods whose average is timed."""
 
 SILENT_STEPS, SILENT_ROUNDS = 10, 600
-AVERAGE_REPEATS = 3
+AVERAGE_REPEATS, AVERAGE_SECONDS = 3, 10.0
+"""An average is timed at least so often, and for at least so many seconds."""
 
 TEST_SAMPLES, LARGE_TEST_SAMPLES = 10_000, 100
 """Test samples that a small and a large model are judged by; the large ones are there to be timed."""
@@ -132,7 +133,13 @@ def averages(
                 row.link_seconds = 8 * event["metered_bytes"] / bits_per_second
         on_progress(rows)
 
-    job = {"kind": "average", "shapes": shapes, "repeats": AVERAGE_REPEATS, "methods": list(AVERAGED)}
+    job = {
+        "kind": "average",
+        "shapes": shapes,
+        "repeats": AVERAGE_REPEATS,
+        "seconds": AVERAGE_SECONDS,
+        "methods": list(AVERAGED),
+    }
     ended = _work(job, workers, rate, take)
     for row in rows:
         if ended and not row.seconds and row.error is None:

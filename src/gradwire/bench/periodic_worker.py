@@ -216,11 +216,12 @@ class Averages:
     """Times averages of a model-shaped change of parameters.
 
     Args:
-        job: The parent's wishes: ``shapes``, ``repeats``, ``methods``.
+        job: The parent's wishes: ``shapes``, ``repeats`` and ``seconds``, both of which are reached, ``methods``.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self._repeats, self._methods = job["repeats"], job["methods"]
+        self._repeats, self._seconds = job["repeats"], job["seconds"]
+        self._methods = job["methods"]
         self._net = nn.ParameterDict(
             {name.replace(".", "_"): torch.zeros(shape) for name, shape in shapes.get(job["shapes"])}
         )
@@ -246,9 +247,8 @@ class Averages:
         optimizer = torch.optim.SGD(self._net.parameters(), lr=1.0)
         handle = _periodic(self._net, optimizer, Plan("timed", NEVER), contender, group)
         change = torch.Generator().manual_seed(dist.get_rank())
-        seconds: list[float] = []
-        before = 0
-        for repeat in range(self._repeats + 1):
+
+        def timed() -> float:
             with torch.no_grad():
                 for parameter in self._net.parameters():
                     parameter.add_(torch.randn(parameter.shape, generator=change), alpha=1e-3)
@@ -257,11 +257,14 @@ class Averages:
             begin = time.perf_counter()
             handle.synchronize()
             slowest, _ = agree(time.perf_counter() - begin)
-            if repeat:
-                seconds.append(slowest)
-            else:
-                before = handle.stats().wire_bytes  # the first one warms up
-        metered = mean_over_ranks(handle.stats().wire_bytes - before) / self._repeats
+            return slowest
+
+        timed()  # warms up
+        before = handle.stats().wire_bytes
+        seconds: list[float] = []
+        while len(seconds) < self._repeats or sum(seconds) < self._seconds:
+            seconds.append(timed())
+        metered = mean_over_ranks(handle.stats().wire_bytes - before) / len(seconds)
         handle.close()
         return seconds, metered
 
