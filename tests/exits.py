@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.train.configuration import Configuration
-from gradwire.train.together import rehearse
+from gradwire.train.rehearsal import rehearse
 
 ENDINGS = {"returns": 0, "raises": 1, "exits": 3}
 """Ways for the first worker to end, and its exit code."""

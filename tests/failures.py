@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.train.configuration import Configuration
-from gradwire.train.together import rehearse
+from gradwire.train.rehearsal import rehearse
 from gradwire.wire import Line, Pending
 
 STEPS = 5

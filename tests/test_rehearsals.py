@@ -9,16 +9,20 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from unittest import mock
 
+import pytest
 import torch
+from numba.core import caching
 from numba.core.dispatcher import Dispatcher
 
 from catalogue import OPTIONS
 from codec_checks import check_compiled_once
 from gradwire import methods
+from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
-from gradwire.train import together
+from gradwire.train import rehearsal
 from gradwire.train.configuration import Configuration
-from gradwire.train.together import Together, rehearse
+from gradwire.train.rehearsal import rehearse
+from gradwire.train.together import Together
 
 
 def compiled() -> dict[tuple[str, str], int]:
@@ -65,11 +69,30 @@ def test_kernels_can_be_compiled_where_those_they_call_were_loaded() -> None:
 def test_what_was_rehearsed_is_not_rehearsed_again() -> None:
     """In the same process, and with all choices the same."""
     with (
-        mock.patch.object(together, "Together", wraps=Together) as worlds,
-        mock.patch.object(together, "_rehearsed", set()),
+        mock.patch.object(rehearsal, "Together", wraps=Together) as worlds,
+        mock.patch.object(rehearsal, "_rehearsed", set()),
     ):
         for expected, ratio in ((1, 0.25), (1, 0.25), (2, 0.5), (2, 0.25)):
             rehearse(Configuration.make("topk", {"ratio": ratio}))
             assert worlds.call_count == expected
         rehearse(Configuration.make("topk", {"ratio": 0.25}, memory="none"))
         assert worlds.call_count == 3
+
+
+def test_a_long_rehearsal_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    for patience, aloud, lines in ((0.0, True, 1), (0.0, False, 0), (60.0, True, 0)):
+        caplog.clear()
+        with mock.patch.object(rehearsal, "PATIENCE", patience), mock.patch.object(rehearsal, "_rehearsed", set()):
+            rehearse(Configuration.make("topk", {"ratio": 0.25}), aloud=aloud)
+        assert len(caplog.messages) == lines
+        assert all("topk" in line and "compiled" in line for line in caplog.messages)
+
+
+def test_kernels_that_can_be_kept_nowhere_say_what_to_set() -> None:
+    importlib.import_module("gradwire.kernels.cpu")
+    decorate = sys.modules["gradwire.kernels.cpu._compiled"].compiled
+    with (
+        mock.patch.object(caching.CompileResultCacheImpl, "_locator_classes", []),
+        pytest.raises(ConfigurationError, match=r"beside .*test_rehearsals\.py .* set NUMBA_CACHE_DIR"),
+    ):
+        decorate(lambda: 0)

@@ -19,9 +19,9 @@ from gradwire.train.engine import Engine
 from gradwire.train.guarding import Guarding
 from gradwire.train.guards import Audit, Auditor
 from gradwire.train.guards.audit import ScalarWriter, write
+from gradwire.train.rehearsal import rehearse
 from gradwire.train.state import VERSION, check_form, check_same, described
 from gradwire.train.stats import Stats
-from gradwire.train.together import rehearse
 from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Wire
 from gradwire.wire.transport import timeout_of
 
@@ -62,7 +62,7 @@ class Handle:
         guarding.check(configuration)
         device = parameters[0][1].device
         if device.type == "cpu":
-            rehearse(configuration)
+            rehearse(configuration, aloud=group.rank() == 0)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         self._parameters = described(parameters)
         self.buckets: tuple[tuple[str, ...], ...] = ()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gradwire.layout import Slot, flat_slots
-from gradwire.methods import Method
+from gradwire.layout import Slot
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
-from gradwire.train.policy import DensePolicy
 from gradwire.wire import (
     AllGather,
     AllReduceMax,
@@ -27,10 +25,6 @@ from gradwire.wire import (
     lockstep,
 )
 from gradwire.wire.requests import Rounds
-
-_REHEARSED = (("matrix", (72, 48)), ("filter", (8, 4, 3, 3)), ("vector", (70,)))
-_REHEARSED_STEPS = 3
-_rehearsed: set[tuple[type[Method], frozenset[tuple[str, str]]]] = set()
 
 
 @dataclass(frozen=True)
@@ -86,23 +80,6 @@ class Together:
         for engine in self._engines:
             engine.step += 1
         return Step(written, meter.wire_bytes, encode_seconds, decode_seconds)
-
-
-def rehearse(configuration: Configuration) -> None:
-    """Runs a method on the CPU for some steps: its kernels are compiled then, or loaded from the cache on disk.
-
-    What was rehearsed once in a process stays so: the same choices again return at once.
-    """
-    choices = type(configuration.method), frozenset(configuration.describe().items())
-    if choices in _rehearsed:
-        return
-    everything = replace(configuration, dense=DensePolicy(below=0, vectors=False))
-    slots = flat_slots(_REHEARSED)
-    world = Together(everything, slots, workers=2)
-    noise = torch.Generator().manual_seed(0)
-    for _ in range(_REHEARSED_STEPS):
-        world.average([torch.randn(slots[-1].stop, generator=noise) for _ in range(2)])
-    _rehearsed.add(choices)
 
 
 def _advance(rounds: Rounds, answers: list[Tensor] | None) -> list[Request]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -11,14 +12,28 @@ from numba import extending
 from numba.core import types
 from torch import Tensor
 
+from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Float32Array as Float32Array
 from gradwire.layout import Float64Array as Float64Array
 from gradwire.layout import Int64Array
 from gradwire.randomness import FIRST_FACTOR, SECOND_FACTOR
 
-compiled: Any = numba.njit(nogil=True, cache=True, error_model="numpy")
-"""Compiles a function for one signature, on first use; without fastmath, so that bits are those of the reference."""
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compiles a function for one signature, on first use; without fastmath, so that bits are those of the reference.
+
+    Raises:
+        ConfigurationError: If what is compiled can be kept nowhere.
+    """
+    try:
+        return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"compiled kernels can be kept neither beside {function.__code__.co_filename} nor in this user's cache: no "
+            "folder can be written; set NUMBA_CACHE_DIR to one that can"
+        ) from error
+
 
 intrinsic: Any = extending.intrinsic
 """A function for compiled callers that is written in LLVM's language, for what loops do not vectorise to."""
