@@ -50,8 +50,8 @@ def rehearse(configuration: Configuration, *, aloud: bool = False) -> None:
 @contextmanager
 def _explained(method: str) -> Iterator[None]:
     text = (
-        "still preparing %s: its kernels are being compiled for this machine, which takes up to half a minute once; "
-        "later starts load them from the disk"
+        "still preparing the kernels of %s: the first start on a machine compiles them, which takes up to half a "
+        "minute; later ones load them from the disk"
     )
     note = threading.Timer(PATIENCE, _log.warning, [text, method])
     note.daemon = True
