@@ -12,7 +12,7 @@ from gradwire.bench import periodic, periodic_plans, periodic_results, pictures,
 from gradwire.bench.data import Dataset
 from gradwire.bench.periodic import Optimizer
 from gradwire.bench.periodic_plans import Run
-from gradwire.bench.periodic_results import Outcome, Row
+from gradwire.bench.periodic_results import Average, Outcome, Row
 from gradwire.bench.progress import bars
 from gradwire.bench.shapes import get as get_shapes
 from gradwire.bench.sync import NO_LINK, link_rate
@@ -121,8 +121,7 @@ class Bench:
             silent = periodic.silence()
         self.console.print(report.silence_table(silent, periodic_results.SILENT_LIMIT))
         workers, rate = periodic_plans.CLAIM_WORKERS[0], self._rate(self.link)
-        with self.console.status("timing averages"):
-            averages = periodic.averages(shapes, workers, rate, on_progress=lambda rows: None)
+        averages = self._averages(shapes, workers, rate)
         title = f"An average of the shapes of {shapes}, {workers} workers, link {self.link}"
         self.console.print(report.average_table(averages, title, periodic_results.AVERAGE_LIMIT))
         runs = periodic_plans.stream_runs(LANGUAGE, seed=0)
@@ -133,6 +132,18 @@ class Bench:
         )
         self.console.print(report.stream_table(streams, title, periodic_results.HIDDEN_LEAST))
         self._leave("overhead", silence=silent, averages=averages, streams=streams, outcomes=outcomes)
+
+    def _averages(self, shapes: str, workers: int, rate: str | None) -> list[Average]:
+        """Times averages with a live bar."""
+        with bars(self.console) as progress:
+            task = progress.add_task(f"averages, {workers} workers", total=len(periodic.AVERAGED), news="starting")
+
+            def show(rows: list[Average]) -> None:
+                waiting = [row.method for row in rows if not row.seconds and row.error is None]
+                news = f"next: {waiting[0]}" if waiting else ""
+                progress.update(task, completed=len(rows) - len(waiting), news=news)
+
+            return periodic.averages(shapes, workers, rate, on_progress=show)
 
     def _train(
         self,
