@@ -160,10 +160,11 @@ def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):
     assert read["schema"] == "gradwire.bench.periodic/1"
     assert [row["optimizer"] for row in read["silence"]] == ["sgd", "adamw"]
     assert all(row["alone"] > 0 for row in read["silence"])
-    averages = {row["method"]: row for row in read["averages"]}
+    averages = {(row["method"], row["workers"]): row for row in read["averages"]}
     assert not any(row["error"] for row in averages.values())
     assert all(len(row["seconds"]) == 3 and row["ratio"] is None for row in averages.values())  # no link, no time of it
-    assert averages["dense"]["metered_bytes"] / averages["qsgd:bits=2"]["metered_bytes"] > 10
+    for workers in (2, 4):
+        assert averages["dense", workers]["metered_bytes"] / averages["qsgd:bits=2", workers]["metered_bytes"] > 10
     assert len(read["streams"]) == 5
 
 

@@ -120,7 +120,7 @@ def averages(
         rate: Rate of each worker's link.
         on_progress: Called with the rows so far.
     """
-    rows = [Average(method) for method in AVERAGED]
+    rows = [Average(method, workers) for method in AVERAGED]
     bits_per_second = None if rate is None else lab.parse_rate(rate)
 
     def take(event: dict[str, Any]) -> None:

@@ -18,6 +18,8 @@ VOLUME_WORKERS = 4
 VOLUME_TIMES = 2
 """Its trainings are longer by this factor, as long periods need."""
 
+AVERAGE_WORKERS = (2, 4)
+
 STREAM_WORKERS = 2
 STREAM_STEPS = 384
 """So many periods that the last average, which nothing can hide, is a small part."""

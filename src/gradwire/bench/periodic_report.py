@@ -120,10 +120,12 @@ class Bench:
         with self.console.status("timing optimizer steps"):
             silent = periodic.silence()
         self.console.print(report.silence_table(silent, periodic_results.SILENT_LIMIT))
-        workers, rate = periodic_plans.CLAIM_WORKERS[0], self._rate(self.link)
-        averages = self._averages(shapes, workers, rate)
-        title = f"An average of the shapes of {shapes}, {workers} workers, link {self.link}"
-        self.console.print(report.average_table(averages, title, periodic_results.AVERAGE_LIMIT))
+        averages: list[Average] = []
+        for workers in periodic_plans.AVERAGE_WORKERS:
+            rows = self._averages(shapes, workers)
+            title = f"An average of the shapes of {shapes}, {workers} workers, link {self.link}"
+            self.console.print(report.average_table(rows, title, periodic_results.AVERAGE_LIMIT))
+            averages += rows
         runs = periodic_plans.stream_runs(LANGUAGE, seed=0)
         outcomes = self._train("overhead", [], LANGUAGE, periodic_plans.STREAM_WORKERS, self.link, runs, large=True)
         streams = periodic_results.streams(outcomes)
@@ -133,7 +135,7 @@ class Bench:
         self.console.print(report.stream_table(streams, title, periodic_results.HIDDEN_LEAST))
         self._leave("overhead", silence=silent, averages=averages, streams=streams, outcomes=outcomes)
 
-    def _averages(self, shapes: str, workers: int, rate: str | None) -> list[Average]:
+    def _averages(self, shapes: str, workers: int) -> list[Average]:
         """Times averages with a live bar."""
         with bars(self.console) as progress:
             task = progress.add_task(f"averages, {workers} workers", total=len(periodic.AVERAGED), news="starting")
@@ -143,7 +145,7 @@ class Bench:
                 news = f"next: {waiting[0]}" if waiting else ""
                 progress.update(task, completed=len(rows) - len(waiting), news=news)
 
-            return periodic.averages(shapes, workers, rate, on_progress=show)
+            return periodic.averages(shapes, workers, self._rate(self.link), on_progress=show)
 
     def _train(
         self,

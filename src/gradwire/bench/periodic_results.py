@@ -148,6 +148,7 @@ class Average:
 
     Attributes:
         method: What is sent.
+        workers: How many average.
         seconds: Each average's time, of its slowest worker.
         metered_bytes: Bytes a worker handed over for one average.
         link_seconds: What the link alone needs for them; ``None`` on plain loopback.
@@ -155,6 +156,7 @@ class Average:
     """
 
     method: str
+    workers: int
     seconds: list[float] = field(default_factory=list)
     metered_bytes: float | None = None
     link_seconds: float | None = None
