@@ -14,12 +14,14 @@ from gradwire.errors import ConfigurationError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
 
 _MB = 1e6
 _LEAST_ERROR = 1e-9
 """Errors below it are drawn there: an exact average has none."""
-_LINE, _NAME_WIDTH = 14.0, 80.0
-"""Height and width in pixels to keep free for a point's name."""
+_STEP, _RADIUS = 2.0, 4.0
+"""Pixels by which a name is moved until it is free of others, and that it keeps from the middle of points."""
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart; grey is for the baseline.
 _BASELINE_COLOUR = "#5f5f5f"
@@ -86,7 +88,7 @@ def size_error_plot(entries: Sequence[Entry], measured: Sequence[Measurement], p
     axes.set_ylabel("|average - mean|² / |mean|² (logarithmic)")
     axes.legend(frameon=False, fontsize=9)
     axes.margins(0.08)
-    _label(axes, [(each.bits, max(error, _LEAST_ERROR), entry.name) for entry, each, error in points])
+    _label(figure, axes, [(each.bits, max(error, _LEAST_ERROR), entry.name) for entry, each, error in points])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160, facecolor="white")
 
@@ -117,7 +119,7 @@ def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> N
     axes.set_xlabel("bytes sent in % of fp32 averages every step (logarithmic)")
     axes.set_ylabel("loss on held-out data in nats")
     axes.margins(x=0.22, y=0.1)
-    _label(axes, [(100 * share, loss.mean, row.label) for row, share, loss in shown])
+    _label(figure, axes, [(100 * share, loss.mean, row.label) for row, share, loss in shown])
     _save(figure, path)
 
 
@@ -176,36 +178,45 @@ def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=160, facecolor="white")
 
 
-def _label(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
-    """Writes names beside points, each at the nearest height that is free of other names and other points."""
-    figure = axes.figure
-    figure.draw_without_rendering()  # type: ignore[union-attr]
-    dots = [tuple(axes.transData.transform((x, y))) for x, y, _ in points]
-    taken: list[tuple[float, float]] = []
+def _label(figure: Figure, axes: Axes, points: Sequence[tuple[float, float, str]]) -> list[Annotation]:
+    """Writes names beside points, each at the nearest height that is free of other names and other points.
 
-    def free(right: float, height: float) -> bool:
-        return all(abs(height - other) >= _LINE or abs(right - place) >= _NAME_WIDTH for place, other in taken) and all(
-            abs(height - other) >= _LINE / 2 or not 0 < place - right < _NAME_WIDTH for place, other in dots
-        )
+    The axes are where they are from then on, as other places for names would ask for other axes.
+    """
+    from matplotlib.patheffects import withStroke
 
-    for x, y, name in sorted(points, key=lambda point: -point[1]):
-        right, height = axes.transData.transform((x, y))
-        shift = next(
-            offset
-            for step in range(200)
-            for offset in (_LINE * step / 2, -_LINE * step / 2)
-            if free(right, height + offset)
-        )
-        taken.append((right, height + shift))
+    notes = [
         axes.annotate(
             name,
             (x, y),
-            (7, shift * 72 / figure.dpi),
+            (7, 0),
             textcoords="offset points",
             fontsize=8,
             va="center",
-            arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "linewidth": 0.6} if abs(shift) > _LINE else None,
+            path_effects=[withStroke(linewidth=2, foreground="white")],  # readable where it crosses a line
         )
+        for x, y, name in sorted(points, key=lambda point: -point[1])
+    ]
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    dots = axes.transData.transform([(x, y) for x, y, _ in points])
+    taken: list[Bbox] = []
+    for note in notes:
+        level = note.get_window_extent()
+        shift, box = next(
+            (shift, box)
+            for step in range(400)
+            for shift in (_STEP * step, -_STEP * step)
+            for box in [level.translated(0, shift)]
+            if not box.padded(_RADIUS).count_contains(dots) and not box.count_overlaps(taken)
+        )
+        taken.append(box)
+        beside = (7, shift * 72 / figure.dpi)
+        note.set_position(beside)
+        if abs(shift) > level.height:
+            leader = {"arrowstyle": "-", "color": "#bbbbbb", "linewidth": 0.6}
+            axes.annotate("", note.xy, beside, textcoords="offset points", arrowprops=leader)
+    return notes
 
 
 def _draw_accuracy_over_time(axes: Axes, rows: Sequence[TrainRow], colours: dict[str, str]) -> None:
