@@ -134,6 +134,22 @@ def every_rank_raises(spoil: Spoil, which: str, cases: list[tuple[str, dict[str,
         handle.close()
 
 
+def the_last_average_is_compared(spoil: Spoil, which: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
+    for method, options in cases:
+        net, handle = attached(method, {**options, "verify": True, "verify_every": 100})
+        train(net, handle._optimizer, range(4))
+        handle.synchronize()
+        if dist.get_rank() == 1:
+            spoil(handle, net)
+        train(net, handle._optimizer, range(4, 5))
+        match = rf"after \d+ averages of fragment \d what they left is not .*'{which}.*ranks 0, 2 against rank 1"
+        with pytest.raises(gradwire.DivergenceError, match=match):
+            handle.synchronize()
+        with pytest.raises(gradwire.GradwireError, match="an earlier step failed"):
+            handle.synchronize()
+        handle.close()
+
+
 def what_is_no_drift() -> None:
     for method, options in METHODS:
         net, handle = attached(method, {**options, "verify": True})
@@ -165,7 +181,7 @@ def test_flipped_bits_are_found(pool: Pool) -> None:
         assert any("does not fit its checksum" in end for end in ends), ends
 
 
-@pytest.mark.parametrize(
+DRIFTS = pytest.mark.parametrize(
     ("spoil", "which", "cases"),
     [
         (spoilt_average, r"3\.weight", METHODS),
@@ -174,8 +190,18 @@ def test_flipped_bits_are_found(pool: Pool) -> None:
         (other_outer, "0", [METHODS[3], ("dense", {"outer": nesterov})]),
     ],
 )
+
+
+@DRIFTS
 def test_every_rank_raises_when_ranks_drift(pool: Pool, spoil: Spoil, which: str, cases: list[Any]) -> None:
     pool.run(3, every_rank_raises, spoil, which, cases)
+
+
+@DRIFTS
+def test_the_last_average_is_compared_when_all_synchronize(
+    pool: Pool, spoil: Spoil, which: str, cases: list[Any]
+) -> None:
+    pool.run(3, the_last_average_is_compared, spoil, which, cases)
 
 
 def test_local_changes_and_dropped_averages_are_no_drift(pool: Pool) -> None:

@@ -20,7 +20,7 @@ class Drift(Guard):
 
     Whatever parts the ranks stays in what is compared: an average that is not the same everywhere, an outer optimizer
     that steps differently, memory that fails, or states that do not belong together. So it is found by the next
-    comparison, however many averages there are between two.
+    comparison, however many averages there are between two, and the last average by :meth:`compare`.
 
     Args:
         fragments: What is averaged.
@@ -42,6 +42,10 @@ class Drift(Guard):
         begun = self._begun[first]
         self._begun[first] += 1
         return [] if begun % self._every else [self._compare(self._fragments[first])]
+
+    def compare(self) -> list[Synchronization]:
+        """Compares what the last averages of all fragments left."""
+        return [self._compare(fragment) for fragment in self._fragments.values()]
 
     def _compare(self, fragment: Fragment) -> Synchronization:
         shared = dict(fragment.named(fragment.anchor))

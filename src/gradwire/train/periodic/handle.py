@@ -115,10 +115,11 @@ class Periodic(Handle):
         """Averages now whatever may differ between ranks, such as at the end of training.
 
         What is on its way is taken first. The averages are taken undelayed and unmixed, so that all ranks have the
-        same parameters afterwards, and a new period begins.
+        same parameters afterwards, and a new period begins. With ``verify=True`` they compare what these averages left.
 
         Raises:
             GradwireError: If an earlier average failed.
+            DivergenceError: On every rank, if ranks that verify do not have the same.
         """
         now = self.steps_done
         self._flights.take_all(now)
@@ -126,6 +127,9 @@ class Periodic(Handle):
         for fragment in behind:
             self._flights.launch(fragment, now, 0, 1.0, None if self._warm else self.outer)
         self._flights.take(now)
+        for guard in self.engine.guards:
+            if isinstance(guard, Drift):
+                self._compare(guard)
         if now > self._began:
             self._begin_period()
 
@@ -217,6 +221,12 @@ class Periodic(Handle):
         if step >= self._length:
             self._begin_period()
         self._look_ahead()
+
+    def _compare(self, drift: Drift) -> None:
+        """Waits until all ranks have compared what their last averages left."""
+        compared = self.wire.promise()
+        self.wire.submit(drift.compare, lambda: None, lambda: self.wire.keep(compared, torch.empty(0)))
+        self.wire.wait(compared)
 
     def _begin_period(self) -> None:
         if self.steps_done < self._schedule.warmup_steps:
