@@ -88,7 +88,7 @@ def periodic(
         seed: See there.
         fuse_bytes: See there.
         verify: Whether payloads carry checksums, as there. It also compares over all ranks what the last average of a
-            fragment left, ``x_last`` and buffers, along with its next one; a difference raises
+            fragment left, ``x_last`` and buffers, along with its next one and in ``synchronize()``; a difference raises
             :class:`gradwire.DivergenceError` on every rank.
         verify_every: Averages of a fragment from one such comparison to the next.
         warmup_steps: Local steps at first that are each averaged, at once and without ``outer``.
