@@ -180,8 +180,10 @@ def test_fewer_positions_need_at_most_a_word_more_in_small_universes() -> None:
 
 
 def test_what_is_called_from_python_compiles_once() -> None:
-    module = sys.modules["gradwire.kernels.cpu.threshold"]
-    for name in ("statistics", "sign_counts", "exceedances"):
-        assert len(getattr(module, f"_{name}").signatures) == 1, name
-    for name in ("reaching", "unambiguous", "local_maxima"):
-        assert len(getattr(module, f"_collect_{name}").signatures) == 1, name
+    loops = {
+        "statistics": ("_statistics", "_sign_counts", "_exceedances"),
+        "threshold": ("_collect_reaching", "_collect_unambiguous", "_collect_local_maxima"),
+    }
+    for file, names in loops.items():
+        for name in names:
+            assert len(getattr(sys.modules[f"gradwire.kernels.cpu.{file}"], name).signatures) == 1, name

@@ -25,17 +25,11 @@ from gradwire.kernels.cpu.senders import scatter_mean
 from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
+from gradwire.kernels.cpu.statistics import exceedances, magnitude_statistics, sign_counts
 from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
 from gradwire.kernels.cpu.ternary import ternary_encode
 from gradwire.kernels.cpu.three_level import three_level_encode
-from gradwire.kernels.cpu.threshold import (
-    collect_local_maxima,
-    collect_reaching,
-    collect_unambiguous,
-    exceedances,
-    magnitude_statistics,
-    sign_counts,
-)
+from gradwire.kernels.cpu.threshold import collect_local_maxima, collect_reaching, collect_unambiguous
 from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.cpu.trits import trits_decode
 from gradwire.kernels.cpu.two_means import two_means_decode, two_means_encode

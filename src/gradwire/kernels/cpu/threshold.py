@@ -10,46 +10,15 @@ from gradwire.kernels.cpu._compiled import (
     INFINITE,
     PIECE,
     array,
-    compensate,
     compensation,
     compiled,
-    keep_finite,
     largest_magnitude,
     reaching_mask,
-    sum_of_lanes,
     trailing_zeros,
-    values_and_memory,
 )
-from gradwire.kernels.reference._torch import CHUNK, LANES
+from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.threshold import LARGEST
-from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
-
-
-def magnitude_statistics(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
-) -> tuple[Float64Array, Float32Array]:
-    """See :meth:`gradwire.kernels.Kernels.magnitude_statistics`."""
-    values, memory, keep = values_and_memory(gradient, residual)
-    if not keep:
-        beta, gamma = 0.0, 1.0
-    totals = np.empty(block.segment_count)
-    largest = np.empty(block.segment_count, np.float32)
-    _statistics(block.runs, block.segments, values, memory, keep, np.float32(beta), np.float32(gamma), totals, largest)
-    return totals, largest
-
-
-def sign_counts(block: Block, source: Tensor) -> tuple[Int64Array, Int64Array]:
-    """See :meth:`gradwire.kernels.Kernels.sign_counts`."""
-    above, below = np.zeros(block.segment_count, np.int64), np.zeros(block.segment_count, np.int64)
-    _sign_counts(block.runs, block.segments, array(source), above, below)
-    return above, below
-
-
-def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple[Int64Array, Float64Array]:
-    """See :meth:`gradwire.kernels.Kernels.exceedances`."""
-    counts, totals = np.zeros(block.segment_count, np.int64), np.zeros(block.segment_count)
-    _exceedances(block.runs, block.segments, array(source), thresholds, counts, totals)
-    return counts, totals
+from gradwire.layout import Block, Float32Array, Int64Array
 
 
 def collect_reaching(
@@ -118,122 +87,6 @@ def collect_local_maxima(
 
 def _tensors(places: Int64Array, candidates: Float32Array, found: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(places[:found]), torch.from_numpy(candidates[:found])
-
-
-@compiled
-def _statistics(
-    runs: Int64Array,
-    segments: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
-    totals: Float64Array,
-    largest: Float32Array,
-) -> None:
-    t = np.empty(CHUNK, np.float32)
-    lanes = np.empty(LANES, np.float64)
-    bits = largest.view(np.uint32)
-    for segment in range(totals.size):
-        total, maximum = 0.0, np.uint32(0)
-        for run in range(segments[segment], segments[segment + 1]):
-            start, length = runs[run, 0], runs[run, 1]
-            of_run = 0.0
-            for first in range(0, length, CHUNK):
-                low, high = start + first, start + min(first + CHUNK, length)
-                of_chunk = _take(gradient[low:high], residual[low:high], keep, beta, gamma, t)
-                maximum = max(maximum, of_chunk)
-                of_run += _total(t[: high - low], lanes)
-            total += of_run
-        finite = maximum < INFINITE
-        totals[segment] = total if finite else np.nan
-        bits[segment] = maximum
-        if not finite:
-            largest[segment] = np.nan
-
-
-@compiled
-def _take(
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
-    t: Float32Array,
-) -> np.uint32:
-    """Forms ``t`` and leaves it in the residual where finite; returns the bits of its largest magnitude."""
-    values = t[: gradient.size]
-    compensate(gradient, residual, beta, gamma, values)
-    largest = np.uint32(largest_magnitude(values))
-    if keep:
-        if largest >= INFINITE:
-            keep_finite(values, residual)
-        else:
-            for i in range(values.size):
-                residual[i] = values[i]
-    return largest
-
-
-@compiled
-def _total(t: Float32Array, lanes: Float64Array) -> float:
-    """Sum of ``|t|`` over one chunk, in the order the reference defines."""
-    lanes[:] = 0.0
-    whole = t.size // LANES * LANES
-    for row in range(0, whole, LANES):
-        of_row = t[row : row + LANES]
-        for i in range(LANES):
-            lanes[i] += np.float64(abs(of_row[i]))
-    for i in range(t.size - whole):
-        lanes[i] += np.float64(abs(t[whole + i]))
-    return float(sum_of_lanes(lanes))
-
-
-@compiled
-def _sign_counts(
-    runs: Int64Array, segments: Int64Array, source: Float32Array, above: Int64Array, below: Int64Array
-) -> None:
-    for segment in range(above.size):
-        for run in range(segments[segment], segments[segment + 1]):
-            start, length = runs[run, 0], runs[run, 1]
-            for first in range(0, length, CHUNK):
-                piece = source[start + first : start + min(first + CHUNK, length)]
-                positive, negative = np.uint32(0), np.uint32(0)
-                for i in range(piece.size):
-                    positive = np.uint32(positive + np.uint32(piece[i] > 0))
-                    negative = np.uint32(negative + np.uint32(piece[i] < 0))
-                above[segment] += positive
-                below[segment] += negative
-
-
-@compiled
-def _exceedances(
-    runs: Int64Array,
-    segments: Int64Array,
-    source: Float32Array,
-    thresholds: Float32Array,
-    counts: Int64Array,
-    totals: Float64Array,
-) -> None:
-    t = np.empty(CHUNK, np.float32)
-    lanes = np.empty(LANES, np.float64)
-    for segment in range(counts.size):
-        threshold = thresholds[segment]
-        if np.isnan(threshold):
-            continue
-        for run in range(segments[segment], segments[segment + 1]):
-            start, length = runs[run, 0], runs[run, 1]
-            of_run = 0.0
-            for first in range(0, length, CHUNK):
-                piece = source[start + first : start + min(first + CHUNK, length)]
-                reaching = np.uint32(0)
-                for i in range(piece.size):
-                    exceeds = abs(piece[i]) >= threshold
-                    reaching = np.uint32(reaching + np.uint32(exceeds))
-                    t[i] = piece[i] if exceeds else np.float32(0)
-                counts[segment] += reaching
-                of_run += _total(t[: piece.size], lanes)
-            totals[segment] += of_run
 
 
 @compiled

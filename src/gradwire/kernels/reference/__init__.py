@@ -108,17 +108,11 @@ from gradwire.kernels.reference.sparse import (
     subtract,
     topk_select,
 )
+from gradwire.kernels.reference.statistics import exceedances, magnitude_statistics, sign_counts
 from gradwire.kernels.reference.stochastic import stochastic_decode, stochastic_encode, stochastic_payload_bytes
 from gradwire.kernels.reference.ternary import ternary_encode
 from gradwire.kernels.reference.three_level import three_level_encode
-from gradwire.kernels.reference.threshold import (
-    collect_local_maxima,
-    collect_reaching,
-    collect_unambiguous,
-    exceedances,
-    magnitude_statistics,
-    sign_counts,
-)
+from gradwire.kernels.reference.threshold import collect_local_maxima, collect_reaching, collect_unambiguous
 from gradwire.kernels.reference.trits import trits_decode, trits_payload_bytes
 from gradwire.kernels.reference.two_means import two_means_decode, two_means_encode, two_means_payload_bytes
 from gradwire.kernels.reference.vote import vote_encode

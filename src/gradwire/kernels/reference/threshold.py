@@ -8,56 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import compensated, flat_runs, keep, run_total
-from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
+from gradwire.kernels.reference._torch import compensated, flat_runs, keep
+from gradwire.layout import Block, Float32Array, Int64Array
 
 LARGEST = float(np.finfo(np.float32).max)
 """What second moments are cut at, so that they stay finite."""
-
-
-def magnitude_statistics(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
-) -> tuple[Float64Array, Float32Array]:
-    """See :meth:`gradwire.kernels.Kernels.magnitude_statistics`. Runs are added up in order."""
-    totals = np.full(block.segment_count, math.nan)
-    largest = np.full(block.segment_count, math.nan, dtype=np.float32)
-    for segment in range(block.segment_count):
-        total, maximum, finite = 0.0, 0.0, True
-        for _, start, stop, _ in flat_runs(block, segment):
-            kept = None if residual is None else residual[start:stop]
-            t = compensated(gradient[start:stop], kept, beta, gamma)
-            finite = finite and bool(t.isfinite().all())
-            total += run_total(t.double().abs())
-            maximum = max(maximum, float(t.abs().max()))
-            keep(kept, t)
-        if finite:
-            totals[segment], largest[segment] = total, maximum
-    return totals, largest
-
-
-def sign_counts(block: Block, source: Tensor) -> tuple[Int64Array, Int64Array]:
-    """See :meth:`gradwire.kernels.Kernels.sign_counts`."""
-    above, below = np.zeros(block.segment_count, dtype=np.int64), np.zeros(block.segment_count, dtype=np.int64)
-    for segment in range(block.segment_count):
-        for _, start, stop, _ in flat_runs(block, segment):
-            above[segment] += int((source[start:stop] > 0).sum())
-            below[segment] += int((source[start:stop] < 0).sum())
-    return above, below
-
-
-def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple[Int64Array, Float64Array]:
-    """See :meth:`gradwire.kernels.Kernels.exceedances`. Runs are added up in order."""
-    counts = np.zeros(block.segment_count, dtype=np.int64)
-    totals = np.zeros(block.segment_count)
-    for segment, threshold in enumerate(thresholds.tolist()):
-        if math.isnan(threshold):
-            continue
-        for _, start, stop, _ in flat_runs(block, segment):
-            magnitudes = source[start:stop].abs()
-            reaching = magnitudes >= threshold
-            counts[segment] += int(reaching.sum())
-            totals[segment] += run_total(torch.where(reaching, magnitudes, 0).double())
-    return counts, totals
 
 
 def collect_reaching(
