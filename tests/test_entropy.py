@@ -309,7 +309,7 @@ def test_steps_after_the_first_are_shorter_and_lose_nothing(method: str, route: 
                 taken_out += copies[0]
     assert sum(lengths["entropy"][2:]) < sum(lengths["elias-fano"][2:])
     if route == "gather":
-        owed = sum(engine.store.state()["residual"][n].flatten() for engine in worlds["entropy"]._engines for n in "a")
+        owed = sum(engine.store.state()["residual"][n].flatten() for engine in worlds["entropy"].engines for n in "a")
         torch.testing.assert_close((taken_out[: slots[0].stop] + owed / 3), put_in[: slots[0].stop], rtol=0, atol=1e-4)
 
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import gradwire
-from gradwire.wire import AllGather, Alone, Meter, Scheduler, Synchronization
+from gradwire.wire import AllGather, Meter, Scheduler, Synchronization, local_transports
 from pool import Pool
 
 
@@ -126,7 +126,7 @@ def test_a_profile_names_the_stages() -> None:
     def asks() -> Synchronization:
         yield AllGather(torch.zeros(8, dtype=torch.uint8))
 
-    scheduler = Scheduler(Alone(), Meter(), fuse_bytes=1)
+    scheduler = Scheduler(*local_transports(1), Meter(), fuse_bytes=1)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         scheduler.submit([asks()], lambda: None, last=True)
     names = {event.key for event in recorded.key_averages()}

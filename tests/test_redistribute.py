@@ -67,12 +67,12 @@ def states_of(together: Together) -> list[dict[str, Any]]:
             "kinds": engine.store.kinds(),
             "tensors": engine.store.state(),
         }
-        for engine in together._engines
+        for engine in together.engines
     ]
 
 
 def load(together: Together, states: list[dict[str, Any]]) -> None:
-    for engine, state in zip(together._engines, states, strict=True):
+    for engine, state in zip(together.engines, states, strict=True):
         engine.store.check(state["tensors"], complete=True)
         engine.store.load(state["tensors"], state["kinds"])
         engine.step = state["step"]
@@ -80,7 +80,7 @@ def load(together: Together, states: list[dict[str, Any]]) -> None:
 
 def steps(together: Together, count: int) -> None:
     for _ in range(count):
-        workers, step = len(together._engines), together._engines[0].step
+        workers, step = len(together.engines), together.engines[0].step
         noise = [torch.Generator().manual_seed(100 * step + rank) for rank in range(workers)]
         gradients = [torch.randn(NUMEL, generator=generator) for generator in noise]
         together.average(gradients)
@@ -164,7 +164,7 @@ def test_every_field_is_of_its_kind() -> None:
     for case in chosen():
         together = world(case, 2)
         steps(together, 1)
-        found.update(together._engines[0].store.kinds())
+        found.update(together.engines[0].store.kinds())
     assert found == expected
 
 

@@ -163,7 +163,7 @@ def test_steps_after_the_first_are_shorter_on_every_route(route: str) -> None:
         taken_out += values[0]
     uncoded = written[0]
     assert max(written[2:6]) < uncoded / 2
-    owed = sum(residual_of(engine) for engine in world._engines) / 3
+    owed = sum(residual_of(engine) for engine in world.engines) / 3
     if route == "gather":
         torch.testing.assert_close(taken_out + owed, put_in, rtol=0, atol=1e-4)
 
@@ -184,7 +184,7 @@ def test_state_goes_on() -> None:
 
     for step in range(4):
         first.average(gradient(step))
-    for old, new in zip(first._engines, second._engines, strict=True):
+    for old, new in zip(first.engines, second.engines, strict=True):
         new.store.load(old.store.state(), old.store.kinds())
         new.step = old.step
     expected, found = gradient(5), gradient(5)

@@ -14,11 +14,8 @@ from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.train.configuration import Configuration
-from gradwire.train.engine import Engine
 from gradwire.train.policy import DensePolicy
-from gradwire.wire import Alone, Meter, Request, lockstep
-from gradwire.wire.fusion import issue
-from gradwire.wire.requests import Rounds
+from gradwire.train.together import Together
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,21 +78,8 @@ def roundtrip(
     configuration = Configuration.make(method, options, granularity, route, memory, owner, everything, seed)
     if route is None and "gather" in configuration.method.routes:
         configuration = Configuration.make(method, options, granularity, "gather", memory, owner, everything, seed)
-    engine = Engine(configuration, rank=0, world_size=1, device=tensor.device)
-    engine.step = step
+    world = Together(configuration, flat_slots([("tensor", tuple(tensor.shape))]), workers=1, device=tensor.device)
+    world.engines[0].step = step
     flat = tensor.detach().to(torch.float32, copy=True).reshape(-1)
-    unit = engine.unit(flat_slots([("tensor", tuple(tensor.shape))]))
-    rounds = lockstep(engine.synchronizations(unit, flat))
-    wire_bytes = 0
-    answers: list[Tensor] | None = None
-    while requests := _next(rounds, answers):
-        wire_bytes += sum(request.payload.nbytes for request in requests)
-        answers = issue(requests, Alone(), Meter())()
-    return Roundtrip(flat.view(tensor.shape).to(tensor.dtype), wire_bytes)
-
-
-def _next(rounds: Rounds, answers: list[Tensor] | None) -> list[Request]:
-    try:
-        return next(rounds) if answers is None else rounds.send(answers)
-    except StopIteration:
-        return []
+    written = world.average([flat]).written_bytes
+    return Roundtrip(flat.view(tensor.shape).to(tensor.dtype), written)

@@ -1,6 +1,7 @@
 """The wire: what methods ask for, fused, ordered, issued and metered."""
 
 from gradwire.wire.checked import CheckedTransport
+from gradwire.wire.local import LocalTransport, local_transports
 from gradwire.wire.meter import Meter
 from gradwire.wire.requests import (
     AllGather,
@@ -16,7 +17,7 @@ from gradwire.wire.requests import (
     lockstep,
 )
 from gradwire.wire.scheduler import Scheduler
-from gradwire.wire.transport import Alone, Line, Pending, ProcessGroupTransport, Transport
+from gradwire.wire.transport import Line, Pending, ProcessGroupTransport, Transport
 from gradwire.wire.wire import Wire
 
 __all__ = [
@@ -25,11 +26,11 @@ __all__ = [
     "AllReduceMean",
     "AllReduceSum",
     "AllToAll",
-    "Alone",
     "Broadcast",
     "CheckedTransport",
     "Exchange",
     "Line",
+    "LocalTransport",
     "Meter",
     "Pending",
     "ProcessGroupTransport",
@@ -39,5 +40,6 @@ __all__ = [
     "Transport",
     "Wire",
     "late",
+    "local_transports",
     "lockstep",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Stage = Literal["encode", "wire", "decode"]
@@ -19,6 +19,10 @@ class Meter:
     dense_bytes: int = 0
     wire_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "wire": 0.0, "decode": 0.0})
+
+    def copy(self) -> Meter:
+        """The counts as they are now."""
+        return replace(self, seconds=dict(self.seconds))
 
     def dense(self, nbytes: int, world_size: int) -> None:
         """Counts a gradient of ``nbytes`` that plain training would all-reduce."""

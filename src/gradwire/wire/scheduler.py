@@ -8,6 +8,9 @@ overlaps sending, and the order is the same on every rank because sizes and orde
 Averages that may be late wait for a group that has an average of their dtype anyway and share its collective. Otherwise
 they become groups of their own, when they are worth a collective and when the step ends; nothing waits for these before
 its end. There they come before the last other group: what waited for both is finished while that one is on its way.
+
+Nothing here waits without saying so first (:meth:`Scheduler.run`): one thread may thus run the schedulers of several
+ranks in turns.
 """
 
 from __future__ import annotations
@@ -123,6 +126,13 @@ class Scheduler:
             on_done: Called once all of them have ended.
             last: Whether they are a step's last; then everything is issued and seen to its end.
         """
+        for _ in self.run(synchronizations, on_done, last):
+            pass
+
+    def run(
+        self, synchronizations: Sequence[Synchronization], on_done: Callable[[], None], last: bool = False
+    ) -> Iterator[None]:
+        """Does what :meth:`submit` does, and yields whenever it is about to wait for a round."""
         self._encode(synchronizations, on_done)
         averaged = {dtype for task in self._open for dtype in task.averaged}
         self._open += [task for task in self._late if task.averaged <= averaged]
@@ -134,13 +144,16 @@ class Scheduler:
             tasks, self._open = self._open, []
             self._launch(self._groups, tasks, 0)
             while self._groups[0].turn + AHEAD <= self._turn:
+                yield
                 self._advance(self._groups)
             self._turn += 1
         if last:
             while len(self._groups) > 1:
+                yield
                 self._advance(self._groups)
             for groups in (self._late_groups, self._groups):
                 while groups:
+                    yield
                     self._advance(groups)
             self._step += 1
 

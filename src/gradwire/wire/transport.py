@@ -58,33 +58,6 @@ class Line(Transport, Protocol):
         ...
 
 
-class Alone:
-    """A world of one worker: every collective is the identity."""
-
-    rank = 0
-    world_size = 1
-
-    def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
-        """Returns ``buffer``."""
-        return lambda: buffer
-
-    def broadcast(self, buffer: Tensor, source: int) -> Pending:
-        """Returns ``buffer``."""
-        return lambda: buffer
-
-    def exchange(self, payload: Tensor, partner: int) -> Pending:
-        """Returns ``payload``."""
-        return lambda: payload
-
-    def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
-        """Returns ``payload`` as the only row."""
-        return lambda: payload.unsqueeze(0)
-
-    def all_to_all(self, payloads: Tensor) -> Pending:
-        """Returns ``payloads``."""
-        return lambda: payloads
-
-
 # torch 2.13 renames this collective; the older name is all that 2.11 has.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
