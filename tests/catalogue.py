@@ -79,6 +79,11 @@ class Case:
     def arguments(self) -> dict[str, Any]:
         return {**self.options, "granularity": self.granularity, "route": self.route, "memory": self.memory}
 
+    @property
+    def choices(self) -> tuple[str, str, str]:
+        """Granularity, route and memory."""
+        return self.granularity, self.route, self.memory
+
     def __str__(self) -> str:
         options = ",".join(f"{key}={value}" for key, value in self.options.items())
         return f"{self.method}({options})-{self.granularity}-{self.route}-{self.memory}"
