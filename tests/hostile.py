@@ -29,9 +29,8 @@ from gradwire.methods.method import CodecMethod
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
 from gradwire.train.policy import DensePolicy
-from gradwire.train.together import _advance
-from gradwire.wire import Meter, Pending, lockstep
-from gradwire.wire.fusion import issue
+from gradwire.train.together import Together
+from gradwire.wire import Meter, Pending, Scheduler, Transport
 from guarded import copied, guarded, release
 
 SHAPES = [("conv", (5, 3, 3, 3)), ("hole", (29,)), ("linear", (17, 33)), ("one", (1,)), ("odd", (71,))]
@@ -237,55 +236,29 @@ def _collect(found: dict[tuple[str, str], Decoding], codecs: Sequence[Codec], gr
                 found[key] = Decoding(f"{codec} on {where}", codec, each)
 
 
-class Hub:
-    """All workers of a world in one process; what each of them lands is kept.
+class Kept:
+    """A transport whose answers are kept.
 
-    Collectives are launched by all ranks before any of them is waited for.
+    Attributes:
+        landed: What came, in order.
     """
 
-    def __init__(self, workers: int) -> None:
-        self.sent: list[list[Tensor]] = [[] for _ in range(workers)]
-        self.landed: list[list[Tensor]] = [[] for _ in range(workers)]
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self.rank, self.world_size = inner.rank, inner.world_size
+        self.landed: list[Tensor] = []
 
-    def pending(self, rank: int, payload: Tensor, result: Callable[[list[Tensor]], Tensor]) -> Pending:
-        number = len(self.sent[rank])
-        self.sent[rank].append(payload.clone())
+    def __getattr__(self, collective: str) -> Callable[..., Pending]:
+        def start(*arguments: Any) -> Pending:
+            pending = getattr(self._inner, collective)(*arguments)
 
-        def wait() -> Tensor:
-            answer = result([sent[number] for sent in self.sent])
-            self.landed[rank].append(answer.clone())
-            return answer.clone()
+            def wait() -> Tensor:
+                self.landed.append((answer := pending()).clone())
+                return answer
 
-        return wait
+            return wait
 
-
-class Attached:
-    """One rank of a hub."""
-
-    def __init__(self, hub: Hub, rank: int) -> None:
-        self._hub = hub
-        self.rank = rank
-        self.world_size = len(hub.sent)
-
-    def all_reduce(self, buffer: Tensor, operation: object) -> Pending:
-        largest = operation == torch.distributed.ReduceOp.MAX
-        return self._hub.pending(
-            self.rank,
-            buffer,
-            lambda sent: torch.stack(sent).amax(0) if largest else torch.stack(sent).sum(0, dtype=buffer.dtype),
-        )
-
-    def broadcast(self, buffer: Tensor, source: int) -> Pending:
-        return self._hub.pending(self.rank, buffer, lambda sent: sent[source])
-
-    def exchange(self, payload: Tensor, partner: int) -> Pending:
-        return self._hub.pending(self.rank, payload, lambda sent: sent[partner])
-
-    def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
-        return self._hub.pending(self.rank, payload, torch.stack)
-
-    def all_to_all(self, payloads: Tensor) -> Pending:
-        return self._hub.pending(self.rank, payloads, lambda sent: torch.stack([rows[self.rank] for rows in sent]))
+        return start
 
 
 class Replayed:
@@ -331,23 +304,16 @@ class World:
     @cached_property
     def recorded(self) -> list[list[Tensor]]:
         """What each rank lands when nobody lies."""
-        hub = Hub(WORKERS)
-        transports = [Attached(hub, rank) for rank in range(WORKERS)]
-        engines = [Engine(self.configuration, rank, WORKERS, torch.device("cpu")) for rank in range(WORKERS)]
-        units = [engine.unit(SLOTS) for engine in engines]
+        transports: list[Kept] = []
+
+        def kept(transport: Transport) -> Transport:
+            transports.append(Kept(transport))
+            return transports[-1]
+
+        world = Together(self.configuration, SLOTS, WORKERS, around=kept)
         for step in range(STEPS):
-            gradients = [noise(10 * step + rank) for rank in range(WORKERS)]
-            rounds = [
-                lockstep(engine.synchronizations(unit, gradient))
-                for engine, unit, gradient in zip(engines, units, gradients, strict=True)
-            ]
-            asked = [_advance(each, None) for each in rounds]
-            while asked[0]:
-                flights = [issue(each, at, Meter()) for each, at in zip(asked, transports, strict=True)]
-                asked = [_advance(each, land()) for each, land in zip(rounds, flights, strict=True)]
-            for engine in engines:
-                engine.step += 1
-        return hub.landed
+            world.average([noise(10 * step + rank) for rank in range(WORKERS)])
+        return [transport.landed for transport in transports]
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,7 +355,7 @@ class Victim:
             assert dtype == torch.float32
             return guarded(size, at_the_end=True)
 
-        transport, meter = Replayed(self.rank, self.recorded, spoilt_one, program), Meter()
+        scheduler = Scheduler(Replayed(self.rank, self.recorded, spoilt_one, program), Meter(), 1)
         with using(reference_kernels), mock.patch.object(Store, "_zeros", zeros):
             engine = Engine(self.world.configuration, self.rank, WORKERS, torch.device("cpu"))
             unit = engine.unit(SLOTS)
@@ -397,13 +363,10 @@ class Victim:
             for step in range(STEPS):
                 before = noise(10 * step + self.rank)
                 gradient = copied(before)
-                rounds = lockstep(engine.synchronizations(unit, gradient))
                 try:
-                    asked = _advance(rounds, None)
-                    while asked:
-                        asked = _advance(rounds, issue(asked, transport, meter)())
+                    scheduler.submit(engine.synchronizations(unit, gradient), lambda: None, last=True)
                 except PayloadError:
-                    rounds.close()
+                    scheduler.abandon()
                     assert same_bits(gradient[HOLE], before[HOLE]), f"{self.case}: written outside of the block"
                     return None, None
                 assert same_bits(gradient[HOLE], before[HOLE]), f"{self.case}: written outside of the block"

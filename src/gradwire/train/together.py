@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -13,7 +13,7 @@ from gradwire.layout import Slot
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
 from gradwire.train.unit import Unit
-from gradwire.wire import Scheduler, local_transports
+from gradwire.wire import Scheduler, Transport, local_transports
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Together:
         slots: Where the parameters lie in every gradient.
         workers: Number of workers.
         device: Where the gradients live.
+        around: Put around each worker's transport.
 
     Attributes:
         engines: Each worker's.
@@ -52,12 +53,13 @@ class Together:
         slots: Sequence[Slot],
         workers: int,
         device: torch.device = torch.device("cpu"),  # noqa: B008
+        around: Callable[[Transport], Transport] = lambda transport: transport,
     ) -> None:
         self.engines = [Engine(configuration, rank, workers, device) for rank in range(workers)]
         self._units = [engine.unit(slots) for engine in self.engines]
         self._transports = local_transports(workers)
         self._schedulers = [
-            Scheduler(transport, engine.meter, configuration.fuse_bytes)
+            Scheduler(around(transport), engine.meter, configuration.fuse_bytes)
             for transport, engine in zip(self._transports, self.engines, strict=True)
         ]
 
