@@ -18,6 +18,7 @@ from gradwire.train.configuration import FUSE_BYTES, Configuration
 from gradwire.train.engine import Engine
 from gradwire.train.guarding import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out
+from gradwire.train.memory_order import by_rows, by_strides, gradients, permuted
 from gradwire.train.policy import DensePolicy
 from gradwire.train.unit import Unit
 from gradwire.wire import Synchronization, Wire
@@ -71,16 +72,19 @@ class _Buckets:
         buffer, index, parameters, last = bucket.buffer(), bucket.index(), bucket.parameters(), bucket.is_last()
         future = wire.promise(otherwise=buffer)
         staged = buffer if buffer.dtype == torch.float32 else torch.empty_like(buffer, dtype=torch.float32)
+        turned = permuted(staged, parameters)
 
         def begin() -> list[Synchronization]:
             if staged is not buffer:
                 staged.copy_(buffer)
+            by_rows(turned, engine.store)
             synchronizations = engine.synchronizations(self._unit(index, parameters), staged)
             engine.count(buffer, last)
             return synchronizations
 
         def done() -> None:
             engine.landed(self._unit(index, parameters), staged)
+            by_strides(turned, engine.store)
             wire.keep(future, buffer if staged is buffer else buffer.copy_(staged))
 
         wire.submit(begin, done, engine.ended if last else None)
@@ -116,19 +120,20 @@ class _Collected:
             unit = handle.engine.unit(slots)
             flat = torch.zeros(unit.numel, dtype=torch.float32, device=parameters[0][1].device)
             self._units.append((unit, flat))
-            self._places.update({slot.name: flat[slot.offset : slot.stop] for slot in slots})
-        self._waiting: list[tuple[TensorFuture, Tensor, list[Tensor]]] = []
+            self._places.update({slot.name: flat[slot.offset : slot.stop].view(slot.shape) for slot in slots})
+        self._waiting: list[tuple[TensorFuture, Tensor, list[tuple[Tensor, Tensor]]]] = []
 
     def on_bucket(self, bucket: GradBucket) -> TensorFuture:
         """Takes in a bucket; the last one of a step sets all of them going."""
         wire, engine = self._handle.wire, self._handle.engine
-        buffer, last = bucket.buffer(), bucket.is_last()
-        places = [self._places[self._names[id(parameter)]] for parameter in bucket.parameters()]
+        buffer, parameters, last = bucket.buffer(), bucket.parameters(), bucket.is_last()
+        places = [self._places[self._names[id(parameter)]] for parameter in parameters]
+        moves = list(zip(places, gradients(buffer, parameters), strict=True))
         future = wire.promise(otherwise=buffer)
 
         def begin() -> list[Synchronization]:
-            self._waiting.append((future, buffer, places))
-            for place, values in zip(places, torch.split(buffer, [len(each) for each in places]), strict=True):
+            self._waiting.append((future, buffer, moves))
+            for place, values in moves:
                 place.copy_(values)
             if not last:
                 engine.count(buffer, last)
@@ -152,8 +157,8 @@ class _Collected:
 
         def end() -> None:
             waiting, self._waiting = self._waiting, []
-            for future, buffer, places in waiting:
-                for place, values in zip(places, torch.split(buffer, [len(each) for each in places]), strict=True):
+            for future, buffer, moves in waiting:
+                for place, values in moves:
                     values.copy_(place)
                 self._handle.wire.keep(future, buffer)
             engine.ended()
