@@ -20,7 +20,6 @@ from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import Method
 from gradwire.train.agreement import check_same
 from gradwire.train.configuration import FUSE_BYTES
-from gradwire.train.engine import Engine
 from gradwire.train.handle import default_group, named_by
 from gradwire.train.periodic.start import check_equal, send_first
 from gradwire.train.policy import DensePolicy
@@ -212,11 +211,6 @@ class CompressedAdam(Optimizer):
         self._step(self._gradients())
         self._calls += 1
         return loss
-
-    @property
-    def engine(self) -> Engine:
-        """What averages by the method."""
-        return self._compressed.engine
 
     def stats(self) -> Stats:
         """Totals of this rank since the optimizer was made: ``steps`` are calls of :meth:`step`.

@@ -20,7 +20,7 @@ from gradwire.train.guarding import Guarding
 from gradwire.train.guards import Audit, Auditor
 from gradwire.train.guards.audit import ScalarWriter, write
 from gradwire.train.rehearsal import rehearse
-from gradwire.train.state import VERSION, check_form, check_same, described
+from gradwire.train.state import VERSION, Ranks, check_form, check_same, described
 from gradwire.train.stats import Stats
 from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Wire
 from gradwire.wire.transport import timeout_of
@@ -65,6 +65,7 @@ class Handle:
             rehearse(configuration, aloud=group.rank() == 0)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         self._parameters = described(parameters)
+        self._ranks = Ranks(dist.get_process_group_ranks(group))
         self.buckets: tuple[tuple[str, ...], ...] = ()
         transport = ProcessGroupTransport(_sibling(group, device))
         check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
@@ -156,6 +157,11 @@ class Handle:
             raise ConfigurationError(
                 f"the state was saved by rank {theirs[0]}, this is rank {ours[0]}; load on each rank what it saved"
             )
+        if state["ranks"] and tuple(state["ranks"]) != tuple(self._ranks):
+            raise ConfigurationError(
+                f"the state was saved by a worker of ranks {tuple(state['ranks'])}, this one's are {self._ranks}; load "
+                "what this group saved; gradwire.redistribute makes states for any group of those of all workers"
+            )
         self._laid_out().check(state["tensors"], complete=state["step"] > 0)
         self.engine.store.load(state["tensors"], state["kinds"])
         self.engine.step = state["step"]
@@ -167,6 +173,7 @@ class Handle:
             "parameters": self._parameters,
             "rank": self.engine.rank,
             "world_size": self.engine.world_size,
+            "ranks": self._ranks,
         }
 
     def _check_between_steps(self) -> None:
