@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -63,7 +64,7 @@ class CompressedAdam(Optimizer):
         floor: Least root of a variance that is not measured in every step, as a share of its mean over the parameter;
             0 as published.
         method: A name of ``gradwire.methods.names()`` or a method object: how what is sent is compressed.
-        process_group: The workers; all of them if None.
+        process_group: The workers, also as a device mesh of one dimension; all of them if None.
         granularity: As in :func:`gradwire.compress`; and so are the other arguments.
         route: See there.
         memory: See there; a memory that is momentum has no place here.
@@ -107,7 +108,7 @@ class CompressedAdam(Optimizer):
         floor: float = 0.1,
         method: str | Method = "efsignsgd",
         *,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | None = None,
         granularity: str | None = None,
         route: str | None = None,
         memory: str | Memory | None = None,

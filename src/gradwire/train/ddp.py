@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,6 +21,7 @@ from gradwire.train.handle import Handle, Named, check_left_out
 from gradwire.train.memory_order import by_rows, by_strides, gradients, permuted
 from gradwire.train.policy import DensePolicy
 from gradwire.train.unit import Unit
+from gradwire.train.wrappers import unwrapped_model
 from gradwire.wire import Synchronization, Wire
 from gradwire.wire.wire import TensorFuture
 
@@ -166,6 +167,13 @@ class _Collected:
         self._handle.wire.submit(begin, lambda: engine.landed(unit, flat), None if last is None else end)
 
 
+class _Detached:
+    """What a copy of a model has in the hook's place.
+
+    DDP makes a copy's reducer without hooks, so the copy averages densely until a method is attached to it.
+    """
+
+
 @dataclass(frozen=True)
 class _Hook:
     """What DDP calls with every bucket.
@@ -186,6 +194,9 @@ class _Hook:
     averages: _Buckets | _Collected
     frozen: Named
     finds_unused: bool
+
+    def __reduce__(self) -> tuple[type[_Detached], tuple[()]]:
+        return _Detached, ()
 
     def on_bucket(self, bucket: GradBucket) -> TensorFuture:
         """Queues a bucket."""
@@ -215,7 +226,7 @@ def _on_bucket(hook: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Te
 
 
 def compress(
-    model: DistributedDataParallel,
+    model: nn.Module,
     method: str | Method,
     *,
     granularity: str | None = None,
@@ -235,13 +246,15 @@ def compress(
 ) -> Handle:
     """Averages a DDP model's gradients through a compression method from now on.
 
-    To be called on every rank, with the same arguments, before the first backward pass.
+    To be called on every rank, with the same arguments, before the first backward pass. Copies of the model, such as
+    ``copy.deepcopy`` and ``torch.load`` make, average as plain DDP does until this is called on them.
 
     When a worker ends, stops or fails, ``backward`` raises a :class:`gradwire.WireError` on all others, at the latest
     after the process group's timeout; what a method raises comes out of ``backward`` as it is.
 
     Args:
-        model: The wrapped model; float32, float16 or bfloat16 parameters.
+        model: The wrapped model, also within what ``torch.compile`` or Lightning Fabric made of it; float32, float16 or
+            bfloat16 parameters, in the memory format in which DDP wrapped them.
         method: A name of ``gradwire.methods.names()`` or a method object.
         granularity: ``"layer"``, ``"bucket"``, ``"model"`` or ``"block:N"``; the method's own if None.
         route: ``"allreduce"``, ``"gather"`` or ``"sharded"``; the method's own if None.
@@ -286,7 +299,7 @@ def compress(
     """
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
     guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
-    _check_model(model)
+    model = _checked(model)
     theirs = [(name, each) for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
     parameters = [(name, each) for name, each in theirs if each.requires_grad]
     frozen = [(name, each) for name, each in theirs if not each.requires_grad]
@@ -294,24 +307,31 @@ def compress(
     averages: _Buckets | _Collected = _Buckets(handle, parameters)
     if configuration.granularity.scope == "model":
         averages = _Collected(handle, parameters, [[name for name, _ in parameters]])
+    model._comm_hooks.clear()  # of what a copied hook left
     model.register_comm_hook(
         _Hook(handle.engine, handle.wire, averages, frozen, model.find_unused_parameters), _on_bucket
     )
     return handle
 
 
-def _check_model(model: DistributedDataParallel) -> None:
+def _checked(given: nn.Module) -> DistributedDataParallel:
+    """The DDP model in what was given, if it can be attached to."""
+    model = unwrapped_model(given) if isinstance(given, nn.Module) else given
     if not isinstance(model, DistributedDataParallel):
         raise ConfigurationError(
-            f"model is a {type(model).__name__}; wrap it in torch.nn.parallel.DistributedDataParallel, "
+            f"model is a {type(given).__name__}; wrap it in torch.nn.parallel.DistributedDataParallel, "
             "or use gradwire.Synchronizer in your own loop"
         )
     if model.mixed_precision is not None:
         raise ConfigurationError(
             "DDP's mixed_precision occupies the communication hook; build DDP without it and use torch.autocast"
         )
-    if model._comm_hooks:
-        hook = model._comm_hooks[0][0].__qualname__
+    if getattr(model, "_use_python_reducer", False):
+        raise ConfigurationError(
+            "torch._dynamo.config.optimize_ddp='python_reducer' has DDP average without communication hooks; set "
+            "'ddp_optimizer' before the model is wrapped"
+        )
+    for hook in [hook.__qualname__ for hook, state in model._comm_hooks if not isinstance(state, _Detached)]:
         raise ConfigurationError(f"the model has the communication hook {hook!r} already; DDP takes one; wrap it anew")
     for name, module in model.module.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
@@ -322,3 +342,4 @@ def _check_model(model: DistributedDataParallel) -> None:
         raise ConfigurationError(
             "the model has run a backward pass already; call gradwire.compress right after DDP(...)"
         )
+    return model
