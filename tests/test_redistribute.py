@@ -62,6 +62,7 @@ def states_of(together: Together) -> list[dict[str, Any]]:
             "parameters": PARAMETERS,
             "rank": engine.rank,
             "world_size": engine.world_size,
+            "ranks": range(engine.world_size),
             "step": engine.step,
             "buckets": [],
             "kinds": engine.store.kinds(),

@@ -184,7 +184,7 @@ def in_one_checkpoint(folder: str) -> None:
     whole.steps(range(3, STEPS))
     again.steps(range(3, STEPS))
     assert torch.equal(flat(whole.model), flat(again.model))
-    with pytest.raises(gradwire.ConfigurationError, match=r"no state of rank \d of \d; it has others"):
+    with pytest.raises(gradwire.ConfigurationError, match=r"no state of rank \d; it has others"):
         gradwire.PerRank(again.handle).load_state_dict({"others": b""})
     whole.handle.close()
     again.handle.close()

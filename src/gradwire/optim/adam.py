@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -20,7 +21,6 @@ from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import Method
 from gradwire.train.agreement import check_same
 from gradwire.train.configuration import FUSE_BYTES
-from gradwire.train.engine import Engine
 from gradwire.train.handle import default_group, named_by
 from gradwire.train.periodic.start import check_equal, send_first
 from gradwire.train.policy import DensePolicy
@@ -64,7 +64,7 @@ class CompressedAdam(Optimizer):
         floor: Least root of a variance that is not measured in every step, as a share of its mean over the parameter;
             0 as published.
         method: A name of ``gradwire.methods.names()`` or a method object: how what is sent is compressed.
-        process_group: The workers; all of them if None.
+        process_group: The workers, also as a device mesh of one dimension; all of them if None.
         granularity: As in :func:`gradwire.compress`; and so are the other arguments.
         route: See there.
         memory: See there; a memory that is momentum has no place here.
@@ -108,7 +108,7 @@ class CompressedAdam(Optimizer):
         floor: float = 0.1,
         method: str | Method = "efsignsgd",
         *,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | None = None,
         granularity: str | None = None,
         route: str | None = None,
         memory: str | Memory | None = None,
@@ -212,11 +212,6 @@ class CompressedAdam(Optimizer):
         self._step(self._gradients())
         self._calls += 1
         return loss
-
-    @property
-    def engine(self) -> Engine:
-        """What averages by the method."""
-        return self._compressed.engine
 
     def stats(self) -> Stats:
         """Totals of this rank since the optimizer was made: ``steps`` are calls of :meth:`step`.

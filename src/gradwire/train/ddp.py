@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,8 +18,10 @@ from gradwire.train.configuration import FUSE_BYTES, Configuration
 from gradwire.train.engine import Engine
 from gradwire.train.guarding import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out
+from gradwire.train.memory_order import by_rows, by_strides, gradients, permuted
 from gradwire.train.policy import DensePolicy
 from gradwire.train.unit import Unit
+from gradwire.train.wrappers import unwrapped_model
 from gradwire.wire import Synchronization, Wire
 from gradwire.wire.wire import TensorFuture
 
@@ -71,16 +73,19 @@ class _Buckets:
         buffer, index, parameters, last = bucket.buffer(), bucket.index(), bucket.parameters(), bucket.is_last()
         future = wire.promise(otherwise=buffer)
         staged = buffer if buffer.dtype == torch.float32 else torch.empty_like(buffer, dtype=torch.float32)
+        turned = permuted(staged, parameters)
 
         def begin() -> list[Synchronization]:
             if staged is not buffer:
                 staged.copy_(buffer)
+            by_rows(turned, engine.store)
             synchronizations = engine.synchronizations(self._unit(index, parameters), staged)
             engine.count(buffer, last)
             return synchronizations
 
         def done() -> None:
             engine.landed(self._unit(index, parameters), staged)
+            by_strides(turned, engine.store)
             wire.keep(future, buffer if staged is buffer else buffer.copy_(staged))
 
         wire.submit(begin, done, engine.ended if last else None)
@@ -116,19 +121,20 @@ class _Collected:
             unit = handle.engine.unit(slots)
             flat = torch.zeros(unit.numel, dtype=torch.float32, device=parameters[0][1].device)
             self._units.append((unit, flat))
-            self._places.update({slot.name: flat[slot.offset : slot.stop] for slot in slots})
-        self._waiting: list[tuple[TensorFuture, Tensor, list[Tensor]]] = []
+            self._places.update({slot.name: flat[slot.offset : slot.stop].view(slot.shape) for slot in slots})
+        self._waiting: list[tuple[TensorFuture, Tensor, list[tuple[Tensor, Tensor]]]] = []
 
     def on_bucket(self, bucket: GradBucket) -> TensorFuture:
         """Takes in a bucket; the last one of a step sets all of them going."""
         wire, engine = self._handle.wire, self._handle.engine
-        buffer, last = bucket.buffer(), bucket.is_last()
-        places = [self._places[self._names[id(parameter)]] for parameter in bucket.parameters()]
+        buffer, parameters, last = bucket.buffer(), bucket.parameters(), bucket.is_last()
+        places = [self._places[self._names[id(parameter)]] for parameter in parameters]
+        moves = list(zip(places, gradients(buffer, parameters), strict=True))
         future = wire.promise(otherwise=buffer)
 
         def begin() -> list[Synchronization]:
-            self._waiting.append((future, buffer, places))
-            for place, values in zip(places, torch.split(buffer, [len(each) for each in places]), strict=True):
+            self._waiting.append((future, buffer, moves))
+            for place, values in moves:
                 place.copy_(values)
             if not last:
                 engine.count(buffer, last)
@@ -152,13 +158,20 @@ class _Collected:
 
         def end() -> None:
             waiting, self._waiting = self._waiting, []
-            for future, buffer, places in waiting:
-                for place, values in zip(places, torch.split(buffer, [len(each) for each in places]), strict=True):
+            for future, buffer, moves in waiting:
+                for place, values in moves:
                     values.copy_(place)
                 self._handle.wire.keep(future, buffer)
             engine.ended()
 
         self._handle.wire.submit(begin, lambda: engine.landed(unit, flat), None if last is None else end)
+
+
+class _Detached:
+    """What a copy of a model has in the hook's place.
+
+    DDP makes a copy's reducer without hooks, so the copy averages densely until a method is attached to it.
+    """
 
 
 @dataclass(frozen=True)
@@ -181,6 +194,9 @@ class _Hook:
     averages: _Buckets | _Collected
     frozen: Named
     finds_unused: bool
+
+    def __reduce__(self) -> tuple[type[_Detached], tuple[()]]:
+        return _Detached, ()
 
     def on_bucket(self, bucket: GradBucket) -> TensorFuture:
         """Queues a bucket."""
@@ -210,7 +226,7 @@ def _on_bucket(hook: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Te
 
 
 def compress(
-    model: DistributedDataParallel,
+    model: nn.Module,
     method: str | Method,
     *,
     granularity: str | None = None,
@@ -230,13 +246,15 @@ def compress(
 ) -> Handle:
     """Averages a DDP model's gradients through a compression method from now on.
 
-    To be called on every rank, with the same arguments, before the first backward pass.
+    To be called on every rank, with the same arguments, before the first backward pass. Copies of the model, such as
+    ``copy.deepcopy`` and ``torch.load`` make, average as plain DDP does until this is called on them.
 
     When a worker ends, stops or fails, ``backward`` raises a :class:`gradwire.WireError` on all others, at the latest
     after the process group's timeout; what a method raises comes out of ``backward`` as it is.
 
     Args:
-        model: The wrapped model; float32, float16 or bfloat16 parameters.
+        model: The wrapped model, also within what ``torch.compile`` or Lightning Fabric made of it; float32, float16 or
+            bfloat16 parameters, in the memory format in which DDP wrapped them.
         method: A name of ``gradwire.methods.names()`` or a method object.
         granularity: ``"layer"``, ``"bucket"``, ``"model"`` or ``"block:N"``; the method's own if None.
         route: ``"allreduce"``, ``"gather"`` or ``"sharded"``; the method's own if None.
@@ -281,7 +299,7 @@ def compress(
     """
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
     guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
-    _check_model(model)
+    model = _checked(model)
     theirs = [(name, each) for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
     parameters = [(name, each) for name, each in theirs if each.requires_grad]
     frozen = [(name, each) for name, each in theirs if not each.requires_grad]
@@ -289,24 +307,31 @@ def compress(
     averages: _Buckets | _Collected = _Buckets(handle, parameters)
     if configuration.granularity.scope == "model":
         averages = _Collected(handle, parameters, [[name for name, _ in parameters]])
+    model._comm_hooks.clear()  # of what a copied hook left
     model.register_comm_hook(
         _Hook(handle.engine, handle.wire, averages, frozen, model.find_unused_parameters), _on_bucket
     )
     return handle
 
 
-def _check_model(model: DistributedDataParallel) -> None:
+def _checked(given: nn.Module) -> DistributedDataParallel:
+    """The DDP model in what was given, if it can be attached to."""
+    model = unwrapped_model(given) if isinstance(given, nn.Module) else given
     if not isinstance(model, DistributedDataParallel):
         raise ConfigurationError(
-            f"model is a {type(model).__name__}; wrap it in torch.nn.parallel.DistributedDataParallel, "
+            f"model is a {type(given).__name__}; wrap it in torch.nn.parallel.DistributedDataParallel, "
             "or use gradwire.Synchronizer in your own loop"
         )
     if model.mixed_precision is not None:
         raise ConfigurationError(
             "DDP's mixed_precision occupies the communication hook; build DDP without it and use torch.autocast"
         )
-    if model._comm_hooks:
-        hook = model._comm_hooks[0][0].__qualname__
+    if getattr(model, "_use_python_reducer", False):
+        raise ConfigurationError(
+            "torch._dynamo.config.optimize_ddp='python_reducer' has DDP average without communication hooks; set "
+            "'ddp_optimizer' before the model is wrapped"
+        )
+    for hook in [hook.__qualname__ for hook, state in model._comm_hooks if not isinstance(state, _Detached)]:
         raise ConfigurationError(f"the model has the communication hook {hook!r} already; DDP takes one; wrap it anew")
     for name, module in model.module.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
@@ -317,3 +342,4 @@ def _check_model(model: DistributedDataParallel) -> None:
         raise ConfigurationError(
             "the model has run a backward pass already; call gradwire.compress right after DDP(...)"
         )
+    return model

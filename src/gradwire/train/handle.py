@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import flat_slots
@@ -20,7 +21,7 @@ from gradwire.train.guarding import Guarding
 from gradwire.train.guards import Audit, Auditor
 from gradwire.train.guards.audit import ScalarWriter, write
 from gradwire.train.rehearsal import rehearse
-from gradwire.train.state import VERSION, check_form, check_same, described
+from gradwire.train.state import VERSION, Ranks, check_form, check_same, described
 from gradwire.train.stats import Stats
 from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Wire
 from gradwire.wire.transport import timeout_of
@@ -65,6 +66,7 @@ class Handle:
             rehearse(configuration, aloud=group.rank() == 0)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         self._parameters = described(parameters)
+        self._ranks = Ranks(dist.get_process_group_ranks(group))
         self.buckets: tuple[tuple[str, ...], ...] = ()
         transport = ProcessGroupTransport(_sibling(group, device))
         check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
@@ -156,6 +158,11 @@ class Handle:
             raise ConfigurationError(
                 f"the state was saved by rank {theirs[0]}, this is rank {ours[0]}; load on each rank what it saved"
             )
+        if state["ranks"] and tuple(state["ranks"]) != tuple(self._ranks):
+            raise ConfigurationError(
+                f"the state was saved by a worker of ranks {tuple(state['ranks'])}, this one's are {self._ranks}; load "
+                "what this group saved; gradwire.redistribute makes states for any group of those of all workers"
+            )
         self._laid_out().check(state["tensors"], complete=state["step"] > 0)
         self.engine.store.load(state["tensors"], state["kinds"])
         self.engine.step = state["step"]
@@ -167,6 +174,7 @@ class Handle:
             "parameters": self._parameters,
             "rank": self.engine.rank,
             "world_size": self.engine.world_size,
+            "ranks": self._ranks,
         }
 
     def _check_between_steps(self) -> None:
@@ -231,6 +239,11 @@ def check_parameters(parameters: Named) -> None:
                 f"{name!r} is the parameter {names[id(parameter)]!r} under another name; give shared parameters once"
             )
         names[id(parameter)] = name
+        if hasattr(parameter, "to_local"):
+            raise ConfigurationError(
+                f"parameter {name!r} is a DTensor; gradwire averages plain tensors over one process group, so give "
+                "nn.Parameter(parameter.to_local()) and the group of its replicas, and hand gradients to and fro"
+            )
         if parameter.is_meta:
             raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
         if parameter.dtype not in GRADIENT_DTYPES:
@@ -255,20 +268,29 @@ def check_left_out(frozen: Named) -> None:
             )
 
 
-def default_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group given, or the default one.
+def default_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
+    """The group given, that of a device mesh of one dimension, or the default one.
 
     Raises:
-        ConfigurationError: If there is no process group yet.
+        ConfigurationError: If there is no process group yet, or what was given is none that this process is in.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigurationError(
             "there is no process group yet; call torch.distributed.init_process_group('gloo') (or 'nccl') first"
         )
-    default = dist.group.WORLD
-    chosen = group if group is not None else default
-    if chosen is None:
+    chosen: Any = dist.group.WORLD if group is None else group
+    if isinstance(chosen, DeviceMesh):
+        if chosen.ndim != 1:
+            raise ConfigurationError(
+                f"process_group is a device mesh of {chosen.ndim} dimensions; give one, such as mesh['dp']"
+            )
+        chosen = chosen.get_group() if chosen.get_coordinate() is not None else None
+    if chosen in (None, dist.GroupMember.NON_GROUP_MEMBER):
         raise ConfigurationError("this process is not in the process group; attach on its members only")
+    if not isinstance(chosen, dist.ProcessGroup):
+        raise ConfigurationError(
+            f"process_group is {chosen!r}; give a torch.distributed.ProcessGroup or a device mesh of one dimension"
+        )
     return chosen
 
 

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.errors import ConfigurationError
 from gradwire.select.variance import SQUARES
 from gradwire.train.handle import Handle
+from gradwire.train.wrappers import unwrapped_model
 
 CHUNK_ELEMENTS = 1 << 22
 """Gradients of samples that are held at a time, in float32 elements."""
@@ -51,7 +52,8 @@ class SecondMoments:
     """
 
     def __init__(self, model: nn.Module, handle: Handle, per: Literal["samples", "microbatches"]) -> None:
-        module = model.module if isinstance(model, DistributedDataParallel) else model
+        wrapped = unwrapped_model(model)
+        module = wrapped.module if isinstance(wrapped, DistributedDataParallel) else model
         wanted = getattr(handle.configuration.method, "moments", None)
         if per not in ("samples", "microbatches") or per != wanted:
             raise ConfigurationError(

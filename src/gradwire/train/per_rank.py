@@ -7,17 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from gradwire.errors import ConfigurationError
-from gradwire.train.engine import Engine
 
 
 class Remembering(Protocol):
     """What has a state of its own on every rank."""
-
-    @property
-    def engine(self) -> Engine:
-        """What averages, which knows the rank and the number of workers."""
 
     def state_dict(self) -> dict[str, Any]:
         """The rank's state."""
@@ -30,8 +26,8 @@ class PerRank:
     """A handle or optimizer as ``torch.distributed.checkpoint`` takes it: a ``Stateful`` with a key for each rank.
 
     That checkpoint takes equal keys on several ranks for copies of one value and keeps one of them, but what a rank
-    remembers is its own. So each rank's state goes in as bytes under the rank's own key. To be read again by as many
-    workers.
+    remembers is its own. So each rank's state goes in as bytes under the rank's own key, by its rank in the default
+    group: handles of several groups may share a name. To be read again by the same ranks.
 
     Args:
         handle: What :func:`gradwire.compress` returned, a :class:`gradwire.Synchronizer`, or an optimizer of
@@ -44,7 +40,7 @@ class PerRank:
 
     def __init__(self, handle: Remembering) -> None:
         self._handle = handle
-        self._key = f"rank {handle.engine.rank} of {handle.engine.world_size}"
+        self._key = f"rank {dist.get_rank()}"
 
     def state_dict(self) -> dict[str, Any]:
         """The rank's state as ``torch.save`` writes it."""

@@ -22,7 +22,8 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
 
     An average is a mean over workers, so what compression still owes to the model is the mean of the workers'
     residuals and, on the sharded route, what the owners of the elements did not send of averages. Both are conserved:
-    the mean up to one rounding of float32, the owners' share exactly. As many workers as before get what they had.
+    the mean up to one rounding of float32, the owners' share exactly. As many workers as before get what they had. What
+    is made may be loaded by any process group of ``workers`` ranks, not only by the one that saved.
 
     What becomes of a field is decided by its :class:`~gradwire.memory.Kind`:
 
@@ -66,10 +67,11 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
         return _of_optimizers(states, workers)
     ordered = _of_one_run(states)
     if len(ordered) == workers:
-        return [dict(state) for state in ordered]
+        return [{**state, "ranks": ()} for state in ordered]
     first = ordered[0]
     made: list[dict[str, Any]] = [
-        {**first, "rank": rank, "world_size": workers, "kinds": {}, "tensors": {}} for rank in range(workers)
+        {**first, "rank": rank, "world_size": workers, "ranks": (), "kinds": {}, "tensors": {}}
+        for rank in range(workers)
     ]
     for field, kind in first["kinds"].items():
         if any(state["kinds"].get(field) != kind for state in ordered):
@@ -102,20 +104,21 @@ def _of_optimizers(states: Sequence[State], workers: int) -> list[dict[str, Any]
     made = redistribute([state["gradwire"].get("compression") for state in states], workers)
     ordered = sorted(states, key=lambda state: int(state["gradwire"]["compression"]["rank"]))
     if len(ordered) == workers:
-        return [dict(state) for state in ordered]
+        return [_with_compression(state, each) for state, each in zip(ordered, made, strict=True)]
     first = ordered[0]
     for rank, state in enumerate(ordered):
-        place = next(_differences(_beside_compression(state), _beside_compression(first), "state_dict()"), None)
+        apart = _differences(_with_compression(state, None), _with_compression(first, None), "state_dict()")
+        place = next(apart, None)
         if place is not None:
             raise ConfigurationError(
                 f"{place} of rank {rank} is not that of rank 0, as only compression's may be; call ZeroOneAdam's "
                 "synchronize() before states are saved"
             )
-    return [{**first, "gradwire": {**first["gradwire"], "compression": each}} for each in made]
+    return [_with_compression(first, each) for each in made]
 
 
-def _beside_compression(state: State) -> State:
-    return {**state, "gradwire": {**state["gradwire"], "compression": None}}
+def _with_compression(state: State, compression: State | None) -> dict[str, Any]:
+    return {**state, "gradwire": {**state["gradwire"], "compression": compression}}
 
 
 def _differences(ours: object, theirs: object, place: str) -> Iterator[str]:
@@ -145,7 +148,7 @@ def _of_one_run(states: Sequence[State]) -> list[State]:
     first = states[0]
     for state in states[1:]:
         check_same(state, first, f"that of rank {first['rank']}")
-        for key in ("step", "world_size", "buckets"):
+        for key in ("step", "world_size", "ranks", "buckets"):
             if state[key] != first[key]:
                 raise ConfigurationError(
                     f"the state of rank {state['rank']} has {key}={state[key]!r}, that of rank {first['rank']} has "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Kind
 
-VERSION = 3
+VERSION = 4
 """Raised whenever the form changes."""
 
 _FORM: dict[str, type] = {
@@ -19,6 +19,7 @@ _FORM: dict[str, type] = {
     "parameters": Mapping,
     "rank": int,
     "world_size": int,
+    "ranks": Sequence,
     "step": int,
     "buckets": Sequence,
     "kinds": Mapping,
@@ -29,11 +30,55 @@ _FORM: dict[str, type] = {
 * ``configuration``: all choices, text by name.
 * ``parameters``: ``{"shape": list, "dtype": str}`` by parameter name.
 * ``rank`` and ``world_size``: whose state it is.
+* ``ranks``: of all workers, in the default group; none where :func:`redistribute` made the state, which is for any
+  group of as many.
 * ``step``: averages made so far.
 * ``buckets``: lists of parameter names, as DDP brought the gradients of the last step together.
 * ``kinds``: the :class:`~gradwire.memory.Kind` of every field, as text.
 * ``tensors``: what is remembered, by field and parameter name, on the CPU.
 """
+
+
+class Ranks(Sequence[int]):
+    """The workers' ranks in the default group: as ``torch.save`` writes it, a ``torch.Size``.
+
+    ``torch.distributed.checkpoint`` takes equal keys on several ranks for copies of one value and keeps one of them. It
+    cannot be told from a state's other callers, but it asks whatever has a method of this name how to save it.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = tuple(ranks)
+
+    def __create_write_items__(self, name: str, value: object) -> NoReturn:
+        raise ConfigurationError(
+            f"{name.rpartition('.')[0]!r} is a state of which every rank has its own, and torch.distributed.checkpoint "
+            "keeps that of one rank; save gradwire.PerRank(handle) in its place"
+        )
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        return self._ranks[index]
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._ranks == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._ranks)
+
+    def __repr__(self) -> str:
+        return repr(self._ranks)
+
+    def __deepcopy__(self, memo: object) -> Ranks:
+        return self
+
+    def __reduce__(self) -> tuple[type[torch.Size], tuple[list[int]]]:
+        return torch.Size, (list(self._ranks),)
 
 
 def described(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> dict[str, dict[str, Any]]:
@@ -62,6 +107,8 @@ def check_form(state: Any) -> None:
             f"the state has step {state['step']}, rank {state['rank']} and world size {state['world_size']}; "
             "a step is 0 or more, a rank is below its world size"
         )
+    if not all(isinstance(rank, int) for rank in state["ranks"]):
+        raise ConfigurationError(f"the state's ranks are {_short(state['ranks'])}, not whole numbers")
     for name, each in state["parameters"].items():
         if not (isinstance(each, Mapping) and each.keys() == {"shape", "dtype"}):
             raise ConfigurationError(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
@@ -37,7 +38,7 @@ class Synchronizer(Handle):
         parameters: Names and parameters, as ``net.named_parameters()`` gives them; those that require no gradient are
             left out.
         method: A name of ``gradwire.methods.names()`` or a method object.
-        process_group: The workers; all of them if None.
+        process_group: The workers, also as a device mesh of one dimension; all of them if None.
         granularity: As in :func:`gradwire.compress`; and so are the other arguments.
         route: See there.
         memory: See there.
@@ -66,7 +67,7 @@ class Synchronizer(Handle):
         parameters: Iterable[tuple[str, torch.nn.Parameter]],
         method: str | Method,
         *,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | None = None,
         granularity: str | None = None,
         route: str | None = None,
         memory: str | Memory | None = None,
@@ -176,8 +177,10 @@ class _Bucket:
 
 
 def check_dense(tensors: Tensors) -> None:
-    """Raises ConfigurationError if a gradient, or what is averaged in its place, is sparse."""
+    """Raises ConfigurationError if a gradient, or what is averaged in its place, is sparse or a DTensor."""
     for name, tensor in tensors.items():
+        if hasattr(tensor, "to_local"):
+            raise ConfigurationError(f"the tensor given for {name!r} is a DTensor; give its to_local()")
         if tensor.layout != torch.strided:
             raise ConfigurationError(
                 f"the gradient of {name!r} has layout {tensor.layout}; gradwire averages dense ones only"

@@ -22,6 +22,7 @@ from gradwire.train.periodic.handle import Periodic
 from gradwire.train.periodic.outer import Outer, check_outer
 from gradwire.train.periodic.schedule import Cut, Moments, Schedule
 from gradwire.train.policy import DensePolicy
+from gradwire.train.wrappers import unwrapped_optimizer
 
 
 def periodic(
@@ -68,7 +69,8 @@ def periodic(
     are not finite are zeroed.
 
     Args:
-        optimizer: Any optimizer, with the worker's own gradients; nothing else may change its parameters.
+        optimizer: Any optimizer, with the worker's own gradients, also within Accelerate's or Lightning's; nothing else
+            may change its parameters.
         every: Local steps of a period, or a function that gives them for the number of the period, from 0, the same on
             all ranks.
         method: A name of ``gradwire.methods.names()`` or a method object. Votes such as ``signsgd`` have steps of one,
@@ -112,6 +114,7 @@ def periodic(
         >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)                          # doctest: +SKIP
         >>> handle = gradwire.periodic(optimizer, every=8, method="qsgd", bits=4)          # doctest: +SKIP
     """
+    optimizer = unwrapped_optimizer(optimizer)
     _check_optimizer(optimizer)
     schedule = Schedule(every, fragments, cut, delay, mix, warmup_steps, moments)
     configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
@@ -120,12 +123,6 @@ def periodic(
     named = _named(optimizer, parameters)
     check_parameters(named)
     check_outer(outer, optimizer, named)
-    if isinstance(process_group, DeviceMesh):
-        if process_group.ndim != 1:
-            raise ConfigurationError(
-                f"process_group is a device mesh of {process_group.ndim} dimensions; give one, such as mesh['nodes']"
-            )
-        process_group = process_group.get_group()
     group = default_group(process_group)
     return Periodic(optimizer, configuration, schedule, guarding, named, outer, buffers, group, broadcast)
 
