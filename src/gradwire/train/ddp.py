@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.codec import Codec
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
@@ -187,7 +187,13 @@ class _Hook:
         if bucket.index() == 0:
             check_left_out(self.frozen)
             self.engine.ready()
-        future = self.averages.on_bucket(bucket)
+        try:
+            future = self.averages.on_bucket(bucket)
+        except GradwireError:
+            raise
+        except BaseException as error:  # an interrupt; DDP finishes its step, or it could begin no other
+            self.wire.fail(error)
+            future = self.wire.promise(otherwise=bucket.buffer())
         if bucket.is_last():
             if torch._C._current_graph_task_id() >= 0:
                 _queue_callback(lambda: self._before_ddp(future))

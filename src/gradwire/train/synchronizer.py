@@ -136,8 +136,9 @@ class Synchronizer(Handle):
         check_dense(tensors)
         self.engine.ready()
         last = self._buckets[-1]
-        for future in [bucket.submit(tensors, take, bucket is last) for bucket in self._buckets]:
-            self.wire.wait(future)
+        with self.wire.whole():
+            for future in [bucket.submit(tensors, take, bucket is last) for bucket in self._buckets]:
+                self.wire.wait(future)
 
 
 class _Bucket:

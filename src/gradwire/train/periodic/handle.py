@@ -121,17 +121,18 @@ class Periodic(Handle):
             GradwireError: If an earlier average failed.
             DivergenceError: On every rank, if ranks that verify do not have the same.
         """
-        now = self.steps_done
-        self._flights.take_all(now)
-        behind = [fragment for fragment in self._fragments if fragment.level < now]
-        for fragment in behind:
-            self._flights.launch(fragment, now, 0, 1.0, None if self._warm else self.outer)
-        self._flights.take(now)
-        for guard in self.engine.guards:
-            if isinstance(guard, Drift):
-                self._compare(guard)
-        if now > self._began:
-            self._begin_period()
+        with self.wire.whole():
+            now = self.steps_done
+            self._flights.take_all(now)
+            behind = [fragment for fragment in self._fragments if fragment.level < now]
+            for fragment in behind:
+                self._flights.launch(fragment, now, 0, 1.0, None if self._warm else self.outer)
+            self._flights.take(now)
+            for guard in self.engine.guards:
+                if isinstance(guard, Drift):
+                    self._compare(guard)
+            if now > self._began:
+                self._begin_period()
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached: ``steps`` are local ones.
@@ -205,7 +206,9 @@ class Periodic(Handle):
         """Counts a local step; there is nothing else to do in most of them."""
         self.steps_done += 1
         if self.steps_done >= self._next:
-            self._act()
+            self.wire.check()
+            with self.wire.whole():
+                self._act()
 
     @torch.no_grad()
     def _act(self) -> None:
