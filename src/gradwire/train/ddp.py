@@ -263,7 +263,8 @@ def compress(
             or what is remembered would never come right again, which is so of ``memory="ef21"``.
         learning_rate: A function that gives the current learning rate, such as
             ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
-            as published: when the rate changes from a to b, it is weighed by a / b. If None, by nothing.
+            as published: when the rate changes from a to b, it is weighed by a / b; while it is 0, it waits. If None,
+            it is weighed by nothing.
         audit_every: Every so many steps, beginning with the first, gradients are averaged densely, too, beside the
             compressed averages and without changing them, and both are compared: ``handle.audits()``,
             ``handle.stats().audit``, ``handle.write(writer)``, and a line from the logger ``"gradwire"`` on rank 0.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
