@@ -220,8 +220,9 @@ def check_parameters(parameters: Named) -> None:
         raise ConfigurationError("there are no parameters that require gradients; nothing can be averaged")
     device = parameters[0][1].device
     names: dict[int, str] = {}
+    given: set[str] = set()
     for name, parameter in parameters:
-        if name in names.values():
+        if name in given:
             raise ConfigurationError(
                 f"two parameters have the name {name!r}; memories are kept by name, so give each its own, "
                 "such as f'encoder.{name}'"
@@ -231,6 +232,7 @@ def check_parameters(parameters: Named) -> None:
                 f"{name!r} is the parameter {names[id(parameter)]!r} under another name; give shared parameters once"
             )
         names[id(parameter)] = name
+        given.add(name)
         if parameter.is_meta:
             raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
         if parameter.dtype not in GRADIENT_DTYPES:

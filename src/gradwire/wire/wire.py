@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -262,3 +263,13 @@ def _close_all() -> None:
     """Ends all threads before the interpreter does, which would abort the process if one were in a collective."""
     for wire in list(_open):
         wire.close()
+
+
+def _forget_all() -> None:
+    """A process that was forked has none of the threads; whoever closes its handles would wait for them for ever."""
+    for wire in _open:
+        wire._closed = True
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
