@@ -19,6 +19,7 @@ from gradwire.train.engine import Engine
 from gradwire.train.guarding import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out
 from gradwire.train.policy import DensePolicy
+from gradwire.train.roll_call import RollCall
 from gradwire.train.unit import Unit
 from gradwire.wire import Synchronization, Wire
 from gradwire.wire.wire import TensorFuture
@@ -286,13 +287,15 @@ def compress(
         >>> model = DistributedDataParallel(net)                               # doctest: +SKIP
         >>> handle = gradwire.compress(model, "acpsgd", rank=4)                # doctest: +SKIP
     """
-    configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-    guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
-    _check_model(model)
-    theirs = [(name, each) for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
-    parameters = [(name, each) for name, each in theirs if each.requires_grad]
-    frozen = [(name, each) for name, each in theirs if not each.requires_grad]
-    handle = Handle(configuration, parameters, model.process_group, guarding)
+    with RollCall(getattr(model, "process_group", None)) as roll_call:
+        configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
+        guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
+        _check_model(model)
+        ignored = model.parameters_to_ignore
+        theirs = [(name, each) for name, each in model.module.named_parameters() if name not in ignored]
+        parameters = [(name, each) for name, each in theirs if each.requires_grad]
+        frozen = [(name, each) for name, each in theirs if not each.requires_grad]
+        handle = Handle(configuration, parameters, model.process_group, roll_call, guarding)
     averages: _Buckets | _Collected = _Buckets(handle, parameters)
     if configuration.granularity.scope == "model":
         averages = _Collected(handle, parameters, [[name for name, _ in parameters]])

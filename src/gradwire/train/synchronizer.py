@@ -18,6 +18,7 @@ from gradwire.train.configuration import FUSE_BYTES, Configuration
 from gradwire.train.guarding import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out, default_group
 from gradwire.train.policy import DensePolicy
+from gradwire.train.roll_call import RollCall
 from gradwire.wire import Synchronization
 from gradwire.wire.wire import TensorFuture
 
@@ -82,12 +83,15 @@ class Synchronizer(Handle):
         verify_every: int = VERIFY_EVERY,
         **options: Any,
     ) -> None:
-        configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-        guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
-        given = list(parameters)
-        self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
-        self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
-        super().__init__(configuration, named, default_group(process_group), guarding)
+        with RollCall(process_group) as roll_call:
+            configuration = Configuration.make(
+                method, options, granularity, route, memory, owner, dense, seed, fuse_bytes
+            )
+            guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
+            given = list(parameters)
+            self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
+            self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
+            super().__init__(configuration, named, default_group(process_group), roll_call, guarding)
         self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.granularity.scope)]
 
     def synchronize(self) -> None:

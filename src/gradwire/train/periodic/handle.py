@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.errors import ConfigurationError
-from gradwire.train.agreement import check_same
+from gradwire.train.agreement import check_equal, check_same
 from gradwire.train.configuration import Configuration
 from gradwire.train.guarding import Guarding
 from gradwire.train.handle import Handle, Named
@@ -25,7 +25,8 @@ from gradwire.train.periodic.flights import Flights, copied
 from gradwire.train.periodic.fragments import cut
 from gradwire.train.periodic.outer import Outer, adopted, described
 from gradwire.train.periodic.schedule import Moments, Schedule
-from gradwire.train.periodic.start import check_equal, send_first
+from gradwire.train.periodic.start import REMEDY, send_first
+from gradwire.train.roll_call import RollCall
 from gradwire.train.stats import Stats
 from gradwire.wire import ProcessGroupTransport
 from gradwire.wire.meter import all_reduce_bytes
@@ -48,6 +49,7 @@ class Periodic(Handle):
     """
 
     _hook: RemovableHandle | None = None
+    _replicas = False  # those of rank 0 may be sent first
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Periodic(Handle):
         outer: Outer | None,
         buffers: nn.Module | None,
         group: dist.ProcessGroup,
+        roll_call: RollCall,
         broadcast: bool,
     ) -> None:
         fragments = cut(parameters, schedule, configuration.granularity)
@@ -67,7 +70,8 @@ class Periodic(Handle):
         beside: list[Beside] = [_MOMENTS[schedule.moments](optimizer)]
         beside += [] if self._buffers is None else [self._buffers]
         comparison = partial(Drift, fragments, beside)
-        super().__init__(configuration, parameters, group, dataclasses.replace(guarding, comparison=comparison))
+        guarding = dataclasses.replace(guarding, comparison=comparison)
+        super().__init__(configuration, parameters, group, roll_call, guarding)
         pieces = [piece for fragment in fragments for piece in fragment.pieces]
         self._shapes = {piece.name: piece.shape for piece in pieces}
         self._parameters = {
@@ -85,7 +89,7 @@ class Periodic(Handle):
             if broadcast:
                 send_first(tensors, transport)
             else:
-                check_equal(tensors, transport, self.engine.store.device)
+                check_equal(tensors, transport, self.engine.store.device, REMEDY)
             self._flights = Flights(fragments, beside, self.engine, self.wire)
         except Exception:
             self.close()
