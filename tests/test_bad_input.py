@@ -13,6 +13,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import gradwire
 from gradwire import ConfigurationError
+from gradwire.train.handle import check_parameters
 from pool import Pool
 
 VALUES = torch.randn(100)
@@ -70,6 +71,23 @@ def test_no_process_group() -> None:
 def refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()
+
+
+class CountedName(str):
+    """A name that counts how often any is compared with another."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_parameters_are_checked_in_linear_time() -> None:
+    count = 2000
+    check_parameters([(CountedName(number), nn.Parameter(torch.zeros(2))) for number in range(count)])
+    assert CountedName.compared < 10 * count
 
 
 def models_that_are_refused() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -82,6 +84,57 @@ def outlive_the_process_groups() -> None:
 
 def test_handles_outlive_the_process_groups(pool: Pool) -> None:
     pool.run(1, outlive_the_process_groups)
+
+
+def go_on_after_the_process_groups() -> None:
+    for way in ("synchronizer", "ddp"):
+        net, handle = attached(way)
+        step(net, handle)
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for message in ("the process group was destroyed, and this handle's with it", "an earlier step failed"):
+            with pytest.raises(gradwire.GradwireError, match=message):
+                step(net, handle)
+        handle.close()
+
+
+def test_no_handle_goes_on_after_the_process_groups(pool: Pool) -> None:
+    pool.run(1, go_on_after_the_process_groups)
+
+
+def exit_in_a_fork() -> int:
+    """How a process that was forked ends, the way ``multiprocessing`` ends it."""
+    net, handle = attached("synchronizer")
+    step(net, handle)
+    if not (child := os.fork()):
+        code = 1
+        try:
+            with pytest.raises(gradwire.GradwireError, match="attach again"):
+                step(net, handle)
+            handle.state_dict()
+            del handle
+            gc.collect()
+            code = 0
+        finally:
+            atexit._run_exitfuncs()
+            os._exit(code)
+    status = 0
+    for _ in range(600):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise AssertionError("the child hangs")
+    step(net, handle)
+    handle.close()
+    return os.waitstatus_to_exitcode(status)
+
+
+def test_a_process_that_was_forked_ends(pool: Pool) -> None:
+    assert pool.run(2, exit_in_a_fork) == [0, 0]
 
 
 def use_and_leave() -> list[tuple[str, int, int]]:

@@ -13,7 +13,7 @@ from gradwire import ConfigurationError
 from pool import Pool
 from test_memories import SHAPE, gradient
 
-RATES = [0.5, 0.5, 0.3, 0.07, 0.07, 0.01]
+RATES = [0.0, 0.5, 0.3, 0.0, 0.0, 0.07, 0.01, 0.0]
 WEIGHED: list[tuple[str, dict[str, Any]]] = [
     ("efsignsgd", {"route": "sharded"}),
     ("topk", {"ratio": 0.05}),
@@ -56,7 +56,7 @@ def updates_add_up() -> None:
         if "owner_residual" in tensors:
             owed[1000 * dist.get_rank() :][:1000] += tensors["owner_residual"]["weight"]
         dist.all_reduce(owed)
-        torch.testing.assert_close(applied + RATES[-1] * owed.view(SHAPE), due, rtol=0, atol=1e-5, msg=method)
+        torch.testing.assert_close(applied + RATES[-2] * owed.view(SHAPE), due, rtol=0, atol=1e-5, msg=method)
         sync.close()
 
 
@@ -68,8 +68,8 @@ def refusals() -> None:
     named = [("weight", torch.nn.Parameter(torch.zeros(SHAPE)))]
     with pytest.raises(ConfigurationError, match=r"learning_rate=0\.1 cannot be called; give a function"):
         gradwire.Synchronizer(named, "topk", learning_rate=0.1)
-    for rate in (0.0, -1.0, float("nan")):
-        with pytest.raises(ConfigurationError, match="by which no memory can be weighed; start warm-up"):
+    for rate in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigurationError, match="by which no memory can be weighed; give a finite rate"):
             gradwire.Synchronizer(named, "topk", learning_rate=lambda rate=rate: rate)
     for carried in ("none", "ef21", gradwire.memory.Residual(dtype="bfloat16")):
         with pytest.raises(ConfigurationError, match=r"nothing to weigh in memory=.*; choose memory='residual'"):
@@ -78,3 +78,28 @@ def refusals() -> None:
 
 def test_rates_are_checked(pool: Pool) -> None:
     pool.run(1, refusals)
+
+
+def a_bad_rate_on_the_way() -> None:
+    """Is refused before the step begins; the run goes on as if it had not been given."""
+    found = []
+    for rates in ([0.5, 0.1], [0.5, -1.0, float("nan"), 0.1]):
+        current = [0.5]
+        parameter = torch.nn.Parameter(torch.zeros(SHAPE))
+        sync = gradwire.Synchronizer([("weight", parameter)], "topk", learning_rate=lambda current=current: current[0])
+        for rate in rates:
+            current[0] = rate
+            parameter.grad = given = gradient(0, sync.engine.step)
+            if rate > 0:
+                sync.synchronize()
+            else:
+                with pytest.raises(ConfigurationError, match="by which no memory can be weighed"):
+                    sync.synchronize()
+                assert torch.equal(parameter.grad, given)
+        found.append((parameter.grad, sync.state_dict()["tensors"]["residual"]["weight"]))
+        sync.close()
+    assert all(map(torch.equal, *found))
+
+
+def test_a_bad_rate_on_the_way_ends_nothing(pool: Pool) -> None:
+    pool.run(1, a_bad_rate_on_the_way)

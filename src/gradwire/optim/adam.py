@@ -19,11 +19,12 @@ from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import Method
-from gradwire.train.agreement import check_same
+from gradwire.train.agreement import check_equal, check_same
 from gradwire.train.configuration import FUSE_BYTES
-from gradwire.train.handle import default_group, named_by
-from gradwire.train.periodic.start import check_equal, send_first
+from gradwire.train.handle import check_parameters, default_group, named_by
+from gradwire.train.periodic.start import REMEDY, send_first
 from gradwire.train.policy import DensePolicy
+from gradwire.train.roll_call import RollCall
 from gradwire.train.stats import Stats
 from gradwire.train.synchronizer import Synchronizer, Tensors, check_dense
 from gradwire.wire import ProcessGroupTransport
@@ -120,19 +121,32 @@ class CompressedAdam(Optimizer):
         **options: Any,
     ) -> None:
         self.freeze_step = freeze_step
-        for name in self.schedule:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigurationError(f"{name}={value!r} is out of range; choose a whole number >= 1")
-        if given := sorted({"grad_scaler", "rollback"} & options.keys()):
-            raise ConfigurationError(
-                f"{given[0]} is no option of {type(self).__name__}: a scaler's step divides gradients before this "
-                "optimizer sees them, and memories always go back where a step is bad; leave it out"
-            )
-        self.steps = self.skipped = self._measured = self._calls = 0
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "floor": floor})
-        named = named_by(self)
         workers = default_group(process_group)
+        with RollCall(workers) as roll_call:
+            for name in self.schedule:
+                value = getattr(self, name)
+                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                    raise ConfigurationError(f"{name}={value!r} is out of range; choose a whole number >= 1")
+            if given := sorted({"grad_scaler", "rollback"} & options.keys()):
+                raise ConfigurationError(
+                    f"{given[0]} is no option of {type(self).__name__}: a scaler's step divides gradients before this "
+                    "optimizer sees them, and memories always go back where a step is bad; leave it out"
+                )
+            self.steps = self.skipped = self._measured = self._calls = 0
+            defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "floor": floor}
+            super().__init__(params, defaults)
+            named = named_by(self)
+            check_parameters(named)
+            roll_call.ready()
+        transport = ProcessGroupTransport(workers)
+        choices = [f"{key}={value}" for key, value in self._describe().items()]
+        choices += [f"group {number} {_described(group)}" for number, group in enumerate(self.param_groups)]
+        choices += [f"parameter {name} with shape {tuple(parameter.shape)}" for name, parameter in named]
+        check_same(choices, transport, named[0][1].device)
+        if broadcast:
+            send_first(named, transport)
+        else:
+            check_equal(named, transport, named[0][1].device, REMEDY)
         self._compressed = Synchronizer(
             named,
             method,
@@ -156,14 +170,6 @@ class CompressedAdam(Optimizer):
                     "memory='residual' or 'none'"
                 )
             self._exact = Synchronizer(named, "dense", process_group=workers, fuse_bytes=fuse_bytes)
-            transport = ProcessGroupTransport(workers)
-            choices = [f"{key}={value}" for key, value in self._describe().items()]
-            choices += [f"group {number} {_described(group)}" for number, group in enumerate(self.param_groups)]
-            check_same(choices, transport, named[0][1].device)
-            if broadcast:
-                send_first(named, transport)
-            else:
-                check_equal(named, transport, named[0][1].device)
         except Exception:
             self.close()
             raise
@@ -209,7 +215,9 @@ class CompressedAdam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step(self._gradients())
+        gradients = self._gradients()
+        with self._compressed.wire.whole(), self._exact.wire.whole():  # a step in part is no step, either
+            self._step(gradients)
         self._calls += 1
         return loss
 

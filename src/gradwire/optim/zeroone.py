@@ -81,9 +81,10 @@ class ZeroOneAdam(CompressedAdam):
             GradwireError: If an earlier step failed.
         """
         if self._met_at < self.steps:
-            averages = self._compressed.average({name: state["moved"] for _, name, _, state in self._each()})
-            if self._finite(averages):
-                self._meet(averages)
+            with self._compressed.wire.whole():
+                averages = self._compressed.average({name: state["moved"] for _, name, _, state in self._each()})
+                if self._finite(averages):
+                    self._meet(averages)
 
     def _step(self, gradients: Tensors) -> None:
         if self.steps < self.freeze_step and self.steps == self._measure_at:

@@ -57,5 +57,35 @@ def check_same(lines: Sequence[str], transport: Transport, device: torch.device)
                 )
 
 
+def check_equal(tensors: Sequence[tuple[str, Tensor]], transport: Transport, device: torch.device, remedy: str) -> None:
+    """Compares the bits of tensors over all ranks, in one collective; every rank must call it.
+
+    Args:
+        tensors: Names and tensors, of the same names and shapes on all ranks.
+        transport: The other ranks.
+        device: What it sends from.
+        remedy: What else to do than to start all ranks from one model.
+
+    Raises:
+        ConfigurationError: On every rank, naming the first tensor that differs.
+    """
+    digests = b"".join(hashlib.blake2b(_bytes(tensor), digest_size=8).digest() for _, tensor in tensors)
+    rows = transport.all_gather(torch.frombuffer(bytearray(digests), dtype=torch.uint8).to(device))().cpu()
+    rows = rows.view(len(rows), len(tensors), 8)
+    differs = (rows != rows[0]).any(2)
+    if bool(differs.any()):
+        index = int(differs.any(0).int().argmax())
+        rank = int(differs[:, index].int().argmax())
+        raise ConfigurationError(
+            f"{tensors[index][0]!r} has other values on rank {rank} than on rank 0; start all ranks from one model, or "
+            f"{remedy}"
+        )
+
+
 def _tensor(data: bytes, device: torch.device) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    values = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(values.view(torch.uint8).numpy()) if values.numel() else b""

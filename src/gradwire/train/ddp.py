@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.codec import Codec
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
@@ -20,6 +20,7 @@ from gradwire.train.guarding import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out
 from gradwire.train.memory_order import by_rows, by_strides, gradients, permuted
 from gradwire.train.policy import DensePolicy
+from gradwire.train.roll_call import RollCall
 from gradwire.train.unit import Unit
 from gradwire.train.wrappers import unwrapped_model
 from gradwire.wire import Synchronization, Wire
@@ -203,7 +204,13 @@ class _Hook:
         if bucket.index() == 0:
             check_left_out(self.frozen)
             self.engine.ready()
-        future = self.averages.on_bucket(bucket)
+        try:
+            future = self.averages.on_bucket(bucket)
+        except GradwireError:
+            raise
+        except BaseException as error:  # an interrupt; DDP finishes its step, or it could begin no other
+            self.wire.fail(error)
+            future = self.wire.promise(otherwise=bucket.buffer())
         if bucket.is_last():
             if torch._C._current_graph_task_id() >= 0:
                 _queue_callback(lambda: self._before_ddp(future))
@@ -275,7 +282,8 @@ def compress(
             or what is remembered would never come right again, which is so of ``memory="ef21"``.
         learning_rate: A function that gives the current learning rate, such as
             ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
-            as published: when the rate changes from a to b, it is weighed by a / b. If None, by nothing.
+            as published: when the rate changes from a to b, it is weighed by a / b; while it is 0, it waits. If None,
+            it is weighed by nothing.
         audit_every: Every so many steps, beginning with the first, gradients are averaged densely, too, beside the
             compressed averages and without changing them, and both are compared: ``handle.audits()``,
             ``handle.stats().audit``, ``handle.write(writer)``, and a line from the logger ``"gradwire"`` on rank 0.
@@ -297,13 +305,16 @@ def compress(
         >>> model = DistributedDataParallel(net)                               # doctest: +SKIP
         >>> handle = gradwire.compress(model, "acpsgd", rank=4)                # doctest: +SKIP
     """
-    configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-    guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
-    model = _checked(model)
-    theirs = [(name, each) for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
-    parameters = [(name, each) for name, each in theirs if each.requires_grad]
-    frozen = [(name, each) for name, each in theirs if not each.requires_grad]
-    handle = Handle(configuration, parameters, model.process_group, guarding)
+    ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model
+    with RollCall(getattr(ddp, "process_group", None)) as roll_call:
+        configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
+        guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
+        model = _checked(model)
+        ignored = model.parameters_to_ignore
+        theirs = [(name, each) for name, each in model.module.named_parameters() if name not in ignored]
+        parameters = [(name, each) for name, each in theirs if each.requires_grad]
+        frozen = [(name, each) for name, each in theirs if not each.requires_grad]
+        handle = Handle(configuration, parameters, model.process_group, roll_call, guarding)
     averages: _Buckets | _Collected = _Buckets(handle, parameters)
     if configuration.granularity.scope == "model":
         averages = _Collected(handle, parameters, [[name for name, _ in parameters]])

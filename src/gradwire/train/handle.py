@@ -14,13 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import flat_slots
 from gradwire.memory import Store
-from gradwire.train.agreement import check_agreement
+from gradwire.train.agreement import check_agreement, check_equal
 from gradwire.train.configuration import Configuration
 from gradwire.train.engine import Engine
 from gradwire.train.guarding import Guarding
 from gradwire.train.guards import Audit, Auditor
 from gradwire.train.guards.audit import ScalarWriter, write
 from gradwire.train.rehearsal import rehearse
+from gradwire.train.roll_call import RollCall
 from gradwire.train.state import VERSION, Ranks, check_form, check_same, described
 from gradwire.train.stats import Stats
 from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Wire
@@ -28,6 +29,10 @@ from gradwire.wire.transport import timeout_of
 
 _siblings = 0
 """Groups that this process has made, or knows others to have made."""
+
+REMEDY = (
+    "give all of them rank 0's by torch.distributed.broadcast, and attach several models in the same order everywhere"
+)
 
 GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -42,6 +47,7 @@ class Handle:
         parameters: Names and parameters whose gradients are averaged, in the model's order.
         group: The workers; the handle makes a group of its own from the same ranks, so that its collectives cannot
             mix with others'.
+        roll_call: Of this attachment: what a rank raises within is told to all.
         guarding: What is done around every average; nothing if None.
 
     Attributes:
@@ -50,12 +56,15 @@ class Handle:
     """
 
     _attached = False
+    _replicas = True
+    """Whether parameters must have the same values on all ranks when the method is attached."""
 
     def __init__(
         self,
         configuration: Configuration,
         parameters: Named,
         group: dist.ProcessGroup,
+        roll_call: RollCall,
         guarding: Guarding | None = None,
     ) -> None:
         check_parameters(parameters)
@@ -68,8 +77,11 @@ class Handle:
         self._parameters = described(parameters)
         self._ranks = Ranks(dist.get_process_group_ranks(group))
         self.buckets: tuple[tuple[str, ...], ...] = ()
+        roll_call.ready()
         transport = ProcessGroupTransport(_sibling(group, device))
         check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
+        if self._replicas:
+            check_equal(parameters, transport, device, REMEDY)
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
         self.engine.guards += guarding.guards(self.engine, parameters)
@@ -228,8 +240,9 @@ def check_parameters(parameters: Named) -> None:
         raise ConfigurationError("there are no parameters that require gradients; nothing can be averaged")
     device = parameters[0][1].device
     names: dict[int, str] = {}
+    given: set[str] = set()
     for name, parameter in parameters:
-        if name in names.values():
+        if name in given:
             raise ConfigurationError(
                 f"two parameters have the name {name!r}; memories are kept by name, so give each its own, "
                 "such as f'encoder.{name}'"
@@ -239,6 +252,7 @@ def check_parameters(parameters: Named) -> None:
                 f"{name!r} is the parameter {names[id(parameter)]!r} under another name; give shared parameters once"
             )
         names[id(parameter)] = name
+        given.add(name)
         if hasattr(parameter, "to_local"):
             raise ConfigurationError(
                 f"parameter {name!r} is a DTensor; gradwire averages plain tensors over one process group, so give "

@@ -19,6 +19,7 @@ from gradwire.train.configuration import FUSE_BYTES, Configuration
 from gradwire.train.guarding import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out, default_group
 from gradwire.train.policy import DensePolicy
+from gradwire.train.roll_call import RollCall
 from gradwire.wire import Synchronization
 from gradwire.wire.wire import TensorFuture
 
@@ -83,12 +84,16 @@ class Synchronizer(Handle):
         verify_every: int = VERIFY_EVERY,
         **options: Any,
     ) -> None:
-        configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-        guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
-        given = list(parameters)
-        self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
-        self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
-        super().__init__(configuration, named, default_group(process_group), guarding)
+        workers = default_group(process_group)
+        with RollCall(workers) as roll_call:
+            configuration = Configuration.make(
+                method, options, granularity, route, memory, owner, dense, seed, fuse_bytes
+            )
+            guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
+            given = list(parameters)
+            self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
+            self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
+            super().__init__(configuration, named, workers, roll_call, guarding)
         self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.granularity.scope)]
 
     def synchronize(self) -> None:
@@ -137,8 +142,9 @@ class Synchronizer(Handle):
         check_dense(tensors)
         self.engine.ready()
         last = self._buckets[-1]
-        for future in [bucket.submit(tensors, take, bucket is last) for bucket in self._buckets]:
-            self.wire.wait(future)
+        with self.wire.whole():
+            for future in [bucket.submit(tensors, take, bucket is last) for bucket in self._buckets]:
+                self.wire.wait(future)
 
 
 class _Bucket:

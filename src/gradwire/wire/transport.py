@@ -12,8 +12,9 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
-from gradwire.errors import WireError
+from gradwire.errors import GradwireError, WireError
 
 Pending = Callable[[], Tensor]
 """A collective on its way; calling it waits for the result."""
@@ -161,6 +162,11 @@ class ProcessGroupTransport:
 
     def _begin(self, name: str, result: Tensor, *starts: Callable[[], dist.Work | None]) -> Pending:
         """Issues transfers that fill ``result``; a work handle's own result differs between backends."""
+        if self._group not in distributed_c10d._world.pg_map:
+            raise GradwireError(
+                "the process group was destroyed, and this handle's with it; close handles before "
+                "torch.distributed.destroy_process_group, and attach again in the next one"
+            )
         issued = time.monotonic()
         others = self.world_size - 1
         operation = f"{name} of {_readable(result.nbytes)} with {others} other{'s' if others != 1 else ''}"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
 
-from gradwire.errors import DivergenceError, GradwireError
+from gradwire.errors import ConfigurationError, DivergenceError, GradwireError
 from gradwire.wire.meter import Meter
 from gradwire.wire.requests import Synchronization
 from gradwire.wire.scheduler import Scheduler
@@ -49,9 +50,10 @@ class Wire:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._promised: dict[TensorFuture, torch.Tensor | None] = {}
+        self._resolved = threading.Condition()
         self._failing = threading.Lock()
         self._failed: str | None = None
-        self._unraised: Exception | None = None
+        self._unraised: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
         _open.add(self)
@@ -87,7 +89,7 @@ class Wire:
     def keep(self, future: TensorFuture, result: torch.Tensor) -> None:
         """Resolves a promised future; to be called on the wire's thread."""
         del self._promised[future]
-        future.set_result(result)
+        self._resolve(future, result)
 
     def wait(self, future: TensorFuture) -> None:
         """Waits for a promised future.
@@ -95,6 +97,8 @@ class Wire:
         Raises:
             Exception: What failed on the wire's thread, as it was raised there.
         """
+        with self._resolved:  # a signal may break this off, but not what torch waits for
+            self._resolved.wait_for(future.done)
         future.wait()
         self.check()
 
@@ -114,6 +118,38 @@ class Wire:
                 del error
         if self._failed is not None:
             raise GradwireError(f"an earlier step failed, so this handle can do no more; {self._failed}")
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """To be around all that submits a step and waits for it: what breaks it off fails the wire.
+
+        An interrupt may come between any two submissions. Half a step would meet the other half of the other ranks'
+        in their next one; and where a whole one is not waited for, this rank would not take what all others take. A
+        ConfigurationError changes nothing here, either.
+        """
+        try:
+            yield
+        except ConfigurationError:
+            raise
+        except BaseException as error:
+            if not self._closed:
+                self.fail(error, raised=True)
+            raise
+
+    def fail(self, error: BaseException, raised: bool = False) -> None:
+        """Takes no more work, and ends what all ranks wait for; the first failure counts.
+
+        Args:
+            error: What failed.
+            raised: Whether whoever submits and waits has it already.
+        """
+        with self._failing:
+            if self._failed is not None:
+                return
+            self._unraised, self._failed = None if raised else error, f"{type(error).__name__}: {error}"
+        if not isinstance(error, DivergenceError):  # the other ranks find out by themselves
+            self._transport.abort()
+        self._orders.put(None)
 
     def submit(
         self,
@@ -185,8 +221,9 @@ class Wire:
             while self._failed is None and self._follow(self._orders.get()):
                 pass
             if self._promised:
-                self._fail(GradwireError("the handle was closed in the middle of a step"))
+                self.fail(GradwireError("the handle was closed in the middle of a step"))
             if self._failed is not None:
+                self._abandon()
                 _open.discard(self)  # else its traceback would keep the handle
 
     def _follow(self, order: Callable[[], None] | None) -> bool:
@@ -195,25 +232,27 @@ class Wire:
             return False
         try:
             order()
-        except Exception as error:
-            self._fail(error)
+        except BaseException as error:
+            self.fail(error)
         return True
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 
-    def _fail(self, error: Exception) -> None:
-        """Hands an exception to all who wait, on all ranks, and takes no more work."""
+    def _resolve(self, future: TensorFuture, result: torch.Tensor) -> None:
+        future.set_result(result)
+        with self._resolved:
+            self._resolved.notify_all()
+
+    def _abandon(self) -> None:
+        """Drops all work, and lets go whoever waits for it."""
         with self._failing:
-            self._unraised, self._failed = error, f"{type(error).__name__}: {error}"
             promised, self._promised = self._promised, {}
         self._scheduler.abandon()
         for future, otherwise in promised.items():
-            future.set_result(torch.empty(0, device=self._device) if otherwise is None else otherwise)
+            self._resolve(future, torch.empty(0, device=self._device) if otherwise is None else otherwise)
         while not self._orders.empty():
             self._orders.get()
-        if not isinstance(error, DivergenceError):  # the other ranks find out by themselves
-            self._transport.abort()
 
 
 _open: set[Wire] = set()
@@ -224,3 +263,13 @@ def _close_all() -> None:
     """Ends all threads before the interpreter does, which would abort the process if one were in a collective."""
     for wire in list(_open):
         wire.close()
+
+
+def _forget_all() -> None:
+    """A process that was forked has none of the threads; whoever closes its handles would wait for them for ever."""
+    for wire in _open:
+        wire._closed = True
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

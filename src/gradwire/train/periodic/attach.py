@@ -22,6 +22,7 @@ from gradwire.train.periodic.handle import Periodic
 from gradwire.train.periodic.outer import Outer, check_outer
 from gradwire.train.periodic.schedule import Cut, Moments, Schedule
 from gradwire.train.policy import DensePolicy
+from gradwire.train.roll_call import RollCall
 from gradwire.train.wrappers import unwrapped_optimizer
 
 
@@ -114,17 +115,20 @@ def periodic(
         >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)                          # doctest: +SKIP
         >>> handle = gradwire.periodic(optimizer, every=8, method="qsgd", bits=4)          # doctest: +SKIP
     """
-    optimizer = unwrapped_optimizer(optimizer)
-    _check_optimizer(optimizer)
-    schedule = Schedule(every, fragments, cut, delay, mix, warmup_steps, moments)
-    configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-    guarding = Guarding(rollback=False, verify=verify, verify_every=verify_every)
-    _check_method(configuration, schedule)
-    named = _named(optimizer, parameters)
-    check_parameters(named)
-    check_outer(outer, optimizer, named)
-    group = default_group(process_group)
-    return Periodic(optimizer, configuration, schedule, guarding, named, outer, buffers, group, broadcast)
+    workers = default_group(process_group)
+    with RollCall(workers) as roll_call:
+        optimizer = unwrapped_optimizer(optimizer)
+        _check_optimizer(optimizer)
+        schedule = Schedule(every, fragments, cut, delay, mix, warmup_steps, moments)
+        configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
+        guarding = Guarding(rollback=False, verify=verify, verify_every=verify_every)
+        _check_method(configuration, schedule)
+        named = _named(optimizer, parameters)
+        check_parameters(named)
+        check_outer(outer, optimizer, named)
+        return Periodic(
+            optimizer, configuration, schedule, guarding, named, outer, buffers, workers, roll_call, broadcast
+        )
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:

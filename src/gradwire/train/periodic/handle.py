@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.errors import ConfigurationError
-from gradwire.train.agreement import check_same
+from gradwire.train.agreement import check_equal, check_same
 from gradwire.train.configuration import Configuration
 from gradwire.train.guarding import Guarding
 from gradwire.train.handle import Handle, Named
@@ -25,7 +25,8 @@ from gradwire.train.periodic.flights import Flights, copied
 from gradwire.train.periodic.fragments import cut
 from gradwire.train.periodic.outer import Outer, adopted, described
 from gradwire.train.periodic.schedule import Moments, Schedule
-from gradwire.train.periodic.start import check_equal, send_first
+from gradwire.train.periodic.start import REMEDY, send_first
+from gradwire.train.roll_call import RollCall
 from gradwire.train.stats import Stats
 from gradwire.wire import ProcessGroupTransport
 from gradwire.wire.meter import all_reduce_bytes
@@ -48,6 +49,7 @@ class Periodic(Handle):
     """
 
     _hook: RemovableHandle | None = None
+    _replicas = False  # those of rank 0 may be sent first
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Periodic(Handle):
         outer: Outer | None,
         buffers: nn.Module | None,
         group: dist.ProcessGroup,
+        roll_call: RollCall,
         broadcast: bool,
     ) -> None:
         fragments = cut(parameters, schedule, configuration.granularity)
@@ -67,7 +70,8 @@ class Periodic(Handle):
         beside: list[Beside] = [_MOMENTS[schedule.moments](optimizer)]
         beside += [] if self._buffers is None else [self._buffers]
         comparison = partial(Drift, fragments, beside)
-        super().__init__(configuration, parameters, group, dataclasses.replace(guarding, comparison=comparison))
+        guarding = dataclasses.replace(guarding, comparison=comparison)
+        super().__init__(configuration, parameters, group, roll_call, guarding)
         pieces = [piece for fragment in fragments for piece in fragment.pieces]
         self._shapes = {piece.name: piece.shape for piece in pieces}
         self._parameters = {
@@ -85,7 +89,7 @@ class Periodic(Handle):
             if broadcast:
                 send_first(tensors, transport)
             else:
-                check_equal(tensors, transport, self.engine.store.device)
+                check_equal(tensors, transport, self.engine.store.device, REMEDY)
             self._flights = Flights(fragments, beside, self.engine, self.wire)
         except Exception:
             self.close()
@@ -121,17 +125,18 @@ class Periodic(Handle):
             GradwireError: If an earlier average failed.
             DivergenceError: On every rank, if ranks that verify do not have the same.
         """
-        now = self.steps_done
-        self._flights.take_all(now)
-        behind = [fragment for fragment in self._fragments if fragment.level < now]
-        for fragment in behind:
-            self._flights.launch(fragment, now, 0, 1.0, None if self._warm else self.outer)
-        self._flights.take(now)
-        for guard in self.engine.guards:
-            if isinstance(guard, Drift):
-                self._compare(guard)
-        if now > self._began:
-            self._begin_period()
+        with self.wire.whole():
+            now = self.steps_done
+            self._flights.take_all(now)
+            behind = [fragment for fragment in self._fragments if fragment.level < now]
+            for fragment in behind:
+                self._flights.launch(fragment, now, 0, 1.0, None if self._warm else self.outer)
+            self._flights.take(now)
+            for guard in self.engine.guards:
+                if isinstance(guard, Drift):
+                    self._compare(guard)
+            if now > self._began:
+                self._begin_period()
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached: ``steps`` are local ones.
@@ -205,7 +210,9 @@ class Periodic(Handle):
         """Counts a local step; there is nothing else to do in most of them."""
         self.steps_done += 1
         if self.steps_done >= self._next:
-            self._act()
+            self.wire.check()
+            with self.wire.whole():
+                self._act()
 
     @torch.no_grad()
     def _act(self) -> None:
