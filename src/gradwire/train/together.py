@@ -72,7 +72,7 @@ class Together:
             written += sum(request.payload.nbytes for request in asked[0])
             for request in asked[0]:
                 _count(request, meter, len(rounds))
-            answers = [list(rank) for rank in zip(*map(_answers, zip(*asked, strict=True)), strict=True)]
+            answers = [list(rank) for rank in zip(*map(self.answer, zip(*asked, strict=True)), strict=True)]
             start = time.perf_counter()
             asked = [_advance(rounds[0], answers[0])]
             decode_seconds += time.perf_counter() - start
@@ -81,32 +81,31 @@ class Together:
             engine.step += 1
         return Step(written, meter.wire_bytes, encode_seconds, decode_seconds)
 
+    def answer(self, requests: Sequence[Request]) -> list[Tensor]:
+        """What a collective gives each rank, from the requests that all ranks make at the same point."""
+        payloads, count = [request.payload for request in requests], len(requests)
+        match requests[0]:
+            case AllReduceMean():
+                return _for_all(torch.stack(payloads).mul_(1 / count).sum(0), count)
+            case AllReduceSum():
+                return _for_all(torch.stack(payloads).sum(0, dtype=payloads[0].dtype), count)
+            case AllReduceMax():
+                return _for_all(torch.stack(payloads).amax(0), count)
+            case AllGather():
+                return _for_all(torch.stack(payloads), count)
+            case AllToAll():
+                return [torch.stack([payload[rank] for payload in payloads]) for rank in range(count)]
+            case Broadcast(source=source):
+                return _for_all(payloads[source], count)
+            case Exchange():
+                return [payloads[each.partner].clone() for each in requests if isinstance(each, Exchange)]
+
 
 def _advance(rounds: Rounds, answers: list[Tensor] | None) -> list[Request]:
     try:
         return next(rounds) if answers is None else rounds.send(answers)
     except StopIteration:
         return []
-
-
-def _answers(requests: Sequence[Request]) -> list[Tensor]:
-    """What a collective gives each rank, from the requests that all ranks make at the same point."""
-    payloads, count = [request.payload for request in requests], len(requests)
-    match requests[0]:
-        case AllReduceMean():
-            return _for_all(torch.stack(payloads).mul_(1 / count).sum(0), count)
-        case AllReduceSum():
-            return _for_all(torch.stack(payloads).sum(0, dtype=payloads[0].dtype), count)
-        case AllReduceMax():
-            return _for_all(torch.stack(payloads).amax(0), count)
-        case AllGather():
-            return _for_all(torch.stack(payloads), count)
-        case AllToAll():
-            return [torch.stack([payload[rank] for payload in payloads]) for rank in range(count)]
-        case Broadcast(source=source):
-            return _for_all(payloads[source], count)
-        case Exchange():
-            return [payloads[each.partner].clone() for each in requests if isinstance(each, Exchange)]
 
 
 def _for_all(result: Tensor, count: int) -> list[Tensor]:
