@@ -77,12 +77,8 @@ class Recorder(Together):
         asked: What kind of request, and the payload of each rank.
     """
 
-    def __init__(self, case: Case, slots: Sequence[Slot]) -> None:
-        everything = DensePolicy(below=0, vectors=False)
-        choices = Configuration.make(
-            case.method, case.options, case.granularity, case.route, case.memory, dense=everything, seed=7
-        )
-        super().__init__(choices, slots, WORKERS)
+    def __init__(self, configuration: Configuration, slots: Sequence[Slot], workers: int) -> None:
+        super().__init__(configuration, slots, workers)
         self.asked: list[tuple[str, list[Tensor]]] = []
 
     def answer(self, requests: Sequence[Request]) -> list[Tensor]:
@@ -111,8 +107,12 @@ def recorded(method: str) -> dict[str, Record]:
 def _record(
     case: Case, shapes: Sequence[tuple[str, tuple[int, ...]]], steps: int, rounded: bool, whole: bool
 ) -> Record:
+    everything = DensePolicy(below=0, vectors=False)
+    choices = Configuration.make(
+        case.method, case.options, case.granularity, case.route, case.memory, dense=everything, seed=7
+    )
     slots = flat_slots(shapes)
-    world = Recorder(case, slots)
+    world = Recorder(choices, slots, WORKERS)
     record: Record = {}
     for step in range(steps):
         gradients = [gradient(slots, rank, step) for rank in range(WORKERS)]
