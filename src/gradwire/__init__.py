@@ -1,7 +1,7 @@
 """gradwire: data-parallel training, cheap on the wire.
 
->>> model = DistributedDataParallel(net)                     # doctest: +SKIP
->>> handle = gradwire.compress(model, "acpsgd", rank=4)      # doctest: +SKIP
+>>> model = DistributedDataParallel(net)
+>>> handle = gradwire.compress(model, "acpsgd", rank=4)
 
 Names are loaded when they are first used, so that what needs no torch, such as the lab, does not wait for it.
 """
