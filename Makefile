@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test check golden clean
 
 demo: $(VENV)/ready
 	$(BIN)/gradwire bench train
@@ -16,6 +16,10 @@ check: $(VENV)/ready
 	$(BIN)/ruff check src tests
 	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
+
+# Makes the golden vectors of some METHODS anew, or of all: what they wrote, averaged and remembered.
+golden: $(VENV)/ready
+	PYTHONPATH=tests $(BIN)/python tests/golden.py $(METHODS)
 
 # torch comes first and pinned, so that nothing below picks another build of it.
 $(VENV)/ready: pyproject.toml

@@ -1,6 +1,8 @@
 """The command line, as a user runs it."""
 
+import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -8,8 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from gradwire import cli
+from gradwire import cli, methods
+from gradwire.bench import catalogue, handbook
+from gradwire.methods.families import FAMILIES
 
 GRADWIRE = [sys.executable, "-c", "import sys; from gradwire.cli import main; sys.exit(main())"]
 
@@ -27,11 +32,11 @@ def run(*arguments, monkeypatch, capsys):
     [
         ([], "doctor"),
         (["bench"], "kernels"),
-        (["methods"], "gradwire methods --numel 0 --json methods.json"),
-        (["analyze"], "gradwire analyze --method topk:ratio=0.01 --owner qsgd:8"),
+        (["methods"], "gradwire methods --json methods.json"),
+        (["analyze"], "gradwire analyze topk:ratio=0.01 --owner qsgd:8"),
         (["bench", "sync"], "gradwire bench sync --link 1gbit"),
-        (["bench", "train"], "gradwire bench train --link 1gbit"),
-        (["bench", "periodic"], "gradwire bench periodic --section overhead"),
+        (["bench", "train"], "gradwire bench train topk:ratio=0.001 acpsgd:rank=2"),
+        (["bench", "periodic"], "gradwire bench periodic overhead"),
         (["bench", "kernels"], "gradwire bench kernels"),
         (["doctor"], "gradwire doctor"),
     ],
@@ -42,16 +47,44 @@ def test_help_has_examples(command, said, monkeypatch, capsys):
     assert said in " ".join(out.split())
 
 
-def test_methods_lists_every_method_with_its_options(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_methods_has_a_line_for_each_method(width, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
     path = tmp_path / "methods.json"
-    code, out, _ = run("methods", "--numel", "0", "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+    code, out, _ = run("methods", "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0
+    lines = out.partition("gradwire methods NAME")[0].splitlines()
+    assert [line.split()[0] for line in lines[1:] if line.startswith("  ")] == [
+        name for family in FAMILIES.values() for name in family
+    ]
+    assert all(len(line) <= width for line in lines)
     document = json.loads(path.read_text())
     assert document["schema"] == "gradwire.methods/1"
     listed = {entry["name"]: entry for entry in document["methods"]}
     assert listed["acpsgd"]["options"] == {"rank": 4}
-    assert all(entry["summary"] and entry["citation"] for entry in listed.values())
-    assert all(name in out for name in listed)
+    assert all(entry["summary"] and entry["citation"] and entry["bits"] > 0 for entry in listed.values())
+    assert document["measured"] == []
+
+
+def test_every_method_has_a_family_the_one_of_the_readme():
+    assert sorted(name for family in FAMILIES.values() for name in family) == sorted(methods.names())
+    table = (Path(__file__).parents[1] / "README.md").read_text().partition("| family | methods |")[2]
+    for family, names in FAMILIES.items():
+        row = table.partition(f"| {family} |")[2].partition("\n")[0]
+        assert re.findall("`(.*?)`", row) == list(names)
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_every_option_of_a_method_is_told_with_its_default(name):
+    (entry,) = catalogue.entries([name])
+    assert set(entry.option_texts) == set(entry.options)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(handbook.description(entry))
+    told = " ".join(console.export_text().split())
+    for option, default in entry.options.items():
+        assert f"{option}={default!r} " in told
+    assert entry.bias in told
+    assert all(route in told for route in entry.routes)
 
 
 def test_methods_writes_the_page_of_the_documentation(tmp_path, monkeypatch, capsys):
@@ -61,7 +94,7 @@ def test_methods_writes_the_page_of_the_documentation(tmp_path, monkeypatch, cap
     arguments = ("methods", "topk", "qsgd", "--numel", "10000", "--docs", str(tmp_path), "--accuracy", str(results))
     code, out, _ = run(*arguments, monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0
-    assert "encode GB/s" in out
+    assert "enc GB/s" in out
     page = (tmp_path / "methods.md").read_text()
     assert "| `qsgd` |" in page
     assert "-1.0 (ratio=0.01) |" in page
@@ -70,7 +103,7 @@ def test_methods_writes_the_page_of_the_documentation(tmp_path, monkeypatch, cap
 
 def test_analyze_prints_both_bounds(tmp_path, monkeypatch, capsys):
     path = tmp_path / "analysis.json"
-    arguments = ("--method=topk:ratio=0.01", "--owner=qsgd:8", "--steps=2", "--draws=2", "--dataset=digits")
+    arguments = ("topk:ratio=0.01", "--owner=qsgd:8", "--steps=2", "--draws=2", "--dataset=digits")
     code, out, _ = run("analyze", *arguments, "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0
     assert "layer-wise" in out
@@ -97,6 +130,14 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["bench", "sync", "--link", "fast"], "'fast'"),
         (["bench", "sync", "--shapes", "resnet51"], "resnet50"),
         (["bench", "sync", "--method", "topkk"], "topk"),
+        (["bench", "sync", "--link", "1gbits"], "did you mean '1gbit'"),
+        (["analyze", "topkk"], "did you mean 'topk'"),
+        (["analyze", "topk:ration=0.1"], "did you mean 'ratio'"),
+        (["analyze", "topk:memroy=none"], "did you mean 'memory'"),
+        (["analize"], 'Did you mean "analyze"'),
+        (["topk"], "gradwire methods topk"),
+        (["doctor", "me"], "'me'"),
+        (["methods", "--json", "/dev/null/all.json"], "/dev/null/all.json"),
         (["bench", "sync", "--method", "qsgd:bits=99"], "99"),
         (["bench", "sync", "--steps", "0"], "--steps"),
         (["methods", "topkk", "--numel", "0"], "topk"),

@@ -61,8 +61,11 @@ else:
         connection.sendall(bytes(size))
         connection.recv(1)
 spent = interface_counters() - before
-print(spent.tx_bytes, spent.rx_bytes)
+print(spent.tx_bytes, spent.rx_bytes, spent.tx_packets, spent.rx_packets)
 """
+
+MOST_HEADERS = 14 + 20 + 60
+"""Bytes of a packet that are none of TCP's payload, at most: Ethernet, IP, and TCP with all options there can be."""
 
 ALL_REDUCES = """
 import torch
@@ -283,12 +286,13 @@ class TestShaped:
         with lab.Lab(workers=2, rate=rate) as opened:
             result = opened.run([sys.executable, "-c", TRANSFERS, str(size)])
             outer = opened.counters()
-        inner = [tuple(map(int, output.split())) for output in result.outputs]
-        assert size < inner[1][0] < 1.03 * size
-        assert size < inner[0][1] < 1.03 * size
-        assert inner[1][1] < 0.03 * size
-        assert size < outer[1].tx_bytes < 1.03 * size
-        assert size < outer[0].rx_bytes < 1.03 * size
+        inner = [lab.InterfaceCounters(*map(int, output.split())) for output in result.outputs]
+        # On a busy machine segments are smaller and attempts to connect more, so packets count, and not a share.
+        assert size < inner[1].tx_bytes <= size + MOST_HEADERS * inner[1].tx_packets
+        assert size < inner[0].rx_bytes <= size + MOST_HEADERS * inner[0].rx_packets
+        assert inner[1].rx_bytes <= MOST_HEADERS * inner[1].rx_packets
+        assert size < outer[1].tx_bytes <= size + MOST_HEADERS * outer[1].tx_packets
+        assert size < outer[0].rx_bytes <= size + MOST_HEADERS * outer[0].rx_packets
         assert outer[0].rx_packets > size // 65536
 
     def test_two_labs_at_once(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 import gradwire
 from catalogue import OPTIONS
 from gradwire import methods
+from gradwire.bench.catalogue import declared_bits
 
 SIDE = 64
 VALUES = SIDE * SIDE
@@ -26,15 +26,6 @@ def vectors() -> list[torch.Tensor]:
     outlier = gaussian.clone()
     outlier[0, 0] = 1e4
     return [gaussian, gaussian**3, torch.where(gaussian.abs() > 2, gaussian, gaussian * 1e-4), outlier]
-
-
-def declared_bits(method: methods.Method) -> float:
-    """The formula, for a square matrix in one segment."""
-    names: dict[str, Any] = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
-    if "ratio" in names:
-        names["k"] = max(1, round(names["ratio"] * VALUES))
-    known = {"ceil": math.ceil, "log2": math.log2, "sqrt": math.sqrt, "min": min, "max": max}
-    return float(eval(method.wire_bits, {"__builtins__": {}}, {**known, **names, "d": VALUES, "n": SIDE, "m": SIDE}))
 
 
 @pytest.mark.parametrize("name", methods.names())
@@ -52,7 +43,7 @@ def test_every_method_declares_what_it_is(name: str) -> None:
 def test_size_on_the_wire_is_as_declared(name: str) -> None:
     """At most the formula, but for what rounding up to bytes and words adds, and not under nine tenths of it."""
     bits = 8 * gradwire.roundtrip(vectors()[0], name).wire_bytes
-    formula = declared_bits(methods.get(name)())
+    formula = declared_bits(methods.get(name)(), SIDE, SIDE)
     assert 0.9 * formula <= bits <= formula + 160, (bits, formula)
 
 

@@ -1,7 +1,7 @@
 """gradwire: data-parallel training, cheap on the wire.
 
->>> model = DistributedDataParallel(net)                     # doctest: +SKIP
->>> handle = gradwire.compress(model, "acpsgd", rank=4)      # doctest: +SKIP
+>>> model = DistributedDataParallel(net)
+>>> handle = gradwire.compress(model, "acpsgd", rank=4)
 
 Names are loaded when they are first used, so that what needs no torch, such as the lab, does not wait for it.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gradwire import lab, memory, methods, optim
     from gradwire.analysis import Analysis, analyze
+    from gradwire.codec import FORMAT_VERSION
     from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
     from gradwire.train import (
         Audit,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "FORMAT_VERSION": "gradwire.codec",
     "Analysis": "gradwire.analysis",
     "Audit": "gradwire.train",
     "ConfigurationError": "gradwire.errors",
@@ -58,6 +60,7 @@ _HOMES = {
 _ROOMS = ("lab", "memory", "methods", "optim")
 
 __all__ = [
+    "FORMAT_VERSION",
     "Analysis",
     "Audit",
     "ConfigurationError",

@@ -92,8 +92,11 @@ def analyze(
         ConfigurationError: If there is no gradient, or the method cannot be as asked.
 
     Example:
-        >>> gradients = {name: each.grad for name, each in net.named_parameters()}     # doctest: +SKIP
-        >>> analyze(gradients, "topk", ratio=0.01).layer_wise_bound                    # doctest: +SKIP
+        >>> loss.backward()
+        >>> gradients = {name: each.grad for name, each in net.named_parameters()}
+        >>> analysis = gradwire.analyze(gradients, "topk", ratio=0.01)
+        >>> analysis.layer_wise_bound <= analysis.entire_model_bound
+        True
     """
     if draws < 1:
         raise ConfigurationError(f"draws={draws!r} is out of range; choose at least 1")

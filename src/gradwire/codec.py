@@ -13,6 +13,9 @@ from gradwire.errors import PayloadError
 from gradwire.layout import Block, Slot
 from gradwire.memory import Feedback, Store
 
+FORMAT_VERSION = 1
+"""Of all payloads, as ``docs/formats.md`` describes them: another one whenever bytes mean something else."""
+
 
 class Codec(ABC):
     """Writes a block as bytes of a size that every rank knows before they are written."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class GradwireError(Exception):
     """Base of every error that is gradwire's own."""
@@ -60,3 +63,9 @@ class WireError(GradwireError, RuntimeError):
 
 class LabError(GradwireError, RuntimeError):
     """The shaped-network laboratory cannot be built or used here."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """For messages: what was probably meant, as a question with a space behind it; nothing if nothing is near."""
+    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, near))}? " if near else ""

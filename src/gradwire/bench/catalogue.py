@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +19,7 @@ from torch import Tensor
 import gradwire
 from gradwire.layout import Slot, flat_slots
 from gradwire.methods import Method
+from gradwire.methods.families import FAMILIES, OTHERS, family_of
 from gradwire.train.configuration import Configuration
 from gradwire.train.policy import DensePolicy
 from gradwire.train.together import Step, Together
@@ -31,6 +34,9 @@ TIMED_STEPS = 4
 
 SECONDS = 3.0
 """No step begins later than this after the first to warm up, or the first that is timed."""
+
+SIDE = 1000
+"""Of the matrix for which sizes and bounds are told."""
 
 COMPILED_SIDE = 128
 """Side of the matrix whose average has a method's kernels compiled."""
@@ -59,24 +65,36 @@ class Entry:
 
     Attributes:
         name: Its name.
+        family: What it sends, in a word or two.
         summary: What it does, in a line.
+        about: The rest of what its class says of it, in paragraphs.
         bias: Exact, unbiased, contractive or biased.
         routes: Its routes, the usual one first.
         granularities: Its granularities, the usual one first.
         memory: Its usual memory.
+        memories: What it can carry.
         options: Its hyper-parameters with the defaults.
+        option_texts: What each is, and its range.
         wire_bits: The formula of what a worker writes for a segment.
+        bits: What that is for a value of a matrix of :data:`SIDE` by :data:`SIDE`.
+        bound: The most that the error can be for that, ``E |Q(x) - x|^2 / |x|^2``; None if there is no bound.
         citation: Authors, year, arXiv id.
     """
 
     name: str
+    family: str
     summary: str
+    about: str
     bias: str
     routes: tuple[str, ...]
     granularities: tuple[str, ...]
     memory: str
+    memories: tuple[str, ...]
     options: dict[str, Any]
+    option_texts: dict[str, str]
     wire_bits: str
+    bits: float
+    bound: float | None
     citation: str
 
 
@@ -100,24 +118,57 @@ class Measurement:
 
 
 def entries(names: Sequence[str] = ()) -> list[Entry]:
-    """The catalogue, or some of it."""
+    """The catalogue family by family, or some of it as given."""
+    own = [name for name in gradwire.methods.names() if family_of(name) == OTHERS]
     found = []
-    for name in names or gradwire.methods.names():
-        method = gradwire.methods.get(name)
+    for name in names or [name for family in FAMILIES.values() for name in family] + own:
+        kind = gradwire.methods.get(name)
+        method = kind()
+        summary, _, about = _docstring(kind)[0].partition("\n")
+        bound = method.error_bound(SIDE * SIDE)
         found.append(
             Entry(
                 name=name,
-                summary=(method.__doc__ or "").strip().partition("\n")[0].replace("``", ""),
-                bias=method.bias,
-                routes=method.routes,
-                granularities=method.granularities,
-                memory=method.memory,
-                options={field.name: _default(field) for field in dataclasses.fields(method)},  # type: ignore[arg-type]
-                wire_bits=method.wire_bits,
-                citation=method.citation,
+                family=family_of(name),
+                summary=summary,
+                about=about.strip(),
+                bias=kind.bias,
+                routes=kind.routes,
+                granularities=kind.granularities,
+                memory=kind.memory,
+                memories=kind.memories,
+                options={field.name: _default(field) for field in dataclasses.fields(kind)},  # type: ignore[arg-type]
+                option_texts=_option_texts(kind),
+                wire_bits=kind.wire_bits,
+                bits=declared_bits(method, SIDE, SIDE) / SIDE**2,
+                bound=bound if math.isfinite(bound) else None,
+                citation=kind.citation,
             )
         )
     return found
+
+
+def declared_bits(method: Method, n: int, m: int) -> float:
+    """What a method's formula says that a worker writes for a matrix of ``n`` by ``m`` as one segment, in bits."""
+    names: dict[str, Any] = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    names |= {"ceil": math.ceil, "log2": math.log2, "sqrt": math.sqrt, "min": min, "max": max}
+    names |= {"d": n * m, "n": n, "m": m, "k": max(1, round(names.get("ratio", 1.0) * n * m))}
+    return float(eval(method.wire_bits, {"__builtins__": {}}, names))
+
+
+def _docstring(kind: type) -> tuple[str, str]:
+    """What a class says of itself, and of its attributes."""
+    about, _, attributes = inspect.cleandoc(kind.__doc__ or "").replace("``", "").partition("\nAttributes:\n")
+    return about, attributes
+
+
+def _option_texts(kind: type[Method]) -> dict[str, str]:
+    """Name to text, from the sections on attributes of a class and of those that it inherits from."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        told = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", _docstring(each)[1], re.MULTILINE)
+        found |= {name: " ".join(text.split()) for name, text in told}
+    return {field.name: found[field.name] for field in dataclasses.fields(kind) if field.name in found}  # type: ignore[arg-type]
 
 
 def measure(

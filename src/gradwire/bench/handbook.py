@@ -1,16 +1,33 @@
-"""The catalogue as a table for the terminal and as a page of the documentation, from the same data."""
+"""The catalogue for the terminal and as a page of the documentation, from the same data."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
-from gradwire.bench.catalogue import SECONDS, SPARSE, TIMED_STEPS, WARM_UP_STEPS, WORKERS, Entry, Measurement
+import gradwire
+from gradwire.bench.catalogue import (
+    SECONDS,
+    SIDE,
+    SPARSE,
+    TIMED_STEPS,
+    WARM_UP_STEPS,
+    WORKERS,
+    Entry,
+    Measurement,
+    declared_bits,
+)
 
 PICTURE = Path("images") / "methods_size_error.png"
 """Of size against error, beside the page."""
+
+LEAST_WIDTH_OF_SOURCES = 90
+"""Columns from which on a line has room for a method's source."""
 
 _ALL = {"layer", "bucket", "model", "block"}
 
@@ -36,22 +53,98 @@ Every method is a recipe over the same parts and takes any memory, route and gra
 """
 
 
-def table(entries: Sequence[Entry], measured: Sequence[Measurement], title: str) -> Table:
-    """The catalogue for the terminal; without measurements if there are none."""
-    shown = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("name", "class", "routes", "granularities"):
-        shown.add_column(column)
-    for column in ("bits", "encode GB/s", "decode GB/s") if measured else ():
-        shown.add_column(column, justify="right")
-    shown.add_column("source")
-    numbers = {each.name: each for each in measured}
-    for entry in entries:
-        seen = numbers.get(entry.name)
-        figures = [] if seen is None else [f"{seen.bits:.3g}", f"{seen.encode_gbps:.2f}", f"{seen.decode_gbps:.2f}"]
-        name = "\n".join([entry.name, *(f"  {option}={value}" for option, value in entry.options.items())])
-        ways = ", ".join(entry.routes)
-        shown.add_row(name, entry.bias, ways, _granularities(entry), *figures, entry.citation)
+def overview(entries: Sequence[Entry], measured: Sequence[Measurement], width: int) -> Text:
+    """The catalogue for the terminal: a line a method, family by family.
+
+    Args:
+        entries: What the methods say of themselves.
+        measured: What they were seen to do, or nothing.
+        width: Columns of the terminal; what is too long for its line ends in an ellipsis.
+    """
+    seen = {each.name: each for each in measured}
+    names = 2 + max(len(entry.name) for entry in entries)
+    sources = 2 + max(len(_short_source(entry)) for entry in entries) if width >= LEAST_WIDTH_OF_SOURCES else 0
+    figures = ["bits", *(["enc GB/s", "dec GB/s"] if measured else [])]
+    room = max(width - 2 - names - 13 - 10 * len(figures) - sources, 0)
+    numbers = "".join(f"{each:>8}  " for each in figures)
+    head = f"{'':{names + 2}}{'class':13}{numbers}{'source'[:sources]:{sources}}what it does"
+    shown = Text(overflow="crop", no_wrap=True).append(f"{head[:width]}\n", "bold")
+    for family, members in itertools.groupby(entries, key=lambda entry: entry.family):
+        shown.append(f"{family}\n", "bold cyan")
+        for entry in members:
+            figures = [f"{entry.bits:.3g}"]
+            if each := seen.get(entry.name):
+                figures = [f"{each.bits:.3g}", f"{each.encode_gbps:.2f}", f"{each.decode_gbps:.2f}"]
+            tail = f"{_short_source(entry)[:sources]:{sources}}{_clipped(entry.summary, room)}"
+            line = f"{entry.bias:13}{''.join(f'{each:>8}  ' for each in figures)}{tail}"
+            shown.append(f"  {entry.name:{names}}", "bold").append(line[: width - 2 - names].rstrip() + "\n")
+    shown.rstrip()
     return shown
+
+
+def description(entry: Entry) -> Table:
+    """One method in full, for the terminal."""
+    laws = {
+        "unbiased": "unbiased: E Q(x) = x",
+        "contractive": "contractive: E |x - Q(x)|² < |x|², so error feedback makes up for what it leaves",
+        "exact": "exact, up to rounding",
+        "biased": "biased: neither E Q(x) = x nor a contraction",
+    }
+    values = f"for {SIDE * SIDE:,} values"
+    bound = "none" if entry.bound is None else f"E |Q(x) - x|² <= {entry.bound:.4g} |x|² {values} without a memory"
+    facts = {
+        "family": entry.family,
+        "law": laws[entry.bias],
+        "bound": bound,
+        "bits": f"{entry.wire_bits}, for d values, n by m"
+        + (", k = max(1, round(ratio * d))" if re.search(r"\bk\b", entry.wire_bits) else ""),
+        "sizes": sizes(entry),
+        "routes": ", ".join(entry.routes),
+        "granularity": ", ".join(entry.granularities),
+        "memory": f"{entry.memory}; it can carry {', '.join(entry.memories)}",
+        "source": entry.citation,
+    }
+    shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    shown.add_column(style="bold")
+    shown.add_column()
+    shown.add_row(entry.name, Text(entry.summary, style="bold"))
+    for paragraph in filter(None, entry.about.split("\n\n")):
+        shown.add_row("", "")
+        shown.add_row("", Text(" ".join(paragraph.split())))
+    shown.add_row("", "")
+    for option, default in entry.options.items():
+        shown.add_row(f"{option}={default!r}", Text(entry.option_texts.get(option, "")))
+    if entry.options:
+        shown.add_row("", "")
+    for fact, said in facts.items():
+        shown.add_row(fact, Text(said))
+    return shown
+
+
+def sizes(entry: Entry) -> str:
+    """What the formula comes to for shapes of common layers, against float32."""
+    method = gradwire.methods.get(entry.name)()
+    told = []
+    for n, m, shape in ((64, 576, "64x64x3x3"), (1000, 1000, "1000x1000"), (4096, 4096, "4096x4096")):
+        size = declared_bits(method, n, m) / 8
+        told.append(f"{shape}: {human_bytes(size)}, 1/{4 * n * m / size:.3g} of float32")
+    return "; ".join(told)
+
+
+def human_bytes(size: float) -> str:
+    """In B, kB or MB."""
+    for unit, name in ((1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size:.3g} B"
+
+
+def _short_source(entry: Entry) -> str:
+    return entry.citation.partition(",")[0]
+
+
+def _clipped(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: max(room - 1, 0)].rstrip()}…"
 
 
 def page(

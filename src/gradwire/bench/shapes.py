@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, did_you_mean
 
 Shape = tuple[int, ...]
 NamedShape = tuple[str, Shape]
@@ -51,7 +51,9 @@ def get(name: str) -> tuple[NamedShape, ...]:
         ConfigurationError: If there is no such set.
     """
     if name not in _BUILT_IN:
-        raise ConfigurationError(f"shapes={name!r} is not known; choose one of {', '.join(_BUILT_IN)}")
+        raise ConfigurationError(
+            f"shapes={name!r} is not known; {did_you_mean(name, _BUILT_IN)}choose one of {', '.join(_BUILT_IN)}"
+        )
     return _BUILT_IN[name]()
 
 

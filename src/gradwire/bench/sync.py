@@ -14,7 +14,7 @@ from gradwire import lab
 from gradwire.bench import shapes as shape_sets
 from gradwire.bench.contenders import DDP, FLOOR, TORCH_POWERSGD, Contender
 from gradwire.bench.worker import ended_early
-from gradwire.errors import ConfigurationError, LabError
+from gradwire.errors import ConfigurationError, LabError, did_you_mean
 
 DEFAULT_METHODS = (
     DDP,
@@ -107,7 +107,9 @@ def link_rate(link: str) -> int | None:
     try:
         return None if link == NO_LINK else lab.parse_rate(link)
     except ConfigurationError as error:
-        raise ConfigurationError(f"link: {error} (here: write 'none')") from error
+        number = link[: len(link) - len(link.lstrip("0123456789."))]
+        hint = did_you_mean(link.lower(), [NO_LINK, f"{number}mbit", f"{number}gbit"])
+        raise ConfigurationError(f"link: {hint}{error} (here: write 'none')") from error
 
 
 def measure_link(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnknownCommandError, UnusedCliTokensError
 from rich.console import Console
 from rich.text import Text
 
@@ -33,9 +34,23 @@ def main() -> int:
     try:
         app(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
     except (GradwireError, CycloptsError) as error:
-        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), _said(error)), soft_wrap=True)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _said(error: Exception) -> str:
+    """What an error says, and what was probably meant."""
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    if isinstance(error, UnusedCliTokensError):
+        given = ", ".join(map(repr, error.unused_tokens or ()))
+        return f"{given} has no place here; gradwire {word} --help says what has"
+    if isinstance(error, UnknownCommandError):
+        from gradwire.methods import names
+
+        if near := get_close_matches(word.partition(":")[0], names(), n=1, cutoff=0.8):
+            return f"{error} For the method {near[0]}: gradwire methods {near[0]}, or gradwire analyze {near[0]}."
+    return str(error)

@@ -11,8 +11,8 @@ from gradwire.cli.output import new_console, write
 
 
 def analyze(
-    *,
     method: Annotated[list[str], Parameter(negative=())] = ["topk:ratio=0.01", "qsgd:bits=4", "terngrad"],  # noqa: B006
+    *,
     owner: str | None = None,
     steps: Natural = 30,
     draws: Positive = 16,
@@ -26,12 +26,13 @@ def analyze(
     entire-model bound the number of layers times the largest (Dutta et al. 2020, arXiv:1911.08250).
 
     ```
-    gradwire analyze --method topk:ratio=0.001 --method terngrad
-    gradwire analyze --method topk:ratio=0.01 --owner qsgd:8 --json analysis.json
+    gradwire analyze topk
+    gradwire analyze topk:ratio=0.001 terngrad
+    gradwire analyze topk:ratio=0.01 --owner qsgd:8 --json analysis.json
     ```
 
     Args:
-        method: A method, name:option=value,...; may be repeated.
+        method: Methods, name:option=value,...; with or without the flag.
         owner: What the average is compressed with again, such as qsgd:8.
         steps: Dense training steps before the gradients are taken.
         draws: Steps of randomness to average over.

@@ -30,11 +30,11 @@ bench = App(name="bench", help="Measure on this machine: averaging, training, ke
 
 @bench.command
 def sync(
+    method: Methods = None,
     *,
     shapes: str = "resnet50",
     workers: Positive = 4,
     link: Annotated[list[str], Parameter(negative=())] = ["1gbit"],  # noqa: B006 - cyclopts shows it as the default
-    method: Methods = None,
     steps: Positive = 10,
     json: Json = None,
 ) -> None:
@@ -45,15 +45,15 @@ def sync(
 
     ```
     gradwire bench sync --link 1gbit --link 100mbit --link none
-    gradwire bench sync --method acpsgd:rank=8 --method topk:ratio=0.001 --json sync.json
+    gradwire bench sync ddp acpsgd:rank=8 topk:ratio=0.001 --json sync.json
     ```
 
     Args:
+        method: Contenders, name:option=value,...; with or without the flag. ddp is plain DDP, torch-powersgd is
+            PyTorch's own hook, floor is DDP that sends nothing. Eleven contenders if not given.
         shapes: Whose shapes the gradient has: resnet50 (25.6 M parameters) or tiny.
         workers: Worker processes.
         link: Rate of each worker's link, such as 1gbit, or none for plain loopback; may be repeated.
-        method: A contender, name:option=value,...; may be repeated. ddp is plain DDP, torch-powersgd is PyTorch's own
-            hook, floor is DDP that sends nothing. Eleven contenders if not given.
         steps: Timed steps of each contender.
         json: Write all measurements to this file too.
     """
@@ -86,11 +86,11 @@ def sync(
 
 @bench.command
 def train(
+    method: Methods = None,
     *,
     workload: WorkloadName = "image",
     workers: Positive = 4,
     link: str = "100mbit",
-    method: Methods = None,
     steps: Positive = 100,
     batch: Positive = 32,
     seed: int = 0,
@@ -104,17 +104,17 @@ def train(
 
     ```
     gradwire bench train
-    gradwire bench train --method all --link none --out results/all
-    gradwire bench train --link 1gbit --method topk:ratio=0.001 --method acpsgd:rank=2 --out results/fast
+    gradwire bench train all --link none --out results/all
+    gradwire bench train topk:ratio=0.001 acpsgd:rank=2 --link 1gbit --out results/fast
     gradwire bench train --workload language --batch 16 --out results/language
     ```
 
     Args:
+        method: Contenders, name:option=value,...; with or without the flag; all is every method of the catalogue at its
+            recommended settings. Six contenders if not given.
         workload: image is the CNN; language is a GRU that learns the next byte of the sources of Python's library.
         workers: Worker processes.
         link: Rate of each worker's link, such as 100mbit, or none for plain loopback.
-        method: A contender, name:option=value,...; may be repeated; all is every method of the catalogue at its
-            recommended settings. Six contenders if not given.
         steps: Steps of each contender.
         batch: Images, or pieces of 64 bytes, a worker and step.
         seed: Seed of the model's start and of the order of the samples.
@@ -160,8 +160,8 @@ def train(
 
 @bench.command
 def periodic(
-    *,
     section: Annotated[list[Section], Parameter(negative=())] = ["claim", "speedup", "volume", "overhead"],  # noqa: B006
+    *,
     workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
     link: str = "100mbit",
     seeds: Positive = 3,
@@ -181,13 +181,13 @@ def periodic(
 
     ```
     gradwire bench periodic
-    gradwire bench periodic --section claim --workload language --seeds 1 --steps 400
-    gradwire bench periodic --section claim --workload image --steps 15360 --batch 64 --learning-rate 0.4
-    gradwire bench periodic --section overhead --link 1gbit
+    gradwire bench periodic claim --workload language --seeds 1 --steps 400
+    gradwire bench periodic claim --workload image --steps 15360 --batch 64 --learning-rate 0.4
+    gradwire bench periodic overhead --link 1gbit
     ```
 
     Args:
-        section: What to measure; may be repeated.
+        section: What to measure; with or without the flag.
         workload: What claim and speedup train; may be repeated. volume trains the last one.
         link: Rate of each worker's link in claim and overhead, such as 100mbit, or none for plain loopback.
         seeds: Trainings of each plan, each with a start and an order of samples of its own.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from gradwire.cli.arguments import Json, Natural
 from gradwire.cli.output import new_console, write
@@ -10,26 +13,33 @@ from gradwire.cli.output import new_console, write
 
 def methods(
     *names: str,
+    measure: Annotated[bool, Parameter(negative=())] = False,
     numel: Natural = 1_000_000,
     docs: Path | None = None,
     accuracy: Path | None = None,
     json: Json = None,
 ) -> None:
-    """List the compression methods: class, routes, granularities, size on the wire and speed on this machine.
+    """List the compression methods, or say all of some: options, law, bound, sizes, routes, memories, source.
+
+    The list has a line a method, by family: its class, the bits that it writes for a value of a 1000x1000 matrix, its
+    source, and what it does.
 
     ```
     gradwire methods
-    gradwire methods topk dgc --numel 25000000
-    gradwire methods --numel 0 --json methods.json
+    gradwire methods topk
+    gradwire methods --measure
+    gradwire methods topk dgc --measure --numel 25000000
+    gradwire methods --json methods.json
     gradwire methods --numel 25000000 --docs docs --accuracy results/train.json
     ```
 
     Args:
-        names: Only these; all of them if none is given.
-        numel: Elements of the gradient that is timed, in one matrix; 0 to measure nothing.
-        docs: Write the page methods.md and its picture to this folder.
+        names: Only these, and all of each; a list of all of them if none is given.
+        measure: Measure size and speed on this machine; a minute or two for all methods.
+        numel: Elements of the gradient that is measured, in one matrix; 0 to measure nothing.
+        docs: Write the page methods.md and its picture to this folder, measured unless numel is 0.
         accuracy: Training results of gradwire bench train, whose accuracies the page is to show.
-        json: Write the list to this file too.
+        json: Write what is known, and what was measured, to this file too.
     """
     from gradwire.bench import catalogue, data, handbook, pictures, report
     from gradwire.bench.gradients import real_gradients
@@ -39,7 +49,7 @@ def methods(
     accuracies = {} if accuracy is None else report.accuracy_gains(accuracy)
     measured: list[catalogue.Measurement] = []
     source = data.locate("auto") if docs is not None and numel else None
-    if numel:
+    if numel and (measure or docs is not None):
         with console.status("measuring") as status:
             measured = catalogue.measure(
                 [entry.name for entry in entries],
@@ -47,7 +57,10 @@ def methods(
                 real_gradients(source, catalogue.WORKERS) if source is not None else (),
                 lambda done, total, name: status.update(f"{done} of {total}  {name}"),
             )
-    console.print(handbook.table(entries, measured, "Methods"))
+    if measured or not names:
+        console.print(handbook.overview(entries, measured, console.width))
+    else:
+        console.print(*map(handbook.description, entries), sep="\n\n")
     if measured:
         console.print(f"[dim]one thread, {numel / 1e6:g} M values, 4 workers; {report.machine_line()}[/dim]")
     if docs is not None:
@@ -57,4 +70,8 @@ def methods(
             pictures.size_error_plot(entries, measured, docs / handbook.PICTURE, about)
         report.write_text(docs / "methods.md", handbook.page(entries, measured, where, accuracies))
         console.print(f"Wrote {docs / 'methods.md'}", soft_wrap=True)
+    if not (measured or names):
+        console.print(
+            "\n[dim]gradwire methods NAME says all of one; --measure has sizes and speeds of this machine[/dim]"
+        )
     write(json, report.document("methods", numel=numel, methods=entries, measured=measured))

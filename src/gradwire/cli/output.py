@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ _LEAST_WIDTH = 120
 
 
 def new_console() -> Console:
-    """A console for standard output, wide enough for tables where it is no terminal."""
+    """A console for standard output, wide enough for tables where it is no terminal and ``COLUMNS`` says nothing."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=max(console.width, _LEAST_WIDTH))
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(highlight=False, width=max(console.width, _LEAST_WIDTH))
 
 
 def write(path: Path | None, content: dict[str, Any]) -> None:

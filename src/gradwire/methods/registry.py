@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, did_you_mean
 from gradwire.methods.method import Method
 
 MethodType = TypeVar("MethodType", bound=type[Method])
+
+CHOICES = ("granularity", "route", "memory", "owner", "dense", "seed")
+"""What goes with every method and is no option of any."""
 
 _CATALOGUE: dict[str, type[Method]] = {}
 
@@ -47,8 +49,7 @@ def get(name: str) -> type[Method]:
         ConfigurationError: If there is none.
     """
     if name not in _CATALOGUE:
-        near = difflib.get_close_matches(name, _CATALOGUE, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        hint = did_you_mean(name, _CATALOGUE)
         raise ConfigurationError(f"method {name!r} is not known; {hint}all of them: {', '.join(names())}")
     return _CATALOGUE[name]
 
@@ -77,7 +78,7 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
     for option in options:
         if option not in known:
             raise ConfigurationError(
-                f"{method!r} has no option {option!r}; "
+                f"{method!r} has no option {option!r}; {did_you_mean(option, [*known, *CHOICES])}"
                 + (f"its options: {', '.join(known)}" if known else "it has no options")
             )
     return kind(**options)

@@ -17,8 +17,8 @@ class OneBitAdam(CompressedAdam):
     Arguments and errors are those of :class:`CompressedAdam`.
 
     Example:
-        >>> optimizer = gradwire.optim.OneBitAdam(net.named_parameters(), freeze_step=500)   # doctest: +SKIP
-        >>> loss.backward(); optimizer.step()                                                # doctest: +SKIP
+        >>> optimizer = gradwire.optim.OneBitAdam(net.named_parameters(), freeze_step=500)
+        >>> loss.backward(); optimizer.step()
     """
 
     def _step(self, gradients: Tensors) -> None:

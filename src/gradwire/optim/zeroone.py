@@ -42,8 +42,8 @@ class ZeroOneAdam(CompressedAdam):
         max_interval: Most steps from one synchronisation to the next.
 
     Example:
-        >>> optimizer = gradwire.optim.ZeroOneAdam(net.named_parameters(), freeze_step=500)  # doctest: +SKIP
-        >>> loss.backward(); optimizer.step()                                                # doctest: +SKIP
+        >>> optimizer = gradwire.optim.ZeroOneAdam(net.named_parameters(), freeze_step=500)
+        >>> loss.backward(); optimizer.step()
     """
 
     schedule = (*CompressedAdam.schedule, "kappa", "double_every", "max_interval")

@@ -66,8 +66,10 @@ class FloatValues(ValueCoding):
         return -(-count * self.dtype.itemsize // 4) * 4
 
     def encode(self, chosen: Block, values: Tensor, payload: Tensor, key: int) -> None:
-        """Rounds to ``dtype``."""
-        payload.view(self.dtype)[: len(values)].copy_(values)
+        """Rounds to ``dtype``, and fills up with zeros."""
+        written = payload.view(self.dtype)
+        written[: len(values)].copy_(values)
+        written[len(values) :].zero_()
 
     def decode(self, chosen: Block, payload: Tensor, values: Tensor) -> None:
         """Widens to float32."""

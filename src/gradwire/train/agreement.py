@@ -9,6 +9,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from gradwire.codec import FORMAT_VERSION
 from gradwire.errors import ConfigurationError
 from gradwire.train.configuration import Configuration
 from gradwire.wire import Transport
@@ -26,7 +27,8 @@ def check_agreement(
     Raises:
         ConfigurationError: On every rank, naming the first difference, if two ranks differ.
     """
-    lines = [f"{key}={value}" for key, value in {**configuration.describe(), **further}.items()]
+    lines = [f"payload formats, version {FORMAT_VERSION}"]
+    lines += [f"{key}={value}" for key, value in {**configuration.describe(), **further}.items()]
     lines += [
         f"parameter {name} with shape {tuple(parameter.shape)} and dtype {parameter.dtype}"
         for name, parameter in parameters

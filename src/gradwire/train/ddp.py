@@ -263,10 +263,18 @@ def compress(
         model: The wrapped model, also within what ``torch.compile`` or Lightning Fabric made of it; float32, float16 or
             bfloat16 parameters, in the memory format in which DDP wrapped them.
         method: A name of ``gradwire.methods.names()`` or a method object.
-        granularity: ``"layer"``, ``"bucket"``, ``"model"`` or ``"block:N"``; the method's own if None.
-        route: ``"allreduce"``, ``"gather"`` or ``"sharded"``; the method's own if None.
-        memory: ``"none"``, ``"residual"``, ``"momentum"``, ``"dgc"``, ``"ef21"`` or a memory object; the method's own
-            if None.
+        granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each
+            of DDP's buckets; ``"model"``, the whole gradient; or ``"block:N"``, each N elements of a parameter. The
+            method's own if None.
+        route: How payloads become an average; the method's own if None. ``"allreduce"``: codes are added up on their
+            way. ``"gather"``: every payload goes to everybody. ``"sharded"``: every worker averages a share of the
+            elements and compresses it again. ``"merge"``: sparse sets are merged pair by pair, for ``gtopk`` only.
+            ``"regions"``: sparse values are reduced by regions that are balanced, for ``oktopk`` only.
+        memory: What is carried from step to step: a memory object, such as ``gradwire.memory.Residual(beta=0.9)``, or a
+            name for one with the paper's weights; the method's own if None. ``"none"``; ``"residual"``, error feedback:
+            what was not sent; ``"momentum"``, and momentum is sent; ``"dgc"``, momentum correction, forgotten where it
+            was sent; ``"ef21"``, an estimate of the gradient, whose error is sent; ``"lowpass"``, a moving average of
+            errors.
         owner: What the average is compressed with on the sharded route, and put through on the gather route: a name
             such as ``"qsgd:8"`` or a codec; if None, the workers' own on the sharded route and nothing on gather.
         dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
@@ -302,8 +310,11 @@ def compress(
             in a backward pass, if a parameter that was frozen when the method was attached requires gradients.
 
     Example:
-        >>> model = DistributedDataParallel(net)                               # doctest: +SKIP
-        >>> handle = gradwire.compress(model, "acpsgd", rank=4)                # doctest: +SKIP
+        >>> model = DistributedDataParallel(net)
+        >>> handle = gradwire.compress(model, "acpsgd", rank=4)
+        >>> model(inputs).sum().backward()
+        >>> handle.stats().steps
+        1
     """
     ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model
     with RollCall(getattr(ddp, "process_group", None)) as roll_call:

@@ -47,8 +47,8 @@ class SecondMoments:
             can be formed.
 
     Example:
-        >>> handle = gradwire.compress(model, "variance", moments="samples")   # doctest: +SKIP
-        >>> gradwire.SecondMoments(model, handle, per="samples")               # doctest: +SKIP
+        >>> handle = gradwire.compress(model, "variance", moments="samples")
+        >>> moments = gradwire.SecondMoments(model, handle, per="samples")
     """
 
     def __init__(self, model: nn.Module, handle: Handle, per: Literal["samples", "microbatches"]) -> None:

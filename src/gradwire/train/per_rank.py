@@ -34,8 +34,8 @@ class PerRank:
             :mod:`gradwire.optim`.
 
     Example:
-        >>> dcp.save({"model": model, "gradwire": gradwire.PerRank(handle)}, checkpoint_id=path)   # doctest: +SKIP
-        >>> dcp.load({"model": model, "gradwire": gradwire.PerRank(handle)}, checkpoint_id=path)   # doctest: +SKIP
+        >>> _ = dcp.save({"model": model, "gradwire": gradwire.PerRank(handle)}, checkpoint_id=path)
+        >>> dcp.load({"model": model, "gradwire": gradwire.PerRank(handle)}, checkpoint_id=path)
     """
 
     def __init__(self, handle: Remembering) -> None:

@@ -59,8 +59,8 @@ class Synchronizer(Handle):
         ConfigurationError: If anything cannot be as asked, or differs between ranks.
 
     Example:
-        >>> sync = gradwire.Synchronizer(net.named_parameters(), "topk", ratio=0.01)   # doctest: +SKIP
-        >>> loss.backward(); sync.synchronize(); optimizer.step()                      # doctest: +SKIP
+        >>> sync = gradwire.Synchronizer(net.named_parameters(), "topk", ratio=0.01)
+        >>> loss.backward(); sync.synchronize(); optimizer.step()
     """
 
     def __init__(

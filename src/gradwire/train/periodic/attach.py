@@ -112,8 +112,12 @@ def periodic(
         ConfigurationError: If anything cannot be as asked, or differs between ranks; nothing is changed.
 
     Example:
-        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)                          # doctest: +SKIP
-        >>> handle = gradwire.periodic(optimizer, every=8, method="qsgd", bits=4)          # doctest: +SKIP
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> handle = gradwire.periodic(optimizer, every=8, method="qsgd", bits=4)
+        >>> for _ in range(8):
+        ...     net(inputs).sum().backward(); optimizer.step()
+        >>> handle.stats().steps
+        8
     """
     workers = default_group(process_group)
     with RollCall(workers) as roll_call:

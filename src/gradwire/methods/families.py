@@ -1,0 +1,45 @@
+"""The catalogue by what methods send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "plain averages": ("dense", "fp16", "bf16"),
+    "one bit a value": ("efsignsgd", "onebit", "signsgd", "signum"),
+    "a few bits": (
+        "qsgd",
+        "globalqsgd",
+        "terngrad",
+        "natural",
+        "3lc",
+        "eightbit",
+        "inceptionn",
+        "thc",
+        "qgz",
+        "loco",
+    ),
+    "k coordinates": (
+        "topk",
+        "randomk",
+        "dgc",
+        "ef21",
+        "dryden",
+        "sketchml",
+        "sketchedsgd",
+        "scalecom",
+        "gtopk",
+        "oktopk",
+        "demo",
+    ),
+    "as many as the data asks for": ("threshold", "adaptive", "sidco", "adacomp", "strom", "variance", "hybrid"),
+    "low rank": ("powersgd", "acpsgd", "atomo", "gradiveq"),
+}
+"""Names by family, simple ones first."""
+
+OTHERS = "registered by you"
+
+
+def family_of(name: str) -> str:
+    """The family of a method; :data:`OTHERS` if it is in none."""
+    return next((family for family, names in FAMILIES.items() if name in names), OTHERS)
