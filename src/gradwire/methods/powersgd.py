@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.lowrank import Matrices, check_rank, gains, group, orthonormal_rows
+from gradwire.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, scaled_rows
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
 from gradwire.methods.registry import register
@@ -67,7 +67,7 @@ class PowerSGD(Method):
         requests: list[Request] = []
         for matrices, q in zip(state.groups, state.q, strict=True):
             p = q.new_empty(len(q), q.shape[1], matrices.n)
-            for block, fixed, factor in zip(matrices.blocks, q, p, strict=True):
+            for block, fixed, factor in zip(matrices.blocks, scaled_rows(q), p, strict=True):
                 kernel.project_rows(
                     block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=False
                 )
