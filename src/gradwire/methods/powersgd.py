@@ -83,8 +83,8 @@ class PowerSGD(Method):
         qs = yield requests
 
         for matrices, p, q, kept in zip(state.groups, ps, qs, state.q, strict=True):
-            sent = bool(q.isfinite().all())
-            if sent:
-                kept.copy_(q)
-            for block, p_row, q_row in zip(matrices.blocks, p, q, strict=True):
-                kernel.write_product(block, p_row, q_row, gradient, feedback.residual if sent else None)
+            finite = q.isfinite().all()
+            kept.copy_(torch.where(finite, q, kept))
+            sent = torch.where(finite, q, torch.nan)  # which leaves residuals as they are
+            for block, p_row, q_row in zip(matrices.blocks, p, sent, strict=True):
+                kernel.write_product(block, p_row, q_row, gradient, feedback.residual)
