@@ -56,6 +56,26 @@ def test_product_is_written_and_taken_from_the_residual(rank: int) -> None:
         torch.testing.assert_close(residual + out, before, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_what_is_left_beyond_float32_stays_out_of_the_residual(by_rows: bool) -> None:
+    """Matrix and factors are finite, what is left of the matrix is not where the fixed factor is 0.4."""
+    n, m = 6, 37
+    block = Block.cut([Slot("matrix", (n, m), 0)], Granularity("layer"))
+    p, q = torch.zeros(1, n), torch.zeros(1, m)
+    fixed = q if by_rows else p
+    fixed[0, 0], fixed[0, 1], fixed[0, -1] = 0.4, -1.0, 0.4
+    overflows = ((fixed[0] == 0.4) if by_rows else (fixed[0] == 0.4)[:, None]).expand(n, m)
+    for kernel in (cpu, reference):
+        residual = torch.full((n, m), 0.5)
+        project, first, computed = (kernel.project_rows, q, p) if by_rows else (kernel.project_columns, p, q)
+        assert project(block, torch.full((n * m,), 3.3e38), residual.view(-1), 1.0, 1.0, first, computed, True)
+        assert torch.equal(residual == 0.5, overflows)
+        assert residual.isfinite().all()
+        residual, factors = torch.full((n * m,), 3e38), (torch.full((1, n), -1e19), torch.full((1, m), 1e19))
+        kernel.write_product(block, *factors, torch.empty(n * m), residual)
+        assert (residual == 3e38).all()
+
+
 @pytest.mark.parametrize("rows", [torch.zeros(2, 3, 10), torch.ones(1, 4, 50), draw(3, 2, 6, seed=8)], ids=str)
 def test_orthonormal_rows_even_of_dependent_and_zero_ones(rows: torch.Tensor) -> None:
     basis = orthonormal_rows(rows)

@@ -78,12 +78,23 @@ def check_rank(rank: int) -> None:
         raise ConfigurationError(f"rank={rank!r} is out of range; choose a whole number >= 1, usually 1 to 32")
 
 
+def scaled_rows(rows: Tensor) -> Tensor:
+    """Each of ``rows``, ``[k, r, n]``, divided by the power of two above its sum of magnitudes.
+
+    So products with it are no larger than the values multiplied, and however large or small it was, its direction is
+    all that counts. Nothing is rounded but what becomes denormal. (A power beyond float32's is taken as 2^127.)
+    """
+    sums = rows.abs().sum(2, keepdim=True, dtype=torch.float64)
+    powers = torch.where(sums > 0, sums / torch.frexp(sums).mantissa, 1.0).clamp_(max=2.0**127)
+    return rows / powers.to(rows.dtype)
+
+
 def orthonormal_rows(rows: Tensor) -> Tensor:
     """Orthonormal rows that span at least what ``rows``, ``[k, r, n]``, do.
 
     Householder reflections keep them orthonormal for dependent and for zero rows, too.
     """
-    columns: Tensor = torch.linalg.qr(rows.mT).Q
+    columns: Tensor = torch.linalg.qr(scaled_rows(rows).mT).Q
     return columns.mT.contiguous()
 
 

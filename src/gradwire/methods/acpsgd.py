@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gradwire import kernels
@@ -79,8 +80,7 @@ class ACPSGD(Method):
 
         kept = state.p if even else state.q
         for matrices, basis, mean, factor in zip(state.groups, bases, means, kept, strict=True):
-            if mean.isfinite().all():
-                factor.copy_(mean)
+            factor.copy_(torch.where(mean.isfinite().all(), mean, factor))
             p, q = (mean, basis) if even else (basis, mean)
             for block, p_row, q_row in zip(matrices.blocks, p, q, strict=True):
                 kernel.write_product(block, p_row, q_row, gradient, residual=None)

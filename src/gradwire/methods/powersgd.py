@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.lowrank import Matrices, check_rank, gains, group, orthonormal_rows
+from gradwire.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, scaled_rows
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
 from gradwire.methods.registry import register
@@ -67,7 +67,7 @@ class PowerSGD(Method):
         requests: list[Request] = []
         for matrices, q in zip(state.groups, state.q, strict=True):
             p = q.new_empty(len(q), q.shape[1], matrices.n)
-            for block, fixed, factor in zip(matrices.blocks, q, p, strict=True):
+            for block, fixed, factor in zip(matrices.blocks, scaled_rows(q), p, strict=True):
                 kernel.project_rows(
                     block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=False
                 )
@@ -83,8 +83,8 @@ class PowerSGD(Method):
         qs = yield requests
 
         for matrices, p, q, kept in zip(state.groups, ps, qs, state.q, strict=True):
-            sent = bool(q.isfinite().all())
-            if sent:
-                kept.copy_(q)
-            for block, p_row, q_row in zip(matrices.blocks, p, q, strict=True):
-                kernel.write_product(block, p_row, q_row, gradient, feedback.residual if sent else None)
+            finite = q.isfinite().all()
+            kept.copy_(torch.where(finite, q, kept))
+            sent = torch.where(finite, q, torch.nan)  # which leaves residuals as they are
+            for block, p_row, q_row in zip(matrices.blocks, p, sent, strict=True):
+                kernel.write_product(block, p_row, q_row, gradient, feedback.residual)

@@ -78,17 +78,17 @@ class ScaleCom(Method):
         if site.rank == leader:
             select.select(block, admitted, feedback, counts, positions, values)
             coding.encode(positions, block.positions, payload)
-            finite = bool(values.isfinite().all())
+            finite = values.isfinite().all()
         else:
-            _, finite = feedback.compensate(block, admitted)
+            finite = torch.tensor(feedback.compensate(block, admitted)[1], device=gradient.device)
         payload = yield Broadcast(payload, leader)
 
         coding.decode(payload, block.positions, positions)
         kernel.gather(block, feedback.buffer(admitted), positions, values)
-        mean = yield AllReduceMean(values.clone() if finite else torch.full_like(values, torch.nan))
+        mean = yield AllReduceMean(torch.where(finite, values, torch.nan))
 
         if feedback.residual is not None:
-            values[~mean.isfinite()] = torch.nan
+            values.masked_fill_(~mean.isfinite(), torch.nan)
             kernel.subtract(block, feedback.residual, positions, values)
         feedback.settle(block, gradient)
         kernel.scatter_sum(block, positions[None], mean[None], gradient, 1.0)

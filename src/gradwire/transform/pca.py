@@ -42,10 +42,10 @@ class Slices:
         """Adds the second moment of some slices, evenly spread, scaled so that every step counts alike."""
         samples = self.whole(buffer)[:: -(-self.count // MOST_SAMPLES)]
         largest = samples.abs().max()
-        if largest.isfinite() and largest > 0:
-            scaled = samples / largest
-            scaled /= scaled.norm()
-            moment.addmm_(scaled.T, scaled)
+        usable = largest.isfinite() & (largest > 0)
+        scaled = torch.where(usable, samples / largest, 0.0)
+        scaled /= torch.where(usable, scaled.norm(), 1.0)
+        moment.addmm_(scaled.T, scaled)
 
     def encode(self, buffer: Tensor, basis: Tensor) -> Tensor:
         """Coordinates of each slice in the rows of ``basis``, then the tail."""

@@ -25,8 +25,8 @@ class LowRank(Protocol):
     ) -> bool:
         """``p = q @ t.T`` for a block of one matrix ``t [n, m]``, ``q [r, m]``, ``p [r, n]``.
 
-        Leaves ``t``, or with ``subtract`` ``t - p.T @ q``, in the residual. Returns whether ``t`` is finite; if not,
-        ``p`` is NaN and nothing is subtracted.
+        Leaves ``t``, or with ``subtract`` ``t - p.T @ q``, in the residual, where finite. Returns whether ``p`` is
+        finite, and with it ``t``; if not, ``p`` is NaN and nothing is subtracted.
         """
         ...
 
@@ -45,5 +45,5 @@ class LowRank(Protocol):
         ...
 
     def write_product(self, block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
-        """``out = p.T @ q`` over a block of one matrix, taken from the residual if one is given."""
+        """``out = p.T @ q`` over a block of one matrix, taken from the residual if one is given, where finite."""
         ...

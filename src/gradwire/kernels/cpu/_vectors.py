@@ -8,7 +8,7 @@ from llvmlite import binding, ir
 from numba import extending, types
 from numba.core.datamodel import models
 
-from gradwire.kernels.cpu._compiled import element_pointer, in_all_lanes, intrinsic
+from gradwire.kernels.cpu._compiled import INFINITE, MAGNITUDE, element_pointer, in_all_lanes, intrinsic
 
 WIDTH = 16 if binding.get_host_cpu_features().get("avx512f") else 8
 """Values of a vector."""
@@ -78,6 +78,19 @@ def multiply_add(typing_context: Any, factor: Any, other: Any, term: Any) -> Any
         return builder.fadd(product, args[2], flags=_REORDERING)
 
     return _vector(_vector, _vector, _vector), generate
+
+
+@intrinsic
+def where_finite(typing_context: Any, vector: Any, other: Any) -> Any:
+    """The lanes of ``vector`` that are finite, and those of ``other`` elsewhere."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        integers = ir.VectorType(ir.IntType(32), WIDTH)
+        magnitudes = builder.and_(builder.bitcast(args[0], integers), integers([int(MAGNITUDE)] * WIDTH))
+        finite = builder.icmp_unsigned("<", magnitudes, integers([int(INFINITE)] * WIDTH))
+        return builder.select(finite, args[0], args[1])
+
+    return _vector(_vector, _vector), generate
 
 
 @intrinsic

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import Float32Array, array, values_and_memory
-from gradwire.kernels.cpu._vectors import WIDTH, load, multiply_add, splat, store, sum_of_vector
+from gradwire.kernels.cpu._vectors import WIDTH, load, multiply_add, splat, store, sum_of_vector, where_finite
 from gradwire.layout import Block
 
 FOUR = 4
@@ -352,7 +352,7 @@ def _keep_rest(
     low: int,
     high: int,
 ) -> None:
-    """``residual = t - p.T @ q`` for four rows, between two columns."""
+    """``residual = t - p.T @ q`` for four rows, between two columns, where finite."""
     n, m = p.shape[1], q.shape[1]
     whole = low + (high - low) // WIDTH * WIDTH
     r0, r1, r2, r3 = _places(start, row, n, m)
@@ -367,16 +367,23 @@ def _keep_rest(
             t1 = _compensated(values, memory, betas, gammas, r1 + j)
             t2 = _compensated(values, memory, betas, gammas, r2 + j)
             t3 = _compensated(values, memory, betas, gammas, r3 + j)
-            store(memory, r0 + j, _plus_products(w0, factors, t0))
-            store(memory, r1 + j, _plus_products(w1, factors, t1))
-            store(memory, r2 + j, _plus_products(w2, factors, t2))
-            store(memory, r3 + j, _plus_products(w3, factors, t3))
+            _keep_vector(memory, r0 + j, _plus_products(w0, factors, t0))
+            _keep_vector(memory, r1 + j, _plus_products(w1, factors, t1))
+            _keep_vector(memory, r2 + j, _plus_products(w2, factors, t2))
+            _keep_vector(memory, r3 + j, _plus_products(w3, factors, t3))
     for j in range(whole, high):
         for i in range(row, min(row + FOUR, n)):
             rest = beta * memory[start + i * m + j] + gamma * values[start + i * m + j]
             for k in range(len(q)):
                 rest -= p[k, i] * q[k, j]
-            memory[start + i * m + j] = rest
+            if abs(rest) < np.float32(np.inf):
+                memory[start + i * m + j] = rest
+
+
+@reordering
+def _keep_vector(memory: Float32Array, place: int, rest: Vector) -> None:
+    """``residual = rest`` from a place on, where finite."""
+    store(memory, place, where_finite(rest, load(memory, place)))
 
 
 @reordering
@@ -405,12 +412,14 @@ def _keep_finite(
 
 @reordering
 def _take_back(start: int, memory: Float32Array, p: Float32Array, q: Float32Array, rows: int, columns: int) -> None:
-    """Adds again what was subtracted from the first rows and columns."""
+    """Adds again what was subtracted from the first rows and columns, where finite."""
     m = q.shape[1]
     for row in range(rows):
         for k in range(len(q)):
             for j in range(columns):
-                memory[start + row * m + j] += p[k, row] * q[k, j]
+                t = memory[start + row * m + j] + p[k, row] * q[k, j]
+                if abs(t) < np.float32(np.inf):
+                    memory[start + row * m + j] = t
 
 
 @reordering
@@ -445,6 +454,9 @@ def _write_product(
                 out[first + j] = value
             if keeps:
                 for j in range(0, whole, WIDTH):
-                    store(memory, first + j, multiply_add(minus, load(out, first + j), load(memory, first + j)))
+                    rest = multiply_add(minus, load(out, first + j), load(memory, first + j))
+                    _keep_vector(memory, first + j, rest)
                 for j in range(whole, m):
-                    memory[first + j] -= out[first + j]
+                    left = memory[first + j] - out[first + j]
+                    if abs(left) < np.float32(np.inf):
+                        memory[first + j] = left

@@ -47,7 +47,7 @@ def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Ten
     product = p.mT @ q
     out[whole] = product.flatten()
     if residual is not None:
-        residual[whole] -= product.flatten()
+        keep(residual[whole], residual[whole] - product.flatten())
 
 
 def _whole(block: Block) -> slice:
