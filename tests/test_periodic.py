@@ -230,7 +230,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "every": 8,
         "method": "topk",
         "ratio": 0.05,
-        "values": "qsgd:2",
+        "values": "quantile:4",
         "granularity": "block:4096",
         "memory": memories.Residual(beta=0.95),
     },
