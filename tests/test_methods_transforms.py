@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire.errors import PayloadError
-from gradwire.layout import Block, Granularity, flat_slots
+from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.memory import NoMemory, Store
 from gradwire.methods import Site
 from gradwire.transform.cosine import cosines
@@ -99,6 +99,26 @@ def test_demo_follows_the_authors_optimizer(pool: Pool) -> None:
                 torch.testing.assert_close(average, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_dion_follows_the_papers_algorithm_on_the_mean(pool: Pool) -> None:
+    """What workers with momenta of their own apply is what one with the mean of all gradients would."""
+    gradients = [
+        [torch.zeros(48, 32)] * 2,
+        *([draw(48, 32, seed=10 * step + rank) for rank in range(2)] for step in range(4)),
+    ]
+    found = pool.run(2, averages, "dion", gradients, {"rank_fraction": 0.25, "momentum": 0.9})[0]
+    slot = Slot("q of weight", (8, 32), 0)
+    q = torch.randn(slot.shape, generator=torch.Generator().manual_seed(slot.stream)).T
+    m = torch.zeros(48, 32)
+    assert not found[0].any()
+    for average, step in zip(found[1:], gradients[1:], strict=True):
+        m += torch.stack(step).mean(0)
+        p = torch.linalg.qr(m @ q).Q
+        r = m.T @ p
+        m -= (1 - 0.9) * p @ r.T
+        q = r / r.norm(dim=0)
+        torch.testing.assert_close(average, (48 / 32) ** 0.5 * p @ q.T, rtol=1e-3, atol=1e-4)
+
+
 def test_gradiveq_is_exact_where_gradients_keep_to_what_was_learnt(pool: Pool) -> None:
     """Slices of 20 in a space of 3 dimensions; dense averages while learning, projections after."""
     directions = draw(3, 20, seed=0)
@@ -133,6 +153,7 @@ RESUMED = {
     "sketchedsgd": {"ratio": 0.05},
     "thc": {"rotation": 64},
     "demo": {"topk": 3},
+    "dion": {},
     "atomo": {"rank": 2, "memory": "residual"},
     "gradiveq": {"slice": 32, "rank": 5, "learn_steps": 2, "use_steps": 3, "memory": "residual"},
 }

@@ -6,6 +6,7 @@ from gradwire.methods.adaptive import Adaptive
 from gradwire.methods.atomo import Atomo
 from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
+from gradwire.methods.dion import Dion
 from gradwire.methods.dryden import Dryden
 from gradwire.methods.ef21 import EF21
 from gradwire.methods.efsignsgd import EFSignSGD
@@ -53,6 +54,7 @@ __all__ = [
     "Atomo",
     "CodecMethod",
     "DeMo",
+    "Dion",
     "Dense",
     "Dryden",
     "EFSignSGD",
