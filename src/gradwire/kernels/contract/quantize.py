@@ -17,9 +17,19 @@ class Quantize(Protocol):
         ...
 
     def sign_encode(
-        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        euclidean: bool = False,
     ) -> None:
-        """One bit a position and one scale, mean ``|t|``, a segment: sent = scale * sign(t), sign(0) = +1."""
+        """One bit a position and one scale a segment: sent = scale * sign(t), sign(0) = +1.
+
+        The scale is the mean of ``|t|``, or with ``euclidean`` the root mean square of ``t``.
+        """
         ...
 
     def sign_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
