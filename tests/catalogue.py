@@ -28,7 +28,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "sketchml": [
         {"ratio": 0.1},
         {"ratio": 0.3, "buckets": 16, "rows": 0, "indices": "entropy"},
-        {"ratio": 0.5, "rows": 1, "columns": 0.1},
+        {"ratio": 0.5, "rows": 1, "columns": 0.1, "groups": 2},
     ],
     "threshold": [
         {"threshold": 0.5},

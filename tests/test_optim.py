@@ -452,7 +452,7 @@ def test_momenta_keep_their_length(pool: Pool, kind: str) -> None:
 
 
 def momenta_keep_their_length(kind: str) -> None:
-    """As published, unless another method is asked for: with one worker the first signs are worth ``|m|_2 / sqrt(d)``."""
+    """As published, unless another method is asked for: one worker's first signs are ``|m|_2 / sqrt(d)``."""
     net = nn.Linear(40, 30)
     optimizer = made(kind, net, freeze_step=1, **MEASURED_EVERY_STEP[kind])
     for step in range(2):

@@ -20,11 +20,13 @@ value that is not finite has scale NaN and codes 0; one whose scale is below ``S
 **Quantile.** With a sketch, 4 bytes: the low half of the key, ``h``. Then ``min(numel, buckets)`` float32 means for
 each segment: those of its negative values first, each side by magnitude. Without a sketch follow ``P`` codes of
 ``log2(buckets)`` bits, packed as above, codes of gaps 0: the number of each position's mean within its segment. With
-one, ``P`` bits, set where negative; then for each segment ``rows`` rows of ``ceil(numel * columns)`` cells of
-``log2(buckets)`` bits, zeros up to a multiple of 8 cells. A cell is the smallest number, counted on its side of zero,
-of the values hashed there, or all ones for none. Value ``j`` of a segment is hashed in row ``r`` to column
-``hash32(mix64(h + r), j) * columns >> 32`` and reads as the largest number in its cells. Numbers too large read as the
-largest there is. All means of a segment with a value that is not finite are NaN.
+one, ``log2(groups)`` planes of ``P`` bits, the lowest bit of each position's group first; then for each segment
+``rows`` rows of ``groups`` times ``w = ceil(numel * columns / groups)`` cells of ``log2(buckets)`` bits, zeros up to a
+multiple of 8 cells. Groups share out the means of either sign, see ``quantile.group_edges``. A cell is the smallest
+number, counted from the first mean of its group, of the values hashed there, or all ones for none. Value ``j`` of a
+segment is hashed in row ``r`` to its group's column ``hash32(mix64(h + r), j) * w >> 32`` and reads as the largest
+number in its cells. Numbers too large read as the largest there is in the group. All means of a segment with a value
+that is not finite are NaN.
 
 **INCEPTIONN.** An int32 ``m``, how often the error bound ``2**-b`` is doubled, and an int32, how many words of 4 bytes
 the values would have taken without; ``S`` bits, set where a value of the segment is not finite, padded to 4 bytes;
