@@ -20,6 +20,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 0.5, "indices": "bitmap"},
     ],
     "dion": [{}, {"rank_fraction": 0.1, "momentum": 0.0}],
+    "eden": [{"rotation": 64}, {"bits": 1}, {"bits": 2, "rotation": 256}],
     "efsignsgd": [{}, {"norm": "l2"}],
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3, "indices": "entropy"}],
     "ef21": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +14,7 @@ from gradwire.errors import PayloadError
 from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.memory import NoMemory, Store
 from gradwire.methods import Site
+from gradwire.transform.centroids import POSITIVE
 from gradwire.transform.cosine import cosines
 from pool import Pool
 
@@ -75,6 +79,38 @@ def test_thc_rejects_sums_that_no_workers_send() -> None:
     with pytest.raises(PayloadError):
         thc._check(torch.tensor([[0, 0, 45, 1]], dtype=torch.uint8), 10)
     thc._check(torch.tensor([[0, 0, 44, 1]], dtype=torch.uint8), 10)
+
+
+@pytest.mark.parametrize(("bits", "expected"), [(1, 0.5708), (2, 0.1331), (4, 0.00959)])
+@pytest.mark.parametrize("power", [1, 3], ids=["normal", "heavy tails"])
+def test_eden_has_the_published_error_and_no_bias_on_dense_gradients(bits: int, expected: float, power: int) -> None:
+    """Errors within 5 %. The squared error of the mean of 200 draws is within 25 % of the variance of the mean."""
+    tensor = draw(64, 128, seed=3) ** power
+    draws = torch.stack([gradwire.roundtrip(tensor, "eden", bits=bits, step=step).decoded for step in range(200)])
+    errors = (draws - tensor).square().sum((1, 2)) / tensor.square().sum()
+    assert errors.mean() == pytest.approx(expected, rel=0.05)
+    variance = draws.double().var(0) / len(draws)
+    assert 0.75 <= (draws.double().mean(0) - tensor).square().sum() / variance.sum() <= 1.25
+    # the part along each rotated piece is exact
+    for piece, sent in zip(tensor.view(-1, 4096), draws[0].view(-1, 4096), strict=True):
+        assert torch.dot(piece, sent) == pytest.approx(float(piece.square().sum()), rel=1e-4)
+
+
+def test_eden_errs_less_the_more_workers_there_are(pool: Pool) -> None:
+    """Workers' rotations differ, so that errors of equal gradients cancel out on the gather route."""
+    gradients = [[draw(60, 70, seed=1)] * 4]
+    found = pool.run(4, averages, "eden", gradients, {"bits": 1, "route": "gather"})[0][0]
+    error = (found - gradients[0][0]).square().sum() / gradients[0][0].square().sum()
+    assert error == pytest.approx(0.5708 / 4, rel=0.1)
+
+
+def test_centroids_are_the_means_of_what_they_stand_for() -> None:
+    normal = statistics.NormalDist()
+    for positive in POSITIVE.values():
+        edges = [0.0, *((a + b) / 2 for a, b in itertools.pairwise(positive)), 12.0]
+        for centroid, (low, high) in zip(positive, itertools.pairwise(edges), strict=True):
+            mean = (normal.pdf(low) - normal.pdf(high)) / (normal.cdf(high) - normal.cdf(low))
+            assert centroid == pytest.approx(mean, abs=1e-6)
 
 
 def test_demo_follows_the_authors_optimizer(pool: Pool) -> None:

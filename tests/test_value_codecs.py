@@ -13,6 +13,7 @@ from gradwire.kernels import cpu
 from gradwire.layout import Block
 from gradwire.memory import NONE
 from gradwire.quantize import Dynamic, Exponent, PowerOfTwo, Sign, Stochastic, Ternary, ThreeLevel, TwoMeans, Vote
+from gradwire.transform import RotatedCentroids
 from kernel_inputs import BLOCKS, GRADIENTS, block_of, gradients
 
 CODECS: list[Codec] = [
@@ -28,6 +29,9 @@ CODECS: list[Codec] = [
     ThreeLevel(1.75),
     PowerOfTwo(9),
     PowerOfTwo(8),
+    RotatedCentroids(1),
+    RotatedCentroids(2, 256),
+    RotatedCentroids(4, 512),
     Stochastic(2, 512),
     Stochastic(4, 0),
     Stochastic(4, 64, "l2"),
@@ -45,7 +49,7 @@ CUTS = ("odd layers", "one bucket", "small blocks", "packed shard")
 
 codecs = pytest.mark.parametrize("codec", CODECS, ids=str)
 with_a_scale_a_segment = pytest.mark.parametrize(
-    "codec", [codec for codec in CODECS if not getattr(codec, "bucket", 0)], ids=str
+    "codec", [codec for codec in CODECS if not getattr(codec, "bucket", 0) and not hasattr(codec, "rotation")], ids=str
 )
 
 

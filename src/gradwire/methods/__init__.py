@@ -8,6 +8,7 @@ from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
 from gradwire.methods.dion import Dion
 from gradwire.methods.dryden import Dryden
+from gradwire.methods.eden import EDEN
 from gradwire.methods.ef21 import EF21
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.eightbit import EightBit
@@ -44,6 +45,7 @@ __all__ = [
     "ACPSGD",
     "BF16",
     "DGC",
+    "EDEN",
     "EF21",
     "FP16",
     "INCEPTIONN",

@@ -73,6 +73,10 @@ value that is not finite has scale NaN and codes 0; one whose values are all den
 block are numbered as in :class:`gradwire.transform.Rotation`; a piece whose scale is 0 or not finite has codes 0. Sums
 of integers have one byte each, or two.
 
+**Rotated centroids.** The low half of the key that the rotation's signs are hashed from, 4 bytes; one float32 scale a
+piece; ``P`` codes of 1, 2 or 4 bits, packed as above, which number the centroids of ``transform.centroids`` from the
+lowest on. A piece with a value that is not finite has scale NaN and codes 0.
+
 **Elias-Fano.** With ``l = min(32, max(0, floor(log2(universe / count))))``: the low ``l`` bits of each of the ``count``
 positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits, padded to 4 bytes, of which number
 ``(position >> l) + j`` is set for the ``j``-th position. With ``count`` 0 there are no bytes.
@@ -81,6 +85,7 @@ positions, packed, padded to 4 bytes; then ``count + (universe - 1 >> l)`` bits,
 from __future__ import annotations
 
 from gradwire.kernels.reference.bitmap import bitmap_decode, bitmap_encode
+from gradwire.kernels.reference.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.reference.checksum import checksums
 from gradwire.kernels.reference.dynamic import dynamic_decode, dynamic_encode, dynamic_payload_bytes
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
