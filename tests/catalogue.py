@@ -19,6 +19,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 0.1, "values": "quantile:16"},
         {"ratio": 0.5, "indices": "bitmap"},
     ],
+    "dion": [{}, {"rank_fraction": 0.1, "momentum": 0.0}],
+    "eden": [{"rotation": 64}, {"bits": 1}, {"bits": 2, "rotation": 256}],
+    "efsignsgd": [{}, {"norm": "l2"}],
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3, "indices": "entropy"}],
     "ef21": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],
     "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
@@ -26,7 +29,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "sketchml": [
         {"ratio": 0.1},
         {"ratio": 0.3, "buckets": 16, "rows": 0, "indices": "entropy"},
-        {"ratio": 0.5, "rows": 1, "columns": 0.1},
+        {"ratio": 0.5, "rows": 1, "columns": 0.1, "groups": 2},
     ],
     "threshold": [
         {"threshold": 0.5},

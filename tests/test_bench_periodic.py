@@ -4,8 +4,10 @@ import json
 import re
 
 import pytest
+import torch
 from rich.console import Console
 
+import gradwire
 from gradwire.bench import data, periodic, periodic_plans, periodic_results, pictures, report
 from gradwire.bench.periodic_plans import CLAIM, FULL, SPEEDUP, VOLUME, Plan, Run
 from gradwire.bench.periodic_report import Bench
@@ -22,7 +24,7 @@ def test_trainings_of_all_kinds_send_what_their_plans_say(tmp_path):
         FULL,
         CLAIM[2],
         Plan("DiLoCo", 8, "qsgd:bits=4", outer_rate=0.7),
-        Plan("SparseLoCo", 8, "topk:ratio=0.05,values=qsgd:2", feedback=0.95),
+        Plan("SparseLoCo", 8, "topk:ratio=0.05,values=quantile:4", feedback=0.95),
         Plan("streaming", 8, fragments=2, delay=4),
         Plan("broken", 8, "topk:ratio=0.01", fragments=0),
     ]
@@ -52,6 +54,21 @@ def test_trainings_of_all_kinds_send_what_their_plans_say(tmp_path):
     assert CLAIM[2].label in _text(report.periodic_table(list(rows.values()), "a title"))
     document = report.document("bench.periodic", rows=list(rows.values()), outcomes=outcomes)
     assert json.loads(json.dumps(document))["outcomes"][0]["run"]["plan"]["label"] == FULL.label
+
+
+def published_bins(chosen: torch.Tensor) -> torch.Tensor:
+    """SparseLoCo's own 2 bits: four bins of 1.5 standard deviations around the mean, each read as its members' mean."""
+    number = ((chosen - chosen.mean()) / (6 / 4 * chosen.std()) + 2).round().clamp(0, 3)
+    return sum(chosen[number == bin].mean() * (number == bin) for bin in number.unique())
+
+
+@pytest.mark.parametrize("values", {plan.method.split("values=")[1] for plan in VOLUME if "SparseLoCo" in plan.label})
+@pytest.mark.parametrize("power", [1, 3], ids=["normal", "heavy tails"])
+def test_two_bits_of_sparse_plans_lose_no_more_than_the_published_ones(values, power):
+    vector = torch.randn(64, 4096, generator=torch.Generator().manual_seed(3)) ** power
+    decoded = gradwire.roundtrip(vector, "topk", ratio=0.02, values=values, granularity="block:4096").decoded
+    sent, chosen = decoded[decoded != 0], vector[decoded != 0]
+    assert (sent - chosen).norm() <= (published_bins(chosen) - chosen).norm()
 
 
 def test_learning_rate_goes_with_the_root_of_workers_over_steps():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
+
 import pytest
 import torch
 import torch.distributed as dist
 
 import gradwire
 from gradwire.errors import PayloadError
-from gradwire.layout import Block, Granularity, flat_slots
+from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.memory import NoMemory, Store
 from gradwire.methods import Site
+from gradwire.transform.centroids import POSITIVE
 from gradwire.transform.cosine import cosines
 from pool import Pool
 
@@ -77,6 +81,38 @@ def test_thc_rejects_sums_that_no_workers_send() -> None:
     thc._check(torch.tensor([[0, 0, 44, 1]], dtype=torch.uint8), 10)
 
 
+@pytest.mark.parametrize(("bits", "expected"), [(1, 0.5708), (2, 0.1331), (4, 0.00959)])
+@pytest.mark.parametrize("power", [1, 3], ids=["normal", "heavy tails"])
+def test_eden_has_the_published_error_and_no_bias_on_dense_gradients(bits: int, expected: float, power: int) -> None:
+    """Errors within 5 %. The squared error of the mean of 200 draws is within 25 % of the variance of the mean."""
+    tensor = draw(64, 128, seed=3) ** power
+    draws = torch.stack([gradwire.roundtrip(tensor, "eden", bits=bits, step=step).decoded for step in range(200)])
+    errors = (draws - tensor).square().sum((1, 2)) / tensor.square().sum()
+    assert errors.mean() == pytest.approx(expected, rel=0.05)
+    variance = draws.double().var(0) / len(draws)
+    assert 0.75 <= (draws.double().mean(0) - tensor).square().sum() / variance.sum() <= 1.25
+    # the part along each rotated piece is exact
+    for piece, sent in zip(tensor.view(-1, 4096), draws[0].view(-1, 4096), strict=True):
+        assert torch.dot(piece, sent) == pytest.approx(float(piece.square().sum()), rel=1e-4)
+
+
+def test_eden_errs_less_the_more_workers_there_are(pool: Pool) -> None:
+    """Workers' rotations differ, so that errors of equal gradients cancel out on the gather route."""
+    gradients = [[draw(60, 70, seed=1)] * 4]
+    found = pool.run(4, averages, "eden", gradients, {"bits": 1, "route": "gather"})[0][0]
+    error = (found - gradients[0][0]).square().sum() / gradients[0][0].square().sum()
+    assert error == pytest.approx(0.5708 / 4, rel=0.1)
+
+
+def test_centroids_are_the_means_of_what_they_stand_for() -> None:
+    normal = statistics.NormalDist()
+    for positive in POSITIVE.values():
+        edges = [0.0, *((a + b) / 2 for a, b in itertools.pairwise(positive)), 12.0]
+        for centroid, (low, high) in zip(positive, itertools.pairwise(edges), strict=True):
+            mean = (normal.pdf(low) - normal.pdf(high)) / (normal.cdf(high) - normal.cdf(low))
+            assert centroid == pytest.approx(mean, abs=1e-6)
+
+
 def test_demo_follows_the_authors_optimizer(pool: Pool) -> None:
     """Delta in the original basis, mean over senders, inverse transform."""
     gradients = [[draw(32, 48, seed=10 * step + rank) for rank in range(2)] for step in range(3)]
@@ -97,6 +133,26 @@ def test_demo_follows_the_authors_optimizer(pool: Pool) -> None:
                 assert (average == expected.sign()).float().mean() > 0.999
             else:
                 torch.testing.assert_close(average, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dion_follows_the_papers_algorithm_on_the_mean(pool: Pool) -> None:
+    """What workers with momenta of their own apply is what one with the mean of all gradients would."""
+    gradients = [
+        [torch.zeros(48, 32)] * 2,
+        *([draw(48, 32, seed=10 * step + rank) for rank in range(2)] for step in range(4)),
+    ]
+    found = pool.run(2, averages, "dion", gradients, {"rank_fraction": 0.25, "momentum": 0.9})[0]
+    slot = Slot("q of weight", (8, 32), 0)
+    q = torch.randn(slot.shape, generator=torch.Generator().manual_seed(slot.stream)).T
+    m = torch.zeros(48, 32)
+    assert not found[0].any()
+    for average, step in zip(found[1:], gradients[1:], strict=True):
+        m += torch.stack(step).mean(0)
+        p = torch.linalg.qr(m @ q).Q
+        r = m.T @ p
+        m -= (1 - 0.9) * p @ r.T
+        q = r / r.norm(dim=0)
+        torch.testing.assert_close(average, (48 / 32) ** 0.5 * p @ q.T, rtol=1e-3, atol=1e-4)
 
 
 def test_gradiveq_is_exact_where_gradients_keep_to_what_was_learnt(pool: Pool) -> None:
@@ -133,6 +189,7 @@ RESUMED = {
     "sketchedsgd": {"ratio": 0.05},
     "thc": {"rotation": 64},
     "demo": {"topk": 3},
+    "dion": {},
     "atomo": {"rank": 2, "memory": "residual"},
     "gradiveq": {"slice": 32, "rank": 5, "learn_steps": 2, "use_steps": 3, "memory": "residual"},
 }

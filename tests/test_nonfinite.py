@@ -107,6 +107,7 @@ TRAINED: list[tuple[str, dict[str, Any]]] = [
     ("dgc", {"ratio": 0.1, "warmup": 3}),
     ("gradiveq", {"slice": 32, "rank": 5, "learn_steps": 2, "use_steps": 2}),
     ("demo", {"topk": 3}),
+    ("dion", {}),
     ("inceptionn", {}),
     ("sidco", {"ratio": 0.1}),
 ]

@@ -449,6 +449,26 @@ def averages_of_tensors() -> None:
     sync.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_momenta_keep_their_length(pool: Pool, kind: str) -> None:
+    pool.run(1, momenta_keep_their_length, kind)
+
+
+def momenta_keep_their_length(kind: str) -> None:
+    """As published, unless another method is asked for: one worker's first signs are ``|m|_2 / sqrt(d)``."""
+    net = nn.Linear(40, 30)
+    optimizer = made(kind, net, freeze_step=1, **MEASURED_EVERY_STEP[kind])
+    for step in range(2):
+        net.zero_grad()
+        net(torch.randn(16, 40, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+        momentum = optimizer.state[net.weight]["exp_avg"].lerp(net.weight.grad, 0.1)
+        optimizer.step()
+    signs = optimizer.state[net.weight]["exp_avg"]
+    torch.testing.assert_close(signs.norm(), momentum.norm())
+    assert signs.abs().max() <= 1.0001 * signs.abs().min()
+    optimizer.close()
+
+
 def test_a_synchronizer_averages_other_tensors(pool: Pool) -> None:
     pool.run(2, averages_of_tensors)
 

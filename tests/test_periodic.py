@@ -60,7 +60,7 @@ def every_method(names: list[str]) -> list[str]:
         options = dict(OPTIONS.get(name, [{}])[0])
         if methods.get(name).memory in ("momentum", "dgc"):
             options["memory"] = "residual"
-        votes = name in ("signsgd", "signum", "demo")
+        votes = name in ("signsgd", "signum", "demo", "dion")
         net = network()
         optimizer = sgd(net)
         handle = gradwire.periodic(
@@ -230,7 +230,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "every": 8,
         "method": "topk",
         "ratio": 0.05,
-        "values": "qsgd:2",
+        "values": "quantile:4",
         "granularity": "block:4096",
         "memory": memories.Residual(beta=0.95),
     },

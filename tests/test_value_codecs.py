@@ -1,19 +1,24 @@
 """Laws of all codecs that send every value."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from codec_checks import cases, check_any_bytes, check_is_the_reference, check_residual_is_what_was_not_sent
 from gradwire.codec import Codec
+from gradwire.errors import ConfigurationError
 from gradwire.kernels import cpu
 from gradwire.layout import Block
+from gradwire.memory import NONE
 from gradwire.quantize import Dynamic, Exponent, PowerOfTwo, Sign, Stochastic, Ternary, ThreeLevel, TwoMeans, Vote
+from gradwire.transform import RotatedCentroids
 from kernel_inputs import BLOCKS, GRADIENTS, block_of, gradients
 
 CODECS: list[Codec] = [
     Sign(),
+    Sign("l2"),
     Vote(),
     TwoMeans(),
     Dynamic(),
@@ -24,6 +29,9 @@ CODECS: list[Codec] = [
     ThreeLevel(1.75),
     PowerOfTwo(9),
     PowerOfTwo(8),
+    RotatedCentroids(1),
+    RotatedCentroids(2, 256),
+    RotatedCentroids(4, 512),
     Stochastic(2, 512),
     Stochastic(4, 0),
     Stochastic(4, 64, "l2"),
@@ -41,7 +49,7 @@ CUTS = ("odd layers", "one bucket", "small blocks", "packed shard")
 
 codecs = pytest.mark.parametrize("codec", CODECS, ids=str)
 with_a_scale_a_segment = pytest.mark.parametrize(
-    "codec", [codec for codec in CODECS if not getattr(codec, "bucket", 0)], ids=str
+    "codec", [codec for codec in CODECS if not getattr(codec, "bucket", 0) and not hasattr(codec, "rotation")], ids=str
 )
 
 
@@ -71,6 +79,21 @@ def test_residual_is_what_was_not_sent(codec: Codec, block: Block, gradient: Ten
 def test_any_values_and_any_bytes(codec: Codec, case: tuple, content: bytes) -> None:
     check_is_the_reference(codec, *case)
     check_any_bytes(codec, case[0], content)
+
+
+@pytest.mark.parametrize(("norm", "kept"), [("l1", 4.0), ("l2", 5.0)])
+def test_signs_have_the_mean_magnitude_or_the_length(norm: str, kept: float) -> None:
+    values = torch.tensor([0.0, 0.0, 1.0, -7.0])
+    block, payload = block_of([2]), torch.empty(1, 8, dtype=torch.uint8)
+    Sign(norm).encode(block, values, NONE, payload[0], 0)
+    out = torch.zeros(4)
+    Sign(norm).decode(block, payload, out, 1.0)
+    assert out[2:].tolist() == [kept, -kept]
+
+
+def test_other_norms_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="norm='max' is not possible"):
+        Sign("max")
 
 
 def test_sign_sizes() -> None:

@@ -68,9 +68,9 @@ VOLUME = (
     Plan("DiLoCo 4 bits, p=20", 20, "qsgd:bits=4", outer_rate=0.7),
     Plan("DiLoCo 4 bits, p=40", 40, "qsgd:bits=4", outer_rate=0.7),
     Plan("DiLoCo 4 bits, p=60", 60, "qsgd:bits=4", outer_rate=0.7),
-    Plan("SparseLoCo 2 %, p=20", 20, "topk:ratio=0.02,values=qsgd:2", feedback=0.95),
-    Plan("SparseLoCo 5 %, p=20", 20, "topk:ratio=0.05,values=qsgd:2", feedback=0.95),
-    Plan("SparseLoCo 5 %, p=60", 60, "topk:ratio=0.05,values=qsgd:2", feedback=0.95),
+    Plan("SparseLoCo 2 %, p=20", 20, "topk:ratio=0.02,values=quantile:4", feedback=0.95),
+    Plan("SparseLoCo 5 %, p=20", 20, "topk:ratio=0.05,values=quantile:4", feedback=0.95),
+    Plan("SparseLoCo 5 %, p=60", 60, "topk:ratio=0.05,values=quantile:4", feedback=0.95),
 )
 
 

@@ -30,6 +30,8 @@ _RECIPES = {
     "signsgd": Recipe(0.01),
     "signum": Recipe(0.01),
     "demo": Recipe(0.01),
+    # So does every matrix as a whole, by its own size.
+    "dion": Recipe(0.1),
     # A momentum of 0.9 in the memory makes a step ten times as long.
     "dgc": Recipe(0.2, "ratio=0.01,warmup=40"),
     "sketchedsgd": Recipe(0.5, "ratio=0.02,columns=4.0"),

@@ -6,7 +6,9 @@ from gradwire.methods.adaptive import Adaptive
 from gradwire.methods.atomo import Atomo
 from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
+from gradwire.methods.dion import Dion
 from gradwire.methods.dryden import Dryden
+from gradwire.methods.eden import EDEN
 from gradwire.methods.ef21 import EF21
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.eightbit import EightBit
@@ -43,6 +45,7 @@ __all__ = [
     "ACPSGD",
     "BF16",
     "DGC",
+    "EDEN",
     "EF21",
     "FP16",
     "INCEPTIONN",
@@ -54,6 +57,7 @@ __all__ = [
     "CodecMethod",
     "DeMo",
     "Dense",
+    "Dion",
     "Dryden",
     "EFSignSGD",
     "EightBit",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gradwire.methods.method import CodecMethod
@@ -16,6 +17,10 @@ class EFSignSGD(CodecMethod):
 
     On the sharded route each owner compresses its average with an error feedback of its own, as in Zheng et al. 2019,
     arXiv:1905.10936, so both directions cost one bit a value.
+
+    Attributes:
+        norm: ``"l1"`` as published for gradients; ``"l2"``, ``(|p|_2 / sqrt(d)) sign(p)``, as 1-bit Adam and 0/1 Adam
+            have it for momenta, which need not contract.
     """
 
     citation = "Karimireddy et al. 2019, arXiv:1901.09847"
@@ -24,10 +29,15 @@ class EFSignSGD(CodecMethod):
     bias = "contractive"
     wire_bits = "d + 32"
 
+    norm: str = "l1"
+
+    def __post_init__(self) -> None:
+        self.codec()
+
     def error_bound(self, numel: int) -> float:
-        """``1 - |x|_1^2 / (d |x|_2^2)``, which is largest for a lone value."""
-        return 1 - 1 / numel
+        """``1 - |x|_1^2 / (d |x|_2^2)``, which is largest for a lone value; none is claimed for the other norm."""
+        return 1 - 1 / numel if self.norm == "l1" else math.inf
 
     def codec(self) -> Sign:
         """One bit a value, one scale a segment."""
-        return Sign()
+        return Sign(self.norm)

@@ -17,20 +17,22 @@ from gradwire.sparse import Sparse
 @register("sketchml")
 @dataclass(frozen=True, kw_only=True)
 class SketchML(CodecMethod):
-    """Chosen values as means of equally filled buckets, whose numbers go through a MinMaxSketch.
+    """Chosen values as means of equally filled buckets, whose numbers go through grouped MinMaxSketches.
 
     The paper's gradients are sparse by themselves; here a top-k makes them so, and what it leaves out waits in the
-    residual. As in the authors' code there are 256 buckets, two rows, and positive and negative values are kept apart.
-    Other than there, quantiles are exact instead of a sketch's; a value is the mean of its bucket instead of the middle
-    of the bucket's edges; signs are written out, where there each group of buckets has keys and a sketch of its own;
-    and keys are written in Elias-Fano instead of the paper's delta-binary coding, whose size would not be known
-    beforehand.
+    residual. As in the authors' code there are 256 buckets in 8 groups, each of one sign and with a sketch of its own
+    of two rows. Other than there, quantiles are exact instead of a sketch's; a value is the mean of its bucket instead
+    of the middle of the bucket's edges; groups have equally many columns; and keys are written once, in Elias-Fano, and
+    3 bits for each value's group, where there each group has keys of its own, which takes as many bits more. Their
+    delta-binary coding has no size that would be known beforehand. With sketches a value takes 7.8 bits and a
+    hundredth of its energy is lost; 8 bits with ``rows=0`` lose a ten-thousandth.
 
     Attributes:
         ratio: Values sent as a share of a segment's elements, in (0, 1].
         buckets: Buckets a segment: 4, 16 or 256.
         rows: Rows of the MinMaxSketch; 0 writes every bucket's number instead.
-        columns: Columns of the MinMaxSketch as a share of the values sent.
+        columns: Columns of all groups' sketches together as a share of the values sent.
+        groups: Groups of buckets, 2, 4, 8 or 16.
         indices: How indices are written, as for ``topk``.
     """
 
@@ -39,14 +41,15 @@ class SketchML(CodecMethod):
     memory = "residual"
     bias = "biased"
     wire_bits = (
-        "32 * (min(buckets, k) + min(rows, 1)) + k * (2 + log2(d / k))"
-        " + k * (1 + rows * columns * log2(buckets) if rows else log2(buckets))"
+        "32 * (min(buckets, k) + min(rows, 1)) + k * (2 + log2(d / k) + log2(groups if rows else buckets))"
+        " + rows * groups * ceil(k * columns / groups) * log2(buckets)"
     )
 
     ratio: float = 0.1
     buckets: int = 256
     rows: int = 2
     columns: float = 0.3
+    groups: int = 8
     indices: str | IndexCoding = "elias-fano"
 
     def __post_init__(self) -> None:
@@ -54,7 +57,7 @@ class SketchML(CodecMethod):
 
     def codec(self) -> Sparse:
         """Top-k, quantile buckets, index coding."""
-        quantile = Quantile(self.buckets, self.rows, self.columns)
+        quantile = Quantile(self.buckets, self.rows, self.columns, self.groups)
         return Sparse(TopMagnitudes(self.ratio), CodedValues(quantile), index.parse(self.indices))
 
     def error_bound(self, numel: int) -> float:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.memory import MaskedMomentum, Memory, Momentum
-from gradwire.methods import Method
+from gradwire.methods import EFSignSGD, Method
 from gradwire.train.agreement import check_equal, check_same
 from gradwire.train.configuration import FUSE_BYTES
 from gradwire.train.handle import check_parameters, default_group, named_by
@@ -32,6 +32,9 @@ from gradwire.wire.meter import all_reduce_bytes
 
 Group = dict[str, Any]
 """A parameter group."""
+
+SIGNS = EFSignSGD(norm="l2")
+"""How momenta are sent as published: ``(|m|_2 / sqrt(d)) sign(m)``, with error feedback at workers and owners."""
 
 VERSION = 1
 """Raised whenever the form of ``state_dict()["gradwire"]`` changes."""
@@ -64,7 +67,8 @@ class CompressedAdam(Optimizer):
         weight_decay: Share of a parameter that is taken off it, times the learning rate, a step: AdamW's.
         floor: Least root of a variance that is not measured in every step, as a share of its mean over the parameter;
             0 as published.
-        method: A name of ``gradwire.methods.names()`` or a method object: how what is sent is compressed.
+        method: A name of ``gradwire.methods.names()`` or a method object: how what is sent is compressed; as published
+            ``"efsignsgd", norm="l2"``.
         process_group: The workers, also as a device mesh of one dimension; all of them if None.
         granularity: As in :func:`gradwire.compress`; and so are the other arguments.
         route: See there.
@@ -107,7 +111,7 @@ class CompressedAdam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         floor: float = 0.1,
-        method: str | Method = "efsignsgd",
+        method: str | Method = SIGNS,
         *,
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
         granularity: str | None = None,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gradwire.methods import Method
-from gradwire.optim.adam import CompressedAdam, decay
+from gradwire.optim.adam import SIGNS, CompressedAdam, decay
 from gradwire.train.synchronizer import Tensors
 
 
@@ -59,7 +59,7 @@ class ZeroOneAdam(CompressedAdam):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         floor: float = 0.1,
-        method: str | Method = "efsignsgd",
+        method: str | Method = SIGNS,
         *,
         kappa: int = 16,
         double_every: int = 32768,

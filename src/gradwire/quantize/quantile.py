@@ -19,19 +19,22 @@ class Quantile(Codec):
     """Every value as the mean of the bucket that it falls into; the buckets of a segment hold equally many values.
 
     Negative values have buckets of their own, so no value changes its sign. Without a sketch the number of each value's
-    bucket is written. With one, a MinMaxSketch, only the signs are: a cell keeps the number nearest to zero of all the
-    values hashed to it, a value reads the farthest from zero of its cells, one in each row, so that a collision can
-    only make it smaller in magnitude. Hashes change with every step.
+    bucket is written. With one, neighbouring buckets of one sign form groups, and the number of each value's group is
+    written. Every group has a MinMaxSketch: a cell keeps the bucket nearest to zero of all the values hashed to it, a
+    value reads the farthest from zero of its cells, one in each row, so that a collision can only make it smaller in
+    magnitude, and by no more than its group is wide. Hashes change with every step.
 
     Attributes:
         buckets: Buckets a segment, negative and positive together: 4, 16 or 256.
-        rows: Rows of the sketch, 0 for none.
-        columns: Columns of the sketch, as a share of the segment's values.
+        rows: Rows of a sketch, 0 for none.
+        columns: Columns of all groups' sketches together, as a share of the segment's values.
+        groups: Groups a segment, negative and positive together: 2, 4, 8 or 16.
     """
 
     buckets: int = 256
     rows: int = 0
     columns: float = 0.3
+    groups: int = 8
 
     def __post_init__(self) -> None:
         if self.buckets not in (4, 16, 256):
@@ -42,13 +45,15 @@ class Quantile(Codec):
             )
         if not 0 < self.columns <= 1:
             raise ConfigurationError(f"columns={self.columns!r} is out of range; choose 0 < columns <= 1, usually 0.3")
+        if self.rows and self.groups not in (2, 4, 8, 16):
+            raise ConfigurationError(f"groups={self.groups!r} is not possible; choose 2, 4, 8 or 16, usually 8")
 
     def payload_bytes(self, block: Block) -> int:
-        """4 bytes a bucket, then ``log2(buckets)`` bits a value, or one bit a value and a sketch."""
-        return quantile_payload_bytes(block, self.buckets, self.rows, self.columns)
+        """4 bytes a bucket, then ``log2(buckets)`` bits a value, or ``log2(groups)`` bits a value and sketches."""
+        return quantile_payload_bytes(block, self.buckets, self.rows, self.columns, self.groups)
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
-        """Sorts, writes means, and numbers or a sketch."""
+        """Sorts, writes means, and numbers or groups and sketches."""
         kernels.for_device(gradient.device).quantile_encode(
             block,
             gradient,
@@ -59,6 +64,7 @@ class Quantile(Codec):
             self.buckets,
             self.rows,
             self.columns,
+            self.groups,
             key,
         )
 
@@ -66,5 +72,5 @@ class Quantile(Codec):
         """Sums means."""
         self.check(block, payloads)
         kernels.for_device(out.device).quantile_decode(
-            block, payloads, out, weight, self.buckets, self.rows, self.columns
+            block, payloads, out, weight, self.buckets, self.rows, self.columns, self.groups
         )

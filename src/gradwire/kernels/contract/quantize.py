@@ -17,9 +17,19 @@ class Quantize(Protocol):
         ...
 
     def sign_encode(
-        self, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+        self,
+        block: Block,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        payload: Tensor,
+        euclidean: bool = False,
     ) -> None:
-        """One bit a position and one scale, mean ``|t|``, a segment: sent = scale * sign(t), sign(0) = +1."""
+        """One bit a position and one scale a segment: sent = scale * sign(t), sign(0) = +1.
+
+        The scale is the mean of ``|t|``, or with ``euclidean`` the root mean square of ``t``.
+        """
         ...
 
     def sign_decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
@@ -133,8 +143,8 @@ class Quantize(Protocol):
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
         ...
 
-    def quantile_payload_bytes(self, block: Block, buckets: int, rows: int, columns: float) -> int:
-        """Size of a quantile payload; ``rows`` 0 means no sketch."""
+    def quantile_payload_bytes(self, block: Block, buckets: int, rows: int, columns: float, groups: int) -> int:
+        """Size of a quantile payload; ``rows`` 0 means no sketch, and then ``groups`` mean nothing."""
         ...
 
     def quantile_encode(
@@ -148,13 +158,22 @@ class Quantize(Protocol):
         buckets: int,
         rows: int,
         columns: float,
+        groups: int,
         key: int,
     ) -> None:
-        """Means of equally filled buckets, and each value's bucket or a MinMaxSketch of them."""
+        """Means of equally filled buckets, and each value's bucket, or its group and a MinMaxSketch for each group."""
         ...
 
     def quantile_decode(
-        self, block: Block, payloads: Tensor, out: Tensor, weight: float, buckets: int, rows: int, columns: float
+        self,
+        block: Block,
+        payloads: Tensor,
+        out: Tensor,
+        weight: float,
+        buckets: int,
+        rows: int,
+        columns: float,
+        groups: int,
     ) -> None:
         """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
         ...

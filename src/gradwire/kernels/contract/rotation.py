@@ -60,3 +60,44 @@ class Rotation(Protocol):
     ) -> None:
         """Rotates back the mean of ``count`` workers; a piece whose scale is not finite becomes NaN."""
         ...
+
+    def centroids_encode(
+        self,
+        pieces: Int64Array,
+        gradient: Tensor,
+        residual: Tensor | None,
+        beta: float,
+        gamma: float,
+        centroids: Tensor,
+        keys: UInt64Array,
+        scales: Tensor,
+        codes: Tensor,
+    ) -> None:
+        """The nearest centroid of each coordinate of each rotated piece over its root mean square, and a scale a piece.
+
+        Args:
+            pieces: As of a rotation.
+            gradient: ``float32`` flat buffer.
+            residual: Left with what is not sent.
+            beta: Weight of the residual.
+            gamma: Weight of the gradient.
+            centroids: ``float32[2**bits]``, ascending, without 0, for 1, 2 or 4 bits.
+            keys: Each run's key for the signs of the rotation.
+            scales: ``float32[pieces]``, to be filled; NaN for a piece that is not finite, whose codes are 0.
+            codes: ``uint8``, to be filled, lowest bits first.
+        """
+        ...
+
+    def centroids_decode(
+        self,
+        pieces: Int64Array,
+        scales: Tensor,
+        codes: Tensor,
+        centroids: Tensor,
+        keys: UInt64Array,
+        out: Tensor,
+        add: bool,
+        weight: float,
+    ) -> None:
+        """``out = weight * decoded``, or with ``add`` ``weight * (out + decoded)``; NaN where a scale is not finite."""
+        ...

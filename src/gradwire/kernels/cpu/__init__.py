@@ -7,6 +7,7 @@ that nothing is left to compile within a training step.
 from __future__ import annotations
 
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
+from gradwire.kernels.cpu.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.cpu.checksum import checksums
 from gradwire.kernels.cpu.dynamic import dynamic_decode, dynamic_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
@@ -32,8 +30,6 @@ from gradwire.kernels.reference.quantile import (
 from gradwire.layout import Block, Int64Array
 from gradwire.randomness import MASK32
 
-UInt16Array = np.ndarray[Any, np.dtype[np.uint16]]
-
 DIGIT = 11
 """Bits that a pass of the radix sort goes by."""
 
@@ -48,13 +44,14 @@ def quantile_encode(
     buckets: int,
     rows: int,
     columns: float,
+    groups: int,
     key: int,
 ) -> None:
     """See :meth:`gradwire.kernels.Kernels.quantile_encode`."""
     values, memory, keep = values_and_memory(gradient, residual)
     if not keep:
         beta, gamma = 0.0, 1.0
-    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns)
+    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns, groups)
     packed = array(payload)
     packed[:] = 0
     if rows:
@@ -72,18 +69,26 @@ def quantile_encode(
         quantile_means(block, buckets),
         packed[before_codes:before_cells],
         packed[before_cells:],
-        quantile_columns(block, columns),
+        quantile_columns(block, columns, groups),
         rows,
+        quantile_bits(groups),
         quantile_bits(buckets),
         np.uint64(key & MASK32),
     )
 
 
 def quantile_decode(
-    block: Block, payloads: Tensor, out: Tensor, weight: float, buckets: int, rows: int, columns: float
+    block: Block,
+    payloads: Tensor,
+    out: Tensor,
+    weight: float,
+    buckets: int,
+    rows: int,
+    columns: float,
+    groups: int,
 ) -> None:
     """See :meth:`gradwire.kernels.Kernels.quantile_decode`."""
-    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns)
+    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns, groups)
     sums = array(out)
     for number, payload in enumerate(payloads):
         packed = array(payload)
@@ -94,8 +99,9 @@ def quantile_decode(
             quantile_means(block, buckets),
             packed[before_codes:before_cells],
             packed[before_cells:],
-            quantile_columns(block, columns),
+            quantile_columns(block, columns, groups),
             rows,
+            quantile_bits(groups),
             quantile_bits(buckets),
             np.uint64(packed[:head].view(np.uint32)[0] if rows else 0),
             sums,
@@ -121,6 +127,7 @@ def _encode(
     cells: UInt8Array,
     columns: Int64Array,
     rows: int,
+    planes: int,
     bits: int,
     seed: np.uint64,
 ) -> None:
@@ -128,13 +135,16 @@ def _encode(
     for segment in range(numels.size):
         longest = max(longest, numels[segment])
     t_of_segment = np.empty(longest, np.float32)
-    number_of_value = np.empty(longest, np.uint8)
+    number_of_value, group_of_value = np.empty(longest, np.uint8), np.empty(longest, np.uint8)
+    groups = 1 << planes
+    edges, group_of_bucket = np.empty(groups + 1, np.int64), np.empty(1 << bits, np.uint8)
+    plane_bytes = codes.size // planes
     keys, other_keys = np.empty(longest, np.uint32), np.empty(longest, np.uint32)
     order, other_order = np.empty(longest, np.uint32), np.empty(longest, np.uint32)
     before_cells = 0
     for segment in range(numels.size):
         numel, wide = numels[segment], columns[segment]
-        t, bucket = t_of_segment[:numel], number_of_value[:numel]
+        t, bucket, group = t_of_segment[:numel], number_of_value[:numel], group_of_value[:numel]
         mine = means[firsts[segment] : firsts[segment + 1]]
         place = 0
         for run in range(segments[segment], segments[segment + 1]):
@@ -147,22 +157,33 @@ def _encode(
                 t[place : place + length],
             )
             place += length
-        sketch = np.full(rows * wide, (1 << bits) - 1, np.uint8)
+        sketch = np.full(rows * groups * wide, (1 << bits) - 1, np.uint8)
         finite = largest_magnitude(t) < INFINITE
-        share = np.int64(0)
         if finite:
             _sort(t, keys[:numel], order[:numel], other_keys[:numel], other_order[:numel])
             share = _fill_buckets(keys[:numel], order[:numel], other_keys[:numel], other_order[:numel], mine, bucket)
+            if rows:
+                _find_edges(share, mine.size, edges)
+                for number in range(groups):
+                    group_of_bucket[edges[number] : edges[number + 1]] = number
+                for i in range(numel):
+                    group[i] = group_of_bucket[bucket[i]]
             for row in range(rows):
-                _insert(t, bucket, share, sketch[row * wide : (row + 1) * wide], mix64(seed + np.uint64(row)))
+                cells_of_row = sketch[row * groups * wide : (row + 1) * groups * wide]
+                _insert(bucket, group, edges, wide, cells_of_row, mix64(seed + np.uint64(row)))
             for row in range(rows):
-                _query(t, share, sketch[row * wide : (row + 1) * wide], mix64(seed + np.uint64(row)), row, bucket)
+                cells_of_row = sketch[row * groups * wide : (row + 1) * groups * wide]
+                _query(group, edges, wide, cells_of_row, mix64(seed + np.uint64(row)), row, bucket)
         else:
             mine[:] = np.nan
         place = 0
         for run in range(segments[segment], segments[segment + 1]):
             start, length, position = runs[run]
-            piece, numbers = t[place : place + length], bucket[place : place + length]
+            piece, numbers, group_numbers = (
+                t[place : place + length],
+                bucket[place : place + length],
+                group[place : place + length],
+            )
             memory = residual[start : start + length]
             place += length
             if not finite:
@@ -170,8 +191,10 @@ def _encode(
                     keep_finite(piece, memory)
                 continue
             if rows:
-                for i in range(length):
-                    codes[(position + i) >> 3] |= np.uint8((piece[i] < 0) << ((position + i) & 7))
+                for plane in range(planes):
+                    packed = codes[plane * plane_bytes + (position >> 3) :]
+                    for i in range(length):
+                        packed[i >> 3] |= np.uint8((group_numbers[i] >> np.uint8(plane) & 1) << (i & 7))
             else:
                 _pack(numbers, bits, codes[position * bits // 8 :])
             if keep:
@@ -248,10 +271,7 @@ def _fill_buckets(
         side_order[place] = order[i]
         low += below
         high += 1 - below
-    if negative in (0, count):
-        share = buckets if negative else 0
-    else:
-        share = min(max((2 * buckets * negative + count) // (2 * count), 1), buckets - 1)
+    share = _share(negative, count, buckets)
     magnitudes = side_bits.view(np.float32)
     lanes = np.empty(LANES, np.float64)
     for number in range(buckets):
@@ -269,6 +289,26 @@ def _fill_buckets(
 
 
 @compiled
+def _share(negative: int, count: int, buckets: int) -> int:
+    """See ``negative_share`` of the reference."""
+    if negative in (0, count):
+        return buckets if negative else 0
+    return min(max((2 * buckets * negative + count) // (2 * count), 1), buckets - 1)
+
+
+@compiled
+def _find_edges(negative: int, buckets: int, edges: Int64Array) -> None:
+    """See ``group_edges`` of the reference."""
+    groups = edges.size - 1
+    share = _share(negative, buckets, groups)
+    for group in range(share):
+        edges[group] = -(-group * negative // share)
+    for group in range(groups - share):
+        edges[share + group] = negative - (-group * (buckets - negative) // (groups - share))
+    edges[groups] = buckets
+
+
+@compiled
 def _column(low_key: np.uint32, high_key: np.uint32, ordinal: int, wide: int) -> np.int64:
     """Where a value is hashed to in a row of a sketch."""
     bits = np.uint64(hash32(low_key, high_key, np.uint32(ordinal)))
@@ -276,22 +316,24 @@ def _column(low_key: np.uint32, high_key: np.uint32, ordinal: int, wide: int) ->
 
 
 @compiled
-def _insert(t: Float32Array, bucket: UInt8Array, share: int, row: UInt8Array, key: np.uint64) -> None:
-    """The nearest to zero of what is hashed to a cell stays there."""
+def _insert(
+    bucket: UInt8Array, group: UInt8Array, edges: Int64Array, wide: int, cells: UInt8Array, key: np.uint64
+) -> None:
+    """The nearest to zero of what is hashed to a cell stays there, counted from where its group begins."""
     low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
-    for i in range(t.size):
-        step = bucket[i] if t[i] < 0 else np.uint8(bucket[i] - share)
-        column = _column(low_key, high_key, i, row.size)
-        row[column] = min(row[column], step)
+    for i in range(bucket.size):
+        cell = group[i] * wide + _column(low_key, high_key, i, wide)
+        cells[cell] = min(cells[cell], np.uint8(bucket[i] - edges[group[i]]))
 
 
 @compiled
-def _query(t: Float32Array, share: int, cells: UInt8Array, key: np.uint64, row: int, bucket: UInt8Array) -> None:
+def _query(
+    group: UInt8Array, edges: Int64Array, wide: int, cells: UInt8Array, key: np.uint64, row: int, bucket: UInt8Array
+) -> None:
     """The farthest from zero of a value's cells is its bucket."""
     low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
-    for i in range(t.size):
-        base = 0 if t[i] < 0 else share
-        found = np.uint8(base + cells[_column(low_key, high_key, i, cells.size)])
+    for i in range(bucket.size):
+        found = np.uint8(edges[group[i]] + cells[group[i] * wide + _column(low_key, high_key, i, wide)])
         bucket[i] = found if row == 0 else max(found, bucket[i])
 
 
@@ -312,6 +354,7 @@ def _decode(
     cells: UInt8Array,
     columns: Int64Array,
     rows: int,
+    planes: int,
     bits: int,
     seed: np.uint64,
     out: Float32Array,
@@ -320,7 +363,10 @@ def _decode(
     last_payload: bool,
 ) -> None:
     mask = np.uint8((1 << bits) - 1)
-    numbers = np.empty(CHUNK, np.uint16)
+    numbers, group_numbers = np.empty(CHUNK, np.int64), np.empty(CHUNK, np.uint8)
+    groups = 1 << planes
+    edges = np.empty(groups + 1, np.int64)
+    plane_bytes = codes.size // planes
     before_cells = 0
     for segment in range(segments.size - 1):
         wide = columns[segment]
@@ -328,7 +374,8 @@ def _decode(
         share = np.int64(0)
         for number in range(mine.size):
             share += int(np.signbit(mine[number]))
-        sketch = np.empty(rows * wide, np.uint8)
+        _find_edges(share, mine.size, edges)
+        sketch = np.empty(rows * groups * wide, np.uint8)
         for cell in range(sketch.size):
             sketch[cell] = (cells[before_cells + (cell * bits >> 3)] >> (cell * bits & 7)) & mask
         before_cells += (sketch.size + 7) // 8 * bits
@@ -337,35 +384,40 @@ def _decode(
             start, length, position = runs[run]
             for first in range(0, length, CHUNK):
                 count = min(CHUNK, length - first)
-                piece, found = out[start + first : start + first + count], numbers[:count]
+                piece, found, group = out[start + first : start + first + count], numbers[:count], group_numbers[:count]
                 if rows:
                     found[:] = 0
+                    group[:] = 0
+                    for plane in range(planes):
+                        _add_plane(group, plane, codes[plane * plane_bytes + ((position + first) >> 3) :])
                     for row in range(rows):
                         key = mix64(seed + np.uint64(row))
-                        _read(found, ordinal, sketch[row * wide : (row + 1) * wide], key)
-                    _add_side(found, share, codes[(position + first) >> 3 :])
+                        _read(found, ordinal, group, wide, sketch[row * groups * wide : (row + 1) * groups * wide], key)
+                    for i in range(count):
+                        begin, end = edges[group[i]], edges[group[i] + 1]
+                        found[i] = max(min(begin + found[i], end - 1), begin)
                 else:
                     for i in range(count):
                         place = position + first + i
                         found[i] = (codes[place * bits >> 3] >> (place * bits & 7)) & mask
                 for i in range(count):
-                    value = mine[min(int(found[i]), mine.size - 1)]
+                    value = mine[min(found[i], mine.size - 1)]
                     total = value if first_payload else piece[i] + value
                     piece[i] = total * weight if last_payload else total
                 ordinal += count
 
 
 @compiled
-def _read(found: UInt16Array, ordinal: int, cells: UInt8Array, key: np.uint64) -> None:
-    """Raises each number to what its cell has."""
-    low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
-    for i in range(found.size):
-        found[i] = max(found[i], np.uint16(cells[_column(low_key, high_key, ordinal + i, cells.size)]))
+def _add_plane(group: UInt8Array, plane: int, bits: UInt8Array) -> None:
+    """Sets one bit of each group's number."""
+    for i in range(group.size):
+        group[i] |= np.uint8(((bits[i >> 3] >> (i & 7)) & 1) << plane)
 
 
 @compiled
-def _add_side(found: UInt16Array, share: int, negative: UInt8Array) -> None:
-    """From numbers on a side to numbers in the segment."""
+def _read(found: Int64Array, ordinal: int, group: UInt8Array, wide: int, cells: UInt8Array, key: np.uint64) -> None:
+    """Raises each number to what its cell has."""
+    low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
     for i in range(found.size):
-        below = (negative[i >> 3] >> (i & 7)) & 1
-        found[i] = max(min(int(found[i]), share - 1), 0) if below else found[i] + share
+        cell = group[i] * wide + _column(low_key, high_key, ordinal + i, wide)
+        found[i] = max(found[i], np.int64(cells[cell]))

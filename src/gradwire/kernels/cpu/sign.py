@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from gradwire.kernels.cpu._compiled import (
     negative_byte,
     rows_of_bytes,
     total_magnitude,
+    total_square,
     values_and_memory,
 )
 from gradwire.kernels.cpu.either import sum_either
@@ -23,7 +26,13 @@ from gradwire.layout import Block, Int64Array
 
 
 def sign_encode(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    payload: Tensor,
+    euclidean: bool = False,
 ) -> None:
     """See :meth:`gradwire.kernels.Kernels.sign_encode`."""
     values, memory, keep = values_and_memory(gradient, residual)
@@ -39,6 +48,7 @@ def sign_encode(
         keep,
         np.float32(beta),
         np.float32(gamma),
+        euclidean,
         packed[:head].view(np.float32),
         packed[head:],
     )
@@ -61,6 +71,7 @@ def _encode(
     keep: bool,
     beta: np.float32,
     gamma: np.float32,
+    euclidean: bool,
     scales: Float32Array,
     packed: UInt8Array,
 ) -> None:
@@ -71,10 +82,15 @@ def _encode(
         total, numel = 0.0, 0
         for run in range(segments[segment], segments[segment + 1]):
             start, stop = runs[run, 0], runs[run, 0] + runs[run, 1]
-            total += total_magnitude(gradient[start:stop], residual[start:stop], beta, gamma, lanes)
+            g, r = gradient[start:stop], residual[start:stop]
+            if euclidean:
+                total += total_square(g, r, beta, gamma, lanes)
+            else:
+                total += total_magnitude(g, r, beta, gamma, lanes)
             numel += stop - start
         finite = np.isfinite(total)
-        scale = np.float32(total / numel) if finite else np.float32(np.nan)
+        mean = math.sqrt(total / numel) if euclidean else total / numel
+        scale = np.float32(mean) if finite else np.float32(np.nan)
         scales[segment] = scale
         for run in range(segments[segment], segments[segment + 1]):
             start, length, position = runs[run]

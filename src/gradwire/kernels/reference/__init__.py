@@ -6,6 +6,7 @@ What they write is described byte by byte in ``docs/formats.md``.
 from __future__ import annotations
 
 from gradwire.kernels.reference.bitmap import bitmap_decode, bitmap_encode
+from gradwire.kernels.reference.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.reference.checksum import checksums
 from gradwire.kernels.reference.dynamic import dynamic_decode, dynamic_encode, dynamic_payload_bytes
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode

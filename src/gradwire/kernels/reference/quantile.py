@@ -31,25 +31,25 @@ def quantile_means(block: Block, buckets: int) -> Int64Array:
     return np.concatenate(([0], np.cumsum(np.minimum(block.segment_numels, buckets)))).astype(np.int64)
 
 
-def quantile_columns(block: Block, columns: float) -> Int64Array:
-    """Columns of each segment's sketch."""
-    wide: Int64Array = np.ceil(block.segment_numels * columns).astype(np.int64)
+def quantile_columns(block: Block, columns: float, groups: int) -> Int64Array:
+    """Columns of the sketch of each group of a segment."""
+    wide: Int64Array = np.ceil(block.segment_numels * columns / groups).astype(np.int64)
     return wide
 
 
-def quantile_offsets(block: Block, buckets: int, rows: int, columns: float) -> tuple[int, int, int, int]:
-    """Bytes before the means, before the codes or signs, before the sketches, and in all."""
+def quantile_offsets(block: Block, buckets: int, rows: int, columns: float, groups: int) -> tuple[int, int, int, int]:
+    """Bytes before the means, before the codes or groups, before the sketches, and in all."""
     head = 4 if rows else 0
     codes = head + 4 * int(quantile_means(block, buckets)[-1])
     bits = quantile_bits(buckets)
-    cells = codes + block.positions * (1 if rows else bits) // 8
-    sizes = [aligned(rows * wide) * bits // 8 for wide in quantile_columns(block, columns).tolist()]
+    cells = codes + block.positions * (quantile_bits(groups) if rows else bits) // 8
+    sizes = [aligned(rows * groups * wide) * bits // 8 for wide in quantile_columns(block, columns, groups).tolist()]
     return head, codes, cells, padded(cells + sum(sizes))
 
 
-def quantile_payload_bytes(block: Block, buckets: int, rows: int, columns: float) -> int:
+def quantile_payload_bytes(block: Block, buckets: int, rows: int, columns: float, groups: int) -> int:
     """See :meth:`gradwire.kernels.Kernels.quantile_payload_bytes`."""
-    return quantile_offsets(block, buckets, rows, columns)[-1]
+    return quantile_offsets(block, buckets, rows, columns, groups)[-1]
 
 
 def quantile_encode(
@@ -62,6 +62,7 @@ def quantile_encode(
     buckets: int,
     rows: int,
     columns: float,
+    groups: int,
     key: int,
 ) -> None:
     """See :meth:`gradwire.kernels.Kernels.quantile_encode`."""
@@ -70,20 +71,21 @@ def quantile_encode(
     codes = torch.zeros(block.positions, dtype=torch.uint8, device=gradient.device)
     sketches = []
     forgotten = []
-    for segment, wide in enumerate(quantile_columns(block, columns).tolist()):
+    for segment, wide in enumerate(quantile_columns(block, columns, groups).tolist()):
         runs = flat_runs(block, segment)
         kept = [None if residual is None else residual[start:stop] for _, start, stop, _ in runs]
         values = [compensated(gradient[a:b], old, beta, gamma) for (_, a, b, _), old in zip(runs, kept, strict=True)]
         t = torch.cat(values)
-        cells = torch.full((rows, wide), buckets - 1, dtype=torch.int64, device=t.device)
+        cells = torch.full((rows, groups * wide), buckets - 1, dtype=torch.int64, device=t.device)
         if t.isfinite().all():
             mine = means[firsts[segment] : firsts[segment + 1]]
             bucket = _sort_into_buckets(t, mine)
-            negative = t < 0
-            code = negative.to(torch.uint8) if rows else bucket.to(torch.uint8)
-            steps = torch.where(negative, bucket, bucket - int(mine.signbit().sum()))
+            edges = torch.tensor(group_edges(int(mine.signbit().sum()), mine.numel(), groups), device=t.device)
+            group = torch.searchsorted(edges[1:], bucket, right=True)
+            code = (group if rows else bucket).to(torch.uint8)
             for row, cell in enumerate(cells):
-                cell.scatter_reduce_(0, _hashed(key & MASK32, row, t.numel(), wide, t.device), steps, "amin")
+                column = group * wide + _hashed(key & MASK32, row, t.numel(), wide, t.device)
+                cell.scatter_reduce_(0, column, bucket - edges[group], "amin")
             place = 0
             for _, start, stop, position in runs:
                 codes[position : position + stop - start] = code[place : place + stop - start]
@@ -93,10 +95,11 @@ def quantile_encode(
         forgotten += list(zip(runs, kept, values, strict=True))
         sketches.append(pack(torch.nn.functional.pad(cells.flatten(), (0, -cells.numel() % 8)), bits))
     head = torch.tensor([key & MASK32] if rows else [], dtype=torch.int64).to(torch.uint32).to(gradient.device)
-    packed = torch.cat((as_bytes(head), as_bytes(means), pack(codes, 1 if rows else bits), *sketches))
+    planes = [pack(codes >> plane & 1, 1) for plane in range(quantile_bits(groups))] if rows else [pack(codes, bits)]
+    packed = torch.cat((as_bytes(head), as_bytes(means), *planes, *sketches))
     payload.zero_()
     payload[: packed.numel()] = packed
-    sent = _decoded(block, payload, buckets, rows, columns)
+    sent = _decoded(block, payload, buckets, rows, columns, groups)
     for (_, start, stop, position), old, t in forgotten:
         what = sent[position : position + stop - start]
         keep(old, torch.where(what.isfinite(), t - what, t))
@@ -128,42 +131,65 @@ def negative_share(negative: int, count: int, buckets: int) -> int:
     return min(max((2 * buckets * negative + count) // (2 * count), 1), buckets - 1)
 
 
+def group_edges(negative: int, buckets: int, groups: int) -> list[int]:
+    """The first bucket of each group, and one past the last.
+
+    The ``negative`` first buckets have a share of the groups that is their share of all; a side's group ``g`` of ``n``
+    has its buckets from ``g * size / n`` on.
+    """
+    share = negative_share(negative, buckets, groups)
+    below = [-(-group * negative // max(share, 1)) for group in range(share)]
+    above = [negative - (-group * (buckets - negative) // max(groups - share, 1)) for group in range(groups - share)]
+    return [*below, *above, buckets]
+
+
 def _hashed(seed: int, row: int, count: int, wide: int, device: torch.device) -> Tensor:
     """The column of each value in a row of a sketch."""
     return hash32(mix64(seed + row), torch.arange(count, device=device)) * wide >> 32
 
 
-def _decoded(block: Block, payload: Tensor, buckets: int, rows: int, columns: float) -> Tensor:
+def _decoded(block: Block, payload: Tensor, buckets: int, rows: int, columns: float, groups: int) -> Tensor:
     """The value at each position."""
     bits, firsts = quantile_bits(buckets), quantile_means(block, buckets).tolist()
-    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns)
+    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns, groups)
     seed = int(payload[:head].clone().view(torch.uint32)) if rows else 0
     means = payload[head:before_codes].clone().view(torch.float32)
     codes = unpack(payload[before_codes:before_cells], 1 if rows else bits).long()
+    if rows:
+        planes = codes.view(quantile_bits(groups), -1)
+        codes = (planes << torch.arange(len(planes), device=codes.device)[:, None]).sum(0)
     values = torch.zeros(block.positions, device=payload.device)
-    for segment, wide in enumerate(quantile_columns(block, columns).tolist()):
+    for segment, wide in enumerate(quantile_columns(block, columns, groups).tolist()):
         mine = means[firsts[segment] : firsts[segment + 1]]
         numel, last = int(block.segment_numels[segment]), mine.numel() - 1
-        stop = before_cells + aligned(rows * wide) * bits // 8
-        cells = unpack(payload[before_cells:stop], bits)[: rows * wide].view(rows, wide).long()
+        stop = before_cells + aligned(rows * groups * wide) * bits // 8
+        cells = unpack(payload[before_cells:stop], bits)[: rows * groups * wide].view(rows, groups * wide).long()
         before_cells = stop
         hashed = [_hashed(seed, row, numel, wide, payload.device) for row in range(rows)]
+        edges = torch.tensor(group_edges(int(mine.signbit().sum()), mine.numel(), groups), device=payload.device)
         place = 0
         for _, start, end, position in flat_runs(block, segment):
             code = codes[position : position + end - start]
             if rows:
-                found = [cell[column[place : place + end - start]] for cell, column in zip(cells, hashed, strict=True)]
-                steps, share = torch.stack(found).amax(0), int(mine.signbit().sum())
-                code = torch.where(code == 1, steps.clamp(max=max(share - 1, 0)), steps + share)
+                places = [code * wide + column[place : place + end - start] for column in hashed]
+                steps = torch.stack([cell[each] for cell, each in zip(cells, places, strict=True)]).amax(0)
+                code = (edges[code] + steps).minimum(edges[code + 1] - 1).maximum(edges[code])
             values[position : position + end - start] = mine[code.clamp(max=last)]
             place += end - start
     return values
 
 
 def quantile_decode(
-    block: Block, payloads: Tensor, out: Tensor, weight: float, buckets: int, rows: int, columns: float
+    block: Block,
+    payloads: Tensor,
+    out: Tensor,
+    weight: float,
+    buckets: int,
+    rows: int,
+    columns: float,
+    groups: int,
 ) -> None:
     """See :meth:`gradwire.kernels.Kernels.quantile_decode`."""
-    decoded = [_decoded(block, payload, buckets, rows, columns) for payload in payloads]
+    decoded = [_decoded(block, payload, buckets, rows, columns, groups) for payload in payloads]
     for start, length, position in block.runs.tolist():
         out[start : start + length] = sum_in_order([row[position : position + length] for row in decoded]) * weight

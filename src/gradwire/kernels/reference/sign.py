@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,13 @@ def sign_payload_bytes(block: Block) -> int:
 
 
 def sign_encode(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    payload: Tensor,
+    euclidean: bool = False,
 ) -> None:
     """See :meth:`gradwire.kernels.Kernels.sign_encode`."""
     scales = torch.zeros(block.segment_count, device=gradient.device)
@@ -39,8 +47,9 @@ def sign_encode(
         ]
         total = 0.0
         for t in values:
-            total += run_total(t.double().abs())
-        scales[segment] = scale = torch.tensor(total / int(block.segment_numels[segment]), dtype=torch.float32)
+            total += run_total(t.double().square() if euclidean else t.double().abs())
+        mean = total / int(block.segment_numels[segment])
+        scales[segment] = scale = torch.tensor(math.sqrt(mean) if euclidean else mean, dtype=torch.float32)
         for (_, start, stop, position), old, t in zip(runs, kept, values, strict=True):
             if scale.isfinite():
                 negative[position : position + stop - start] = t < 0

@@ -1,0 +1,110 @@
+"""Dion: distributed orthonormalised updates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.errors import ConfigurationError
+from gradwire.lowrank import Matrices, gains, group, orthonormal_rows
+from gradwire.memory import Feedback, Residual
+from gradwire.methods.method import Method, Site
+from gradwire.methods.registry import register
+from gradwire.wire.requests import AllReduceMean, Request, Synchronization
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    momentum: Feedback
+    groups: list[Matrices]
+    q: list[Tensor]
+
+
+@register("dion")
+@dataclass(frozen=True, kw_only=True)
+class Dion(Method):
+    """Workers keep momenta of their own, and the average is their mean's orthonormalised low-rank part.
+
+    ``M += G``; ``P = M Q``, averaged and orthonormalised; ``R = M^T P``, averaged; ``M -= (1 - momentum) P R^T``, the
+    error feedback; ``Q`` is ``R`` with its columns normalised, and the gradient is ``sqrt(n / m) P Q^T`` for a matrix
+    of n rows and m columns. Use it with plain SGD, whose weight decay is then the paper's. A learning rate means the
+    same for matrices of all sizes; the paper has 0.01 for them.
+
+    Verified against the authors' code (microsoft/dion), its form with compressed all-reduces. There a wide matrix is
+    transposed first, QR is randomised, and ranks are rounded up to a multiple on request; all of it is left out here,
+    as in the paper's algorithm. What is no matrix, or gains nothing, is averaged densely and comes as it is: give such
+    parameters a group with a learning rate of its own, or an optimizer such as Lion or Adam, as the authors do. The
+    momentum is the method's memory and takes no other.
+
+    Attributes:
+        rank_fraction: Rank as a share of the shorter side, in (0, 1); the paper goes down to 1/16.
+        momentum: Share of what was sent that stays in the momentum, in [0, 1).
+    """
+
+    citation = "Ahn et al. 2025, arXiv:2504.05295"
+    routes = ("allreduce",)
+    granularities = ("layer",)
+    why_granularity = "it factorises one matrix at a time"
+    memories = ("none",)
+    bias = "biased"
+    wire_bits = "32 * ceil(rank_fraction * min(n, m)) * (n + m)"
+
+    rank_fraction: float = 0.25
+    momentum: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rank_fraction < 1:
+            raise ConfigurationError(
+                f"rank_fraction={self.rank_fraction!r} is out of range; choose 0 < rank_fraction < 1, usually 1/4"
+            )
+        if not 0 <= self.momentum < 1:
+            raise ConfigurationError(
+                f"momentum={self.momentum!r} is out of range; choose 0 <= momentum < 1, usually 0.95"
+            )
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Matrices that are larger than their factors."""
+        return bool(shape) and gains(shape, self._rank(shape[0], math.prod(shape[1:])))
+
+    def _rank(self, n: int, m: int) -> int:
+        return math.ceil(self.rank_fraction * min(n, m))
+
+    def begin(self, site: Site) -> _State:
+        """Groups matrices, finds the momenta and starts ``Q`` where none is kept."""
+        groups = group(site.block)
+        q = [each.factor(site.store, "q", self._rank(each.n, each.m), each.m, site.seed) for each in groups]
+        return _State(Residual().feedback(site.store, "momentum", site.block.slots, site.numel), groups, q)
+
+    def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
+        """The two rounds. Where ``R`` has a zero column, as for zero gradients, that of ``Q`` stays."""
+        kernel, momentum = kernels.for_device(gradient.device), state.momentum.buffer(gradient)
+        requests: list[Request] = []
+        for matrices, q in zip(state.groups, state.q, strict=True):
+            p = q.new_empty(len(q), q.shape[1], matrices.n)
+            for block, fixed, factor in zip(matrices.blocks, q, p, strict=True):
+                kernel.project_rows(block, gradient, momentum, 1.0, 1.0, fixed, factor, subtract=False)
+            requests.append(AllReduceMean(p))
+        ps = [orthonormal_rows(mean) for mean in (yield requests)]
+
+        requests = []
+        for matrices, p in zip(state.groups, ps, strict=True):
+            r = p.new_empty(len(p), p.shape[1], matrices.m)
+            for matrix, fixed, factor in zip(matrices.views(momentum), p, r, strict=True):
+                torch.mm(fixed, matrix, out=factor)
+            requests.append(AllReduceMean(r))
+        rs = yield requests
+
+        for matrices, p, r, q in zip(state.groups, ps, rs, state.q, strict=True):
+            length = torch.linalg.vector_norm(r, dim=2, keepdim=True, dtype=torch.float64)
+            unit = torch.where(length == 0, 0, r / length).float()
+            if sent := bool(r.isfinite().all()):
+                q.copy_(torch.where(length == 0, q, unit))
+            scale = math.sqrt(matrices.n / matrices.m)
+            for block, p_row, r_row, q_row in zip(matrices.blocks, p, r, unit, strict=True):
+                if sent:
+                    kernel.write_product(block, p_row, (1 - self.momentum) * r_row, gradient, momentum)
+                kernel.write_product(block, p_row, scale * q_row, gradient, None)
