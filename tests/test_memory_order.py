@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from catalogue import Case, cases
-from gradwire import methods
+from gradwire import ConfigurationError, methods
 from pool import Pool
 
 SHAPES = {"matrix": (64, 96), "filter": (16, 8, 3, 3), "plain": (40, 50), "vector": (300,)}
@@ -126,3 +127,23 @@ def low_rank_is_found() -> None:
 
 def test_a_matrix_of_low_rank_is_found_in_columns_too(pool: Pool) -> None:
     pool.run(1, low_rank_is_found)
+
+
+def converted_too_late() -> None:
+    """DDP does not notice; that gradients are taken for others must not go unnoticed either."""
+    case = Case("powersgd", {"rank": 2}, "layer", "allreduce", "residual")
+    for before, after in ((contiguous, permuted), (permuted, contiguous)):
+        for scope in ("layer", "model"):
+            model = DistributedDataParallel(Given(before, torch.float32), find_unused_parameters=True)
+            for each in model.module.parameters():
+                each.data = after(each.data)
+            options = case.arguments if scope == "layer" else {"granularity": "model", "ratio": 0.1}
+            handle = gradwire.compress(model, "powersgd" if scope == "layer" else "topk", **options)
+            given = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+            with pytest.raises(ConfigurationError, match=r"memory format of parameter '.*' was changed after DDP"):
+                model(given).backward()
+            handle.close()
+
+
+def test_parameters_converted_after_wrapping(pool: Pool) -> None:
+    pool.run(1, converted_too_late)

@@ -1,7 +1,7 @@
 """The way in for ``DistributedDataParallel``: a communication hook."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from gradwire.train.configuration import FUSE_BYTES, Configuration
 from gradwire.train.engine import Engine
 from gradwire.train.guarding import VERIFY_EVERY, Guarding
 from gradwire.train.handle import Handle, Named, check_left_out
-from gradwire.train.memory_order import by_rows, by_strides, gradients, permuted
+from gradwire.train.memory_order import by_rows, by_strides, check_order, gradients, permuted
 from gradwire.train.policy import DensePolicy
 from gradwire.train.roll_call import RollCall
 from gradwire.train.unit import Unit
@@ -188,6 +188,8 @@ class _Hook:
         averages: Where buckets go.
         frozen: Parameters that DDP knows nothing of.
         finds_unused: Whether DDP looks for parameters that took no part.
+        names: Each parameter's name, by its id.
+        checked: Buckets, by ids and strides, in which gradients were found in their parameters' memory order.
     """
 
     engine: Engine
@@ -195,6 +197,8 @@ class _Hook:
     averages: _Buckets | _Collected
     frozen: Named
     finds_unused: bool
+    names: dict[int, str]
+    checked: set[tuple[tuple[int, tuple[int, ...]], ...]] = field(default_factory=set)
 
     def __reduce__(self) -> tuple[type[_Detached], tuple[()]]:
         return _Detached, ()
@@ -204,6 +208,7 @@ class _Hook:
         if bucket.index() == 0:
             check_left_out(self.frozen)
             self.engine.ready()
+        self._check_order(bucket)
         try:
             future = self.averages.on_bucket(bucket)
         except GradwireError:
@@ -217,6 +222,13 @@ class _Hook:
             else:  # no backward pass: DDP follows the others' steps for a rank whose inputs have ended
                 self.wire.wait(future)
         return future
+
+    def _check_order(self, bucket: GradBucket) -> None:
+        parameters = bucket.parameters()
+        order = tuple((id(each), each.stride()) for each in parameters)
+        if order not in self.checked and torch._C._current_graph_task_id() >= 0:
+            check_order(bucket.buffer(), [(self.names[id(each)], each) for each in parameters])
+            self.checked.add(order)
 
     def _before_ddp(self, future: TensorFuture) -> None:
         if self.finds_unused:  # DDP goes on to wait for a collective of its own, which may fail as well
@@ -307,7 +319,8 @@ def compress(
 
     Raises:
         ConfigurationError: If anything cannot be as asked, or differs between ranks; the model stays as it was. Later,
-            in a backward pass, if a parameter that was frozen when the method was attached requires gradients.
+            in a backward pass, if a parameter that was frozen when the method was attached requires gradients, or one
+            has another memory format than DDP wrapped it in.
 
     Example:
         >>> model = DistributedDataParallel(net)
@@ -330,9 +343,9 @@ def compress(
     if configuration.granularity.scope == "model":
         averages = _Collected(handle, parameters, [[name for name, _ in parameters]])
     model._comm_hooks.clear()  # of what a copied hook left
-    model.register_comm_hook(
-        _Hook(handle.engine, handle.wire, averages, frozen, model.find_unused_parameters), _on_bucket
-    )
+    names = {id(each): name for name, each in parameters}
+    hook = _Hook(handle.engine, handle.wire, averages, frozen, model.find_unused_parameters, names)
+    model.register_comm_hook(hook, _on_bucket)
     return handle
 
 

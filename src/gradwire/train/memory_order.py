@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradwire.errors import ConfigurationError
 from gradwire.memory import Store
 
 
@@ -30,6 +31,40 @@ def permuted(buffer: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     if not any(map(_permuted, parameters)):
         return []
     return [view for view in gradients(buffer, parameters) if not view.is_contiguous()]
+
+
+def check_order(buffer: Tensor, named: Sequence[tuple[str, Tensor]]) -> None:
+    """Compares a bucket that DDP has just filled with the gradients it is filled from.
+
+    DDP keeps the strides that parameters had when it formed its buckets, and does not say which they were.
+
+    Raises:
+        ConfigurationError: If a gradient lies there in another order than its parameter has now.
+    """
+    parameters = [parameter for _, parameter in named]
+    for (name, parameter), view in zip(named, gradients(buffer, parameters), strict=True):
+        gradient = parameter.grad
+        if gradient is None or parameter.dim() < 2 or view.dtype != gradient.dtype or _same_bits(view, gradient):
+            continue
+        if any(_same_bits(other, gradient) for other in _other_orders(view)):
+            raise ConfigurationError(
+                f"the memory format of parameter {name!r} was changed after DDP had formed its buckets; convert the "
+                "model first, then wrap it and attach anew"
+            )
+
+
+def _other_orders(view: Tensor) -> list[Tensor]:
+    """The same memory row by row, column by column, and with channels last."""
+    memory = _memory(view)
+    orders = [memory.view(view.shape), memory.view(view.shape[::-1]).permute(*reversed(range(view.dim())))]
+    if view.dim() > 2:
+        orders.append(memory.view(view.shape[0], *view.shape[2:], view.shape[1]).movedim(-1, 1))
+    return orders
+
+
+def _same_bits(view: Tensor, gradient: Tensor) -> bool:
+    whole = torch.int32 if view.dtype == torch.float32 else torch.int16
+    return torch.equal(view.view(whole), gradient.view(whole))
 
 
 def by_rows(views: Sequence[Tensor], store: Store) -> None:
