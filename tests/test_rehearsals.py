@@ -108,7 +108,6 @@ def test_one_process_compiles_and_others_wait_for_it(tmp_path: Path) -> None:
     """Whoever holds the lock is as good as another process."""
     kernel = own_kernel(tmp_path)
     lock = Path(kernel._cache.cache_path) / compiling.LOCK
-    lock.parent.mkdir()
     other = lock.open("a")
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(compiling.CompiledElsewhereError), compiling.compiling_alone():
@@ -120,10 +119,15 @@ def test_one_process_compiles_and_others_wait_for_it(tmp_path: Path) -> None:
         released.append(True)
         other.close()
 
+    def compile_and_look(configuration: Configuration) -> None:
+        kernel(1)
+        with lock.open("a") as third, pytest.raises(BlockingIOError):
+            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     threading.Timer(0.5, release).start()
     with (
         mock.patch.object(rehearsal, "_rehearsed", set()),
-        mock.patch.object(rehearsal, "_run", lambda configuration: (kernel(1), locked(lock))),
+        mock.patch.object(rehearsal, "_run", compile_and_look),
     ):
         rehearse(Configuration.make("topk", {"ratio": 0.25}))
     assert released
@@ -135,16 +139,15 @@ def test_one_process_compiles_and_others_wait_for_it(tmp_path: Path) -> None:
     again.close()
 
 
-def locked(lock: Path) -> None:
-    with lock.open("a") as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     kernel = own_kernel(tmp_path)
+
+    def compile_it(configuration: Configuration) -> None:
+        kernel(1)
+
     with (
         mock.patch.object(rehearsal, "_rehearsed", set()),
-        mock.patch.object(rehearsal, "_run", lambda configuration: kernel(1)),
+        mock.patch.object(rehearsal, "_run", compile_it),
         mock.patch.object(caching.IndexDataCacheFile, "save", side_effect=OSError(errno.ENOSPC, "No space left")),
         pytest.raises(ConfigurationError, match=r"No space left; make room there, or set NUMBA_CACHE_DIR"),
     ):

@@ -35,9 +35,9 @@ def for_device(device: torch.device) -> Kernels:
 
 @cache
 def _compiled() -> Kernels:
-    import numba
+    from numba.core import config
 
-    if numba.config.DISABLE_JIT:
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
         raise ConfigurationError("NUMBA_DISABLE_JIT is set, and the kernels for the CPU must be compiled; unset it")
     from gradwire.kernels import cpu
 

@@ -48,7 +48,7 @@ def compiling_alone() -> Iterator[None]:
         yield
 
 
-class _Compilation(event.Listener):  # type: ignore[misc]
+class _Compilation(event.Listener):
     """Takes the lock when Numba is about to compile the first of gradwire's kernels."""
 
     def __init__(self, held: ExitStack) -> None:
