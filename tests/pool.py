@@ -85,6 +85,7 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
                 current = world
                 names = dist.PrefixStore(f"world-{world}", store)
                 dist.init_process_group("gloo", store=names, rank=rank, world_size=workers)
+            torch.manual_seed(0)  # all ranks make the same model
             pipe.send((True, function(*arguments)))
         except Exception:
             pipe.send((False, f"rank {rank}: {traceback.format_exc()}"))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import importlib
 import inspect
 import multiprocessing as mp
 import sys
+import threading
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from unittest import mock
 
+import numba
 import pytest
 import torch
 from numba.core import caching
@@ -16,10 +21,10 @@ from numba.core.dispatcher import Dispatcher
 
 from catalogue import OPTIONS
 from codec_checks import check_compiled_once
-from gradwire import methods
+from gradwire import kernels, methods
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
-from gradwire.train import rehearsal
+from gradwire.train import compiling, rehearsal
 from gradwire.train.configuration import Configuration
 from gradwire.train.rehearsal import rehearse
 from gradwire.train.together import Together
@@ -86,6 +91,75 @@ def test_a_long_rehearsal_says_what_it_does(caplog: pytest.LogCaptureFixture) ->
             rehearse(Configuration.make("topk", {"ratio": 0.25}), aloud=aloud)
         assert len(caplog.messages) == lines
         assert all("topk" in line and "compiles" in line for line in caplog.messages)
+
+
+def own_kernel(folder: Path) -> Dispatcher:
+    """A function for a rehearsal to compile, with a cache of its own."""
+
+    def one_more(number: int) -> int:
+        return number + 1
+
+    one_more.__module__ = "gradwire.kernels.cpu.of_this_test"
+    with mock.patch.object(numba.config, "CACHE_DIR", str(folder)):
+        return numba.njit(cache=True)(one_more)
+
+
+def test_one_process_compiles_and_others_wait_for_it(tmp_path: Path) -> None:
+    """Whoever holds the lock is as good as another process."""
+    kernel = own_kernel(tmp_path)
+    lock = Path(kernel._cache.cache_path) / compiling.LOCK
+    other = lock.open("a")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(compiling.CompiledElsewhereError), compiling.compiling_alone():
+        kernel(1)
+    assert kernel.signatures == []
+    released = []
+
+    def release() -> None:
+        released.append(True)
+        other.close()
+
+    def compile_and_look(configuration: Configuration) -> None:
+        kernel(1)
+        with lock.open("a") as third, pytest.raises(BlockingIOError):
+            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    threading.Timer(0.5, release).start()
+    with (
+        mock.patch.object(rehearsal, "_rehearsed", set()),
+        mock.patch.object(rehearsal, "_run", compile_and_look),
+    ):
+        rehearse(Configuration.make("topk", {"ratio": 0.25}))
+    assert released
+    assert kernel(1) == 2
+    again = lock.open("a")
+    fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with compiling.compiling_alone():
+        kernel(2)  # needs no lock
+    again.close()
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    kernel = own_kernel(tmp_path)
+
+    def compile_it(configuration: Configuration) -> None:
+        kernel(1)
+
+    with (
+        mock.patch.object(rehearsal, "_rehearsed", set()),
+        mock.patch.object(rehearsal, "_run", compile_it),
+        mock.patch.object(caching.IndexDataCacheFile, "save", side_effect=OSError(errno.ENOSPC, "No space left")),
+        pytest.raises(ConfigurationError, match=r"No space left; make room there, or set NUMBA_CACHE_DIR"),
+    ):
+        rehearse(Configuration.make("topk", {"ratio": 0.25}))
+
+
+def test_compilation_that_is_disabled_is_named() -> None:
+    with (
+        mock.patch.object(numba.config, "DISABLE_JIT", 1),
+        pytest.raises(ConfigurationError, match=r"NUMBA_DISABLE_JIT is set, .* unset it"),
+    ):
+        kernels._compiled.__wrapped__()
 
 
 def test_kernels_that_can_be_kept_nowhere_say_what_to_set() -> None:

@@ -18,18 +18,27 @@ from functools import cache
 
 import torch
 
+from gradwire.errors import ConfigurationError
 from gradwire.kernels.contract import Kernels
 
 __all__ = ["Kernels", "for_device"]
 
 
 def for_device(device: torch.device) -> Kernels:
-    """The kernels for tensors on ``device``: Numba on the CPU, the plain torch reference elsewhere."""
+    """The kernels for tensors on ``device``: Numba on the CPU, the plain torch reference elsewhere.
+
+    Raises:
+        ConfigurationError: If Numba is told to compile nothing.
+    """
     return _compiled() if device.type == "cpu" else _reference()
 
 
 @cache
 def _compiled() -> Kernels:
+    from numba.core import config
+
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        raise ConfigurationError("NUMBA_DISABLE_JIT is set, and the kernels for the CPU must be compiled; unset it")
     from gradwire.kernels import cpu
 
     return cpu
