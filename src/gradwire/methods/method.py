@@ -80,7 +80,8 @@ class Method(ABC):
         memory: Its usual memory.
         memories: Names of the memories it can carry.
         encodes_at_once: Whether it writes all it sends, and settles its memory, before it first waits for an answer.
-        takes_all: Whether small and 1-D tensors are its business, too.
+        takes_all: Whether small and 1-D tensors are its business, too, whatever the policy; so where its average is no
+            mean, since they would train at another learning rate.
         bias: ``"unbiased"``, ``E Q(x) = x`` without a memory; ``"contractive"``, ``E |x - Q(x)|^2 < |x|^2``;
             ``"exact"`` up to rounding; or ``"biased"``, none of these.
         wire_bits: Bits a worker writes for a segment, all rounds together, at most: a formula of ``d`` elements, or of

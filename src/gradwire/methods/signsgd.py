@@ -15,11 +15,13 @@ class SignSGD(CodecMethod):
     """The sign that most workers see, +1 or -1: the result is a vote, not a mean.
 
     Ties of an even number of workers are broken by randomness that is fair and the same on all ranks. Every coordinate
-    moves by the learning rate, so take one that is hundreds of times smaller than SGD's.
+    moves by the learning rate, so take one that is hundreds of times smaller than SGD's. So do small and 1-D tensors,
+    which are voted on, too.
     """
 
     citation = "Bernstein et al. 2018, arXiv:1802.04434; majority vote: 2019, arXiv:1810.05291"
     routes = ("sharded", "gather")
+    takes_all = True
     wire_bits = "d + 32"
 
     def codec(self) -> Vote:
