@@ -65,7 +65,7 @@ class Entry:
         granularities: Its granularities, the usual one first.
         memory: Its usual memory.
         options: Its hyper-parameters with the defaults.
-        wire_bits: The formula of what a worker writes for a segment.
+        wire_bits: The formula of what a segment takes there and back.
         citation: Authors, year, arXiv id.
     """
 

@@ -23,9 +23,12 @@ Every method is a recipe over the same parts and takes any memory, route and gra
 
 * **class**: *unbiased*, the average is right in expectation; *contractive*, the error is smaller than the gradient, so
   error feedback makes up for it; *exact*, up to rounding; *biased*, none of these. Tests hold each method to it.
-* **bits as declared**: what a worker writes for a segment of `d` elements (or a matrix of `n` by `m`), all rounds
-  together, with `k = max(1, round(ratio * d))`. Tests hold each method to it.
-* **bits**: what it was seen to write for an element, alignment and tables included.
+* **bits as declared**: what a segment of `d` elements (or a matrix of `n` by `m`) takes there and back on the usual
+  route: what a worker writes in all rounds, and on the sharded route what owners write of the average; with
+  `k = max(1, round(ratio * d))`. A worker sends (n - 1) / n of it on the sharded route, 2 (n - 1) / n of what it
+  all-reduces, and n - 1 times what is gathered. Tests hold each method to it.
+* **bits**: what one of {WORKERS} workers was seen to write for an element, its own share of the average, alignment and
+  tables included.
 * **encode**, **decode**: gigabytes of float32 gradient a second on one thread, from the gradient to the first payload,
   error feedback included, and from the first answer to the average of {WORKERS} workers, with what is compressed again.
   The gradient is normal noise, other noise in each step; {_SPARSE} are timed at

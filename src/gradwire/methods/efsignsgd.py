@@ -22,7 +22,7 @@ class EFSignSGD(CodecMethod):
     routes = ("sharded", "gather")
     memory = "residual"
     bias = "contractive"
-    wire_bits = "d + 32"
+    wire_bits = "2 * (d + 32)"
 
     def error_bound(self, numel: int) -> float:
         """``1 - |x|_1^2 / (d |x|_2^2)``, which is largest for a lone value."""

@@ -84,8 +84,10 @@ class Method(ABC):
             mean, since they would train at another learning rate.
         bias: ``"unbiased"``, ``E Q(x) = x`` without a memory; ``"contractive"``, ``E |x - Q(x)|^2 < |x|^2``;
             ``"exact"`` up to rounding; or ``"biased"``, none of these.
-        wire_bits: Bits a worker writes for a segment, all rounds together, at most: a formula of ``d`` elements, or of
-            ``n`` and ``m`` for a matrix, of ``k = max(1, round(ratio * d))`` and of the method's fields, in Python.
+        wire_bits: Bits that a segment takes there and back on the usual route, at most: what a worker writes in all
+            rounds, and on the sharded route what the owners of its shares write of the average. A formula of ``d``
+            elements, or of ``n`` and ``m`` for a matrix, of ``k = max(1, round(ratio * d))``, of the number of
+            ``workers`` and of the method's fields, in Python.
     """
 
     citation: ClassVar[str]
@@ -107,8 +109,8 @@ class Method(ABC):
     def error_bound(self, numel: int) -> float:
         """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for a segment of ``numel`` values without a memory.
 
-        For an unbiased method this is the variance bound, Omega; for a contractive one it is ``1 - delta``. Infinite
-        where there is no bound.
+        ``Q`` is the usual route, there and back, of workers who all have ``x``. For an unbiased method this is the
+        variance bound, Omega; for a contractive one it is ``1 - delta``. Infinite where there is no bound.
         """
         return math.inf
 
@@ -129,6 +131,11 @@ class Method(ABC):
             state: What :meth:`begin` returned.
             step: Counts synchronisations, from 0, the same on every rank.
         """
+
+
+def there_and_back(worker: float, owner: float) -> float:
+    """The variance bound of an unbiased operator after another: Q_M of Q_W."""
+    return (1 + worker) * (1 + owner) - 1
 
 
 @dataclass(frozen=True, eq=False)

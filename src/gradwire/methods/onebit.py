@@ -22,7 +22,7 @@ class OneBit(CodecMethod):
     routes = ("sharded", "gather")
     memory = "residual"
     bias = "contractive"
-    wire_bits = "d + 64"
+    wire_bits = "2 * (d + 64)"
 
     def codec(self) -> TwoMeans:
         """One bit a value, two values a segment."""

@@ -28,7 +28,7 @@ class QgZ(CodecMethod):
     citation = "Wang et al. 2023, ZeRO++, arXiv:2306.10209"
     routes = ("sharded", "gather")
     bias = "contractive"
-    wire_bits = "bits * d + 32 * ceil(d / (bucket or d))"
+    wire_bits = "2 * (bits * d + 32 * ceil(d / (bucket or d)))"
 
     bits: int = 4
     bucket: int = 512

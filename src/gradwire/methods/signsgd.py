@@ -22,7 +22,7 @@ class SignSGD(CodecMethod):
     citation = "Bernstein et al. 2018, arXiv:1802.04434; majority vote: 2019, arXiv:1810.05291"
     routes = ("sharded", "gather")
     takes_all = True
-    wire_bits = "d + 32"
+    wire_bits = "2 * (d + 32)"
 
     def codec(self) -> Vote:
         """One bit a value."""

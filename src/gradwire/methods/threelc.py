@@ -26,7 +26,7 @@ class ThreeLC(CodecMethod):
     routes = ("sharded", "gather")
     memory = "residual"
     bias = "contractive"
-    wire_bits = "8 * ceil(d / 5) + 64"
+    wire_bits = "2 * (8 * ceil(d / 5) + 64)"
 
     sparsity: float = 1.0
 

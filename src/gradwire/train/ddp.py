@@ -243,7 +243,7 @@ def compress(
         memory: ``"none"``, ``"residual"``, ``"momentum"``, ``"dgc"``, ``"ef21"`` or a memory object; the method's own
             if None.
         owner: What the average is compressed with on the sharded route, and put through on the gather route: a name
-            such as ``"qsgd:8"`` or a codec; if None, the workers' own on the sharded route and nothing on gather.
+            such as ``"qsgd:8"`` or a codec; if None, the method's own on the sharded route and nothing on gather.
         dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
         seed: Where all randomness starts; torch's generators are never touched.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
