@@ -16,7 +16,8 @@ from torch import Tensor
 
 import gradwire
 from gradwire.layout import Slot, flat_slots
-from gradwire.methods import Method
+from gradwire.methods import CodecMethod, Method
+from gradwire.methods.published import CHOICES
 from gradwire.train.configuration import Configuration
 from gradwire.train.policy import DensePolicy
 from gradwire.train.together import Step, Together
@@ -67,6 +68,8 @@ class Entry:
         options: Its hyper-parameters with the defaults.
         wire_bits: The formula of what a segment takes there and back.
         citation: Authors, year, arXiv id.
+        published: What ``preset="paper"`` takes that the defaults do not, each with the default.
+        note: Why, and what of the publication is otherwise here or not at all.
     """
 
     name: str
@@ -78,6 +81,8 @@ class Entry:
     options: dict[str, Any]
     wire_bits: str
     citation: str
+    published: dict[str, tuple[str, str]]
+    note: str
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,8 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
                 options={field.name: _default(field) for field in dataclasses.fields(method)},  # type: ignore[arg-type]
                 wire_bits=method.wire_bits,
                 citation=method.citation,
+                published=_published(name),
+                note=method.published.note,
             )
         )
     return found
@@ -208,6 +215,23 @@ def _flat(gradients: Mapping[str, Tensor]) -> tuple[tuple[Slot, ...], Tensor]:
     large = {name: each for name, each in gradients.items() if not DensePolicy().keeps_dense(tuple(each.shape))}
     slots = flat_slots([(name, tuple(each.shape)) for name, each in large.items()])
     return slots, torch.cat([each.flatten() for each in large.values()])
+
+
+def _published(name: str) -> dict[str, tuple[str, str]]:
+    """What a preset changes: what was published, and the default."""
+    usual = Configuration.make(name, {})
+    paper = Configuration.make(name, {"preset": "paper"})
+    changed = gradwire.methods.get(name).published.settings
+    return {setting: (_chosen(paper, setting), _chosen(usual, setting)) for setting in changed}
+
+
+def _chosen(configuration: Configuration, setting: str) -> str:
+    """One choice, as in a call."""
+    method = configuration.method
+    if setting == "owner" and configuration.owner is None and isinstance(method, CodecMethod):
+        return repr(method.owner_codec(configuration.route))
+    chosen = getattr(configuration, setting, None) if setting in CHOICES else getattr(method, setting)
+    return repr(str(chosen) if setting in CHOICES and setting != "owner" else chosen)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -39,6 +39,15 @@ Every method is a recipe over the same parts and takes any memory, route and gra
 """
 
 
+_PUBLISHED = """## As published
+
+`gradwire.compress(model, "terngrad", preset="paper")` takes what a method's publication has where the defaults are
+others; what is given beside it still counts. An empty cell means that the defaults are the publication's as far as we
+know it; where its text was not at hand, the method's docstring says so. The last column says why a default differs,
+and what of the publication is here in another form or not at all.
+"""
+
+
 def table(entries: Sequence[Entry], measured: Sequence[Measurement], title: str) -> Table:
     """The catalogue for the terminal; without measurements if there are none."""
     shown = Table(title=title, title_justify="left", title_style="bold")
@@ -86,6 +95,9 @@ def page(
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "Options and their defaults:", ""]
     lines += [f"* `{entry.name}`: {_options(entry)}" for entry in entries if entry.options]
+    lines += ["", _PUBLISHED, "| method | published | default | why, and what else is otherwise |", "|---|---|---|---|"]
+    for entry in entries:
+        lines.append(f"| `{entry.name}` | {_settings(entry, 0)} | {_settings(entry, 1)} | {entry.note} |")
     lines += ["", "## Measured", "", f"{where}.", "", f"![size against error]({PICTURE.as_posix()})", ""]
     lines += ["| method | bits | encode GB/s | decode GB/s | error | accuracy |", "|---|---|---|---|---|---|"]
     usual = {contender: gain for contender, gain in accuracies.items() if "memory=none" not in contender}
@@ -104,6 +116,10 @@ def _gain(contender: str, gain: float, name: str) -> str:
     """The gain, and the settings where they are not the defaults."""
     settings = contender.removeprefix(name).removeprefix(":")
     return f"{gain:+.1f} ({settings})" if settings else f"{gain:+.1f}"
+
+
+def _settings(entry: Entry, which: int) -> str:
+    return ", ".join(f"`{setting}={values[which]}`" for setting, values in entry.published.items())
 
 
 def _granularities(entry: Entry) -> str:

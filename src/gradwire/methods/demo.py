@@ -15,6 +15,7 @@ from gradwire.index import EliasFano
 from gradwire.layout import Block, Int64Array
 from gradwire.memory import Feedback, Residual
 from gradwire.methods.method import Method, Site
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import values
 from gradwire.quantize.values import FloatValues, ValueCoding
@@ -73,6 +74,9 @@ class DeMo(Method):
     """
 
     citation = "Peng et al. 2024, arXiv:2411.19870"
+    published = Published(
+        "The authors' momentum takes in `lr * g`; here it is `g`, which differs where the learning rate changes."
+    )
     routes = ("gather",)
     granularities = ("layer",)
     why_granularity = "it transforms chunks of one matrix at a time"

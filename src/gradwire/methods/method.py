@@ -14,6 +14,7 @@ from torch import Tensor
 from gradwire.codec import Codec, LinearCodec
 from gradwire.layout import Block, Slot
 from gradwire.memory import NAMES, NONE, Feedback, Kind, Memory, Store
+from gradwire.methods.published import Published
 from gradwire.randomness import SHARED, key_of
 from gradwire.routes import Operator, Shards, allreduce, gather, sharded
 from gradwire.wire.requests import Request, Synchronization, lockstep
@@ -82,6 +83,7 @@ class Method(ABC):
         encodes_at_once: Whether it writes all it sends, and settles its memory, before it first waits for an answer.
         takes_all: Whether small and 1-D tensors are its business, too, whatever the policy; so where its average is no
             mean, since they would train at another learning rate.
+        published: What ``preset="paper"`` takes, and what else of the publication is otherwise here or not at all.
         bias: ``"unbiased"``, ``E Q(x) = x`` without a memory; ``"contractive"``, ``E |x - Q(x)|^2 < |x|^2``;
             ``"exact"`` up to rounding; or ``"biased"``, none of these.
         wire_bits: Bits that a segment takes there and back on the usual route, at most: what a worker writes in all
@@ -98,6 +100,7 @@ class Method(ABC):
     memories: ClassVar[tuple[str, ...]] = ("none", "residual")
     encodes_at_once: ClassVar[bool] = False
     takes_all: ClassVar[bool] = False
+    published: ClassVar[Published] = Published()
     bias: ClassVar[Literal["exact", "unbiased", "contractive", "biased"]] = "biased"
     wire_bits: ClassVar[str] = ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.methods.method import CodecMethod, there_and_back
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import PowerOfTwo, Stochastic
 
@@ -22,6 +23,10 @@ class Natural(CodecMethod):
     """
 
     citation = "Horvath et al. 2019, arXiv:1905.10988"
+    published = Published(
+        "Eight bits have all exponents that matter; 8-bit levels on the way back let noise fall with n.",
+        {"bits": 9, "owner": "natural"},
+    )
     routes = ("sharded", "gather")
     bias = "unbiased"
     wire_bits = "(bits + 8) * d + 32 * (bits == 8) + 32 * ceil(d / 512)"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradwire.methods.method import CodecMethod, there_and_back
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import Stochastic
 
@@ -27,6 +28,11 @@ class QSGD(CodecMethod):
     """
 
     citation = "Alistarh et al. 2017, arXiv:1610.02132"
+    published = Published(
+        "Gathering costs n / 3 times as much at n workers. Elias coding is not here, and the paper leaves tensors "
+        "below 10,000 elements dense: `dense=gradwire.DensePolicy(below=10_000, vectors=False)`.",
+        {"route": "gather"},
+    )
     routes = ("sharded", "gather")
     bias = "unbiased"
     wire_bits = "(bits + min(8, 2 * bits)) * d + 64 * ceil(d / (bucket or d))"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import Vote
 
@@ -20,6 +21,7 @@ class SignSGD(CodecMethod):
     """
 
     citation = "Bernstein et al. 2018, arXiv:1802.04434; majority vote: 2019, arXiv:1810.05291"
+    published = Published("Ties are broken by fair draws.")
     routes = ("sharded", "gather")
     takes_all = True
     wire_bits = "2 * (d + 32)"
@@ -41,4 +43,5 @@ class Signum(SignSGD):
     The memory ``gradwire.memory.Momentum(decay)`` has the momentum; use an optimizer without one.
     """
 
+    published = Published("Ties are broken by fair draws.")
     memory = "momentum"

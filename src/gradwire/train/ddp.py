@@ -266,7 +266,8 @@ def compress(
             fit raises :class:`gradwire.PayloadError`. It also compares the averages of all ranks from time to time; a
             difference raises :class:`gradwire.DivergenceError` on every rank, one step later.
         verify_every: Steps from one such comparison to the next.
-        **options: The method's hyper-parameters.
+        **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
+            publication for all that is not given.
 
     Returns:
         A handle with counters and state.
