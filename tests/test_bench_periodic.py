@@ -23,7 +23,7 @@ def test_trainings_of_all_kinds_send_what_their_plans_say(tmp_path):
     plans = [
         FULL,
         CLAIM[2],
-        Plan("DiLoCo", 8, "qsgd:bits=4", outer_rate=0.7),
+        Plan("DiLoCo", 8, "qsgd:bits=4,owner=qsgd:4", outer_rate=0.7),
         Plan("SparseLoCo", 8, "topk:ratio=0.05,values=quantile:4", feedback=0.95),
         Plan("streaming", 8, fragments=2, delay=4),
         Plan("broken", 8, "topk:ratio=0.01", fragments=0),
@@ -181,7 +181,8 @@ def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):
     assert not any(row["error"] for row in averages.values())
     assert all(len(row["seconds"]) == 3 and row["ratio"] is None for row in averages.values())  # no link, no time of it
     for workers in (2, 4):
-        assert averages["dense", workers]["metered_bytes"] / averages["qsgd:bits=2", workers]["metered_bytes"] > 10
+        two_bits = averages["qsgd:bits=2,owner=qsgd:2", workers]
+        assert averages["dense", workers]["metered_bytes"] / two_bits["metered_bytes"] > 10
     assert len(read["streams"]) == 5
 
 

@@ -49,6 +49,37 @@ def test_the_page_holds_what_the_classes_declare() -> None:
         kind = gradwire.methods.get(entry.name)
         assert f"| `{entry.name}`<br>{entry.summary} | {kind.bias} | `{kind.wire_bits}` |" in page
         assert kind.citation in page
+        assert kind.published.note in page
+    assert "| `terngrad` | `clip=2.5`, `route='gather'` | `clip=0.0`, `route='sharded'` | Clipping" in page
+
+
+@pytest.mark.parametrize("name", gradwire.methods.names())
+def test_what_was_published_can_be_had_and_differs_from_the_defaults(name: str) -> None:
+    published = gradwire.methods.get(name).published
+    usual, paper = Configuration.make(name, {}), Configuration.make(name, {"preset": "paper"})
+    for setting, value in published.options.items():
+        assert getattr(paper.method, setting) == value != getattr(usual.method, setting)
+    for choice in published.choices:
+        assert getattr(paper, choice) != getattr(usual, choice)
+    assert published.note or not published.settings
+    if not published.settings:
+        assert paper == usual
+
+
+def test_what_is_given_counts_more_than_the_preset() -> None:
+    paper = Configuration.make("terngrad", {"preset": "paper"})
+    assert (paper.method.clip, paper.route) == (2.5, "gather")
+    mixed = Configuration.make("terngrad", {"preset": "paper", "clip": 0.0}, route="sharded")
+    assert mixed == Configuration.make("terngrad", {})
+    assert str(Configuration.make("scalecom", {"preset": "paper"}).memory) == "lowpass(share=0.1)"
+    with pytest.raises(gradwire.ConfigurationError, match="preset='author' is not known; choose 'paper'"):
+        Configuration.make("terngrad", {"preset": "author"})
+    with pytest.raises(gradwire.ConfigurationError, match="with a method's name"):
+        Configuration.make(gradwire.methods.TernGrad(), {"preset": "paper"})
+    with pytest.raises(gradwire.ConfigurationError, match="has no option 'preset'"):
+        gradwire.methods.make("terngrad", {"preset": "paper"})
+    nine_bits = gradwire.roundtrip(torch.ones(100), "natural", bits=9)
+    assert gradwire.roundtrip(torch.ones(100), "natural", preset="paper").wire_bytes == nine_bits.wire_bytes
 
 
 def test_analysis_has_the_bounds_of_the_paper() -> None:

@@ -45,11 +45,13 @@ def chosen() -> list[Case]:
     return found + extra
 
 
-def world(case: Case, workers: int) -> Together:
+EVERYTHING = DensePolicy(below=0, vectors=False)
+
+
+def world(case: Case, workers: int, dense: DensePolicy = EVERYTHING) -> Together:
     options = dict(case.options)
-    everything = DensePolicy(below=0, vectors=False)
     configuration = Configuration.make(
-        case.method, options, case.granularity, case.route, case.memory, owner=None, dense=everything
+        case.method, options, case.granularity, case.route, case.memory, owner=None, dense=dense
     )
     return Together(configuration, SLOTS, workers)
 
@@ -177,6 +179,20 @@ def test_ef21_keeps_its_law() -> None:
         for name in PARAMETERS:
             estimate = states[0]["tensors"]["residual.estimate"][name].double()
             torch.testing.assert_close(-mean(states, "residual", name), estimate, rtol=1e-5, atol=1e-5)
+
+
+def test_momenta_of_dense_tensors_are_kept_as_those_of_compressed_ones() -> None:
+    for memory, field in (("dgc", "residual.velocity"), ("momentum", "residual.momentum")):
+        old = world(Case("topk", {"ratio": 0.1}, "layer", "gather", memory), 3, DensePolicy())
+        steps(old, 3)
+        states = states_of(old)
+        made = gradwire.redistribute(states, 2)
+        for name in ("vector", "crumb"):
+            assert mean(states, field, name).abs().max() > 0
+            torch.testing.assert_close(mean(made, field, name), mean(states, field, name))
+        new = world(Case("topk", {"ratio": 0.1}, "layer", "gather", memory), 2, DensePolicy())
+        load(new, made)
+        steps(new, 2)
 
 
 def test_there_and_back() -> None:

@@ -12,6 +12,9 @@ import gradwire
 from catalogue import OPTIONS
 from gradwire import methods
 from gradwire.bench.catalogue import declared_bits
+from gradwire.layout import flat_slots
+from gradwire.train import Configuration, DensePolicy
+from gradwire.train.together import Together
 
 SIDE = 64
 VALUES = SIDE * SIDE
@@ -41,9 +44,10 @@ def test_every_method_declares_what_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", methods.names())
 def test_size_on_the_wire_is_as_declared(name: str) -> None:
-    """At most the formula, but for what rounding up to bytes and words adds, and not under nine tenths of it."""
-    bits = 8 * gradwire.roundtrip(vectors()[0], name).wire_bytes
-    formula = declared_bits(methods.get(name)(), SIDE, SIDE)
+    """There and back: at most the formula, but for rounding up to bytes and words, and not under nine tenths of it."""
+    kind = methods.get(name)
+    bits = 8 * gradwire.roundtrip(vectors()[0], name, route=kind.routes[0]).wire_bytes
+    formula = declared_bits(kind(), SIDE, SIDE)
     assert 0.9 * formula <= bits <= formula + 160, (bits, formula)
 
 
@@ -59,8 +63,54 @@ def test_error_is_within_its_bound(name: str, options: dict[str, Any]) -> None:
 
 
 def relative_error(vector: torch.Tensor, method: methods.Method, step: int) -> torch.Tensor:
-    decoded = gradwire.roundtrip(vector, method, memory="none", step=step).decoded
-    return ((decoded.double() - vector.double()).square().sum() / vector.double().square().sum()).float()
+    """There and back on the usual route, of one worker alone."""
+    decoded = gradwire.roundtrip(vector, method, route=method.routes[0], memory="none", step=step).decoded
+    return square_of(decoded.double() - vector.double()) / square_of(vector)
+
+
+def square_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double().square().sum().float()
+
+
+def errors_of_many(vector: torch.Tensor, method: methods.Method, workers: int, route: str, steps: int) -> torch.Tensor:
+    """Relative errors of some steps when all workers have the same gradient, and randomness of their own."""
+    everything = DensePolicy(below=0, vectors=False)
+    configuration = Configuration.make(method, {}, route=route, memory="none", dense=everything)
+    world = Together(configuration, flat_slots([("matrix", (SIDE, SIDE))]), workers)
+    found = []
+    for _ in range(steps):
+        gradients = [vector.flatten().clone() for _ in range(workers)]
+        world.average(gradients)
+        found.append(square_of(gradients[0].double() - vector.flatten()) / square_of(vector))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, options) for name, options in CASES if methods.get(name).routes[0] == "sharded"],
+    ids=str,
+)
+def test_error_of_many_workers_is_within_its_bound(name: str, options: dict[str, Any]) -> None:
+    """Where owners compress averages again; the mean over 16 draws, with 5 standard errors of it allowed."""
+    method = methods.get(name)(**options)
+    bound = method.error_bound(VALUES)
+    for vector in vectors():
+        errors = errors_of_many(vector, method, 4, "sharded", 16)
+        allowance = 5 * errors.std() / math.sqrt(len(errors))
+        assert errors.mean() <= bound * (1 + 1e-4) + allowance + 1e-9, (errors.mean(), bound)
+
+
+@pytest.mark.parametrize("name", ["natural", "qsgd", "terngrad"])
+def test_noise_falls_with_the_number_of_workers(name: str) -> None:
+    """The way back adds at most half of what n workers' own draws leave, 1 / n of one worker's.
+
+    Each is the mean over 8 draws of 4096 values, so within 10 % of what it is expected to be.
+    """
+    method, vector = methods.get(name)(), vectors()[0]
+    alone = errors_of_many(vector, method, 1, "gather", 8).mean()
+    for workers in (2, 4, 8, 16):
+        error = errors_of_many(vector, method, workers, method.routes[0], 8).mean()
+        assert error <= 1.6 * alone / workers, (workers, error, alone)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from torch import Tensor
 
 import gradwire
 from gradwire.layout import Slot, flat_slots
-from gradwire.methods import Method
+from gradwire.methods import CodecMethod, Method
 from gradwire.methods.families import FAMILIES, OTHERS, family_of
+from gradwire.methods.published import CHOICES
 from gradwire.train.configuration import Configuration
 from gradwire.train.policy import DensePolicy
 from gradwire.train.together import Step, Together
@@ -75,10 +76,12 @@ class Entry:
         memories: What it can carry.
         options: Its hyper-parameters with the defaults.
         option_texts: What each is, and its range.
-        wire_bits: The formula of what a worker writes for a segment.
+        wire_bits: The formula of what a segment takes there and back.
         bits: What that is for a value of a matrix of :data:`SIDE` by :data:`SIDE`.
         bound: The most that the error can be for that, ``E |Q(x) - x|^2 / |x|^2``; None if there is no bound.
         citation: Authors, year, arXiv id.
+        published: What ``preset="paper"`` takes that the defaults do not, each with the default.
+        note: Why, and what of the publication is otherwise here or not at all.
     """
 
     name: str
@@ -96,6 +99,8 @@ class Entry:
     bits: float
     bound: float | None
     citation: str
+    published: dict[str, tuple[str, str]]
+    note: str
 
 
 @dataclass(frozen=True)
@@ -143,16 +148,18 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
                 bits=declared_bits(method, SIDE, SIDE) / SIDE**2,
                 bound=bound if math.isfinite(bound) else None,
                 citation=kind.citation,
+                published=_published(name),
+                note=kind.published.note,
             )
         )
     return found
 
 
-def declared_bits(method: Method, n: int, m: int) -> float:
-    """What a method's formula says that a worker writes for a matrix of ``n`` by ``m`` as one segment, in bits."""
+def declared_bits(method: Method, n: int, m: int, workers: int = 1) -> float:
+    """What a method's formula says that a matrix of ``n`` by ``m`` as one segment takes there and back, in bits."""
     names: dict[str, Any] = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
     names |= {"ceil": math.ceil, "log2": math.log2, "sqrt": math.sqrt, "min": min, "max": max}
-    names |= {"d": n * m, "n": n, "m": m, "k": max(1, round(names.get("ratio", 1.0) * n * m))}
+    names |= {"workers": workers, "d": n * m, "n": n, "m": m, "k": max(1, round(names.get("ratio", 1.0) * n * m))}
     return float(eval(method.wire_bits, {"__builtins__": {}}, names))
 
 
@@ -259,6 +266,23 @@ def _flat(gradients: Mapping[str, Tensor]) -> tuple[tuple[Slot, ...], Tensor]:
     large = {name: each for name, each in gradients.items() if not DensePolicy().keeps_dense(tuple(each.shape))}
     slots = flat_slots([(name, tuple(each.shape)) for name, each in large.items()])
     return slots, torch.cat([each.flatten() for each in large.values()])
+
+
+def _published(name: str) -> dict[str, tuple[str, str]]:
+    """What a preset changes: what was published, and the default."""
+    usual = Configuration.make(name, {})
+    paper = Configuration.make(name, {"preset": "paper"})
+    changed = gradwire.methods.get(name).published.settings
+    return {setting: (_chosen(paper, setting), _chosen(usual, setting)) for setting in changed}
+
+
+def _chosen(configuration: Configuration, setting: str) -> str:
+    """One choice, as in a call."""
+    method = configuration.method
+    if setting == "owner" and configuration.owner is None and isinstance(method, CodecMethod):
+        return repr(method.owner_codec(configuration.route))
+    chosen = getattr(configuration, setting, None) if setting in CHOICES else getattr(method, setting)
+    return repr(str(chosen) if setting in CHOICES and setting != "owner" else chosen)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

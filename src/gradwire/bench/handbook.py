@@ -40,9 +40,12 @@ Every method is a recipe over the same parts and takes any memory, route and gra
 
 * **class**: *unbiased*, the average is right in expectation; *contractive*, the error is smaller than the gradient, so
   error feedback makes up for it; *exact*, up to rounding; *biased*, none of these. Tests hold each method to it.
-* **bits as declared**: what a worker writes for a segment of `d` elements (or a matrix of `n` by `m`), all rounds
-  together, with `k = max(1, round(ratio * d))`. Tests hold each method to it.
-* **bits**: what it was seen to write for an element, alignment and tables included.
+* **bits as declared**: what a segment of `d` elements (or a matrix of `n` by `m`) takes there and back on the usual
+  route: what a worker writes in all rounds, and on the sharded route what owners write of the average; with
+  `k = max(1, round(ratio * d))`. A worker sends (n - 1) / n of it on the sharded route, 2 (n - 1) / n of what it
+  all-reduces, and n - 1 times what is gathered. Tests hold each method to it.
+* **bits**: what one of {WORKERS} workers was seen to write for an element, its own share of the average, alignment and
+  tables included.
 * **encode**, **decode**: gigabytes of float32 gradient a second on one thread, from the gradient to the first payload,
   error feedback included, and from the first answer to the average of {WORKERS} workers, with what is compressed again.
   The gradient is normal noise, other noise in each step; {_SPARSE} are timed at
@@ -50,6 +53,15 @@ Every method is a recipe over the same parts and takes any memory, route and gra
   up, or of fewer, since no step begins later than {SECONDS:g} s after the first of its kind.
 * **error**: `|average - mean|² / |mean|²` of one step of {WORKERS} workers on real gradients, without a memory.
 * **accuracy**: of the image workload, against plain DDP in the same run, in percentage points; only where it was run.
+"""
+
+
+_PUBLISHED = """## As published
+
+`gradwire.compress(model, "terngrad", preset="paper")` takes what a method's publication has where the defaults are
+others; what is given beside it still counts. An empty cell means that the defaults are the publication's as far as we
+know it; where its text was not at hand, the method's docstring says so. The last column says why a default differs,
+and what of the publication is here in another form or not at all.
 """
 
 
@@ -176,6 +188,9 @@ def page(
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "Options and their defaults:", ""]
     lines += [f"* `{entry.name}`: {_options(entry)}" for entry in entries if entry.options]
+    lines += ["", _PUBLISHED, "| method | published | default | why, and what else is otherwise |", "|---|---|---|---|"]
+    for entry in entries:
+        lines.append(f"| `{entry.name}` | {_settings(entry, 0)} | {_settings(entry, 1)} | {entry.note} |")
     lines += ["", "## Measured", "", f"{where}.", "", f"![size against error]({PICTURE.as_posix()})", ""]
     lines += ["| method | bits | encode GB/s | decode GB/s | error | accuracy |", "|---|---|---|---|---|---|"]
     usual = {contender: gain for contender, gain in accuracies.items() if "memory=none" not in contender}
@@ -194,6 +209,10 @@ def _gain(contender: str, gain: float, name: str) -> str:
     """The gain, and the settings where they are not the defaults."""
     settings = contender.removeprefix(name).removeprefix(":")
     return f"{gain:+.1f} ({settings})" if settings else f"{gain:+.1f}"
+
+
+def _settings(entry: Entry, which: int) -> str:
+    return ", ".join(f"`{setting}={values[which]}`" for setting, values in entry.published.items())
 
 
 def _granularities(entry: Entry) -> str:

@@ -18,7 +18,7 @@ from gradwire.errors import LabError
 
 Optimizer = Literal["sgd", "adamw"]
 
-AVERAGED = ("dense", "qsgd:bits=8", "qsgd:bits=4", "qsgd:bits=2", "topk:ratio=0.02")
+AVERAGED = ("dense", *(f"qsgd:bits={bits},owner=qsgd:{bits}" for bits in (8, 4, 2)), "topk:ratio=0.02")
 """Methods whose average is timed."""
 
 SILENT_STEPS, SILENT_ROUNDS = 10, 600

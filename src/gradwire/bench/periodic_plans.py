@@ -53,21 +53,21 @@ FULL = Plan("every step, fp32", 0)
 
 CLAIM = (
     FULL,
-    Plan("PQASGD 2 bits, p=2", 2, "qsgd:bits=2"),
-    Plan("PQASGD 4 bits, p=4", 4, "qsgd:bits=4"),
-    Plan("PQASGD 8 bits, p=5", 5, "qsgd:bits=8"),
+    Plan("PQASGD 2 bits, p=2", 2, "qsgd:bits=2,owner=qsgd:2"),
+    Plan("PQASGD 4 bits, p=4", 4, "qsgd:bits=4,owner=qsgd:4"),
+    Plan("PQASGD 8 bits, p=5", 5, "qsgd:bits=8,owner=qsgd:8"),
 )
 
-SPEEDUP = Plan("PQASGD 4 bits, p=4", 4, "qsgd:bits=4")
+SPEEDUP = Plan("PQASGD 4 bits, p=4", 4, "qsgd:bits=4,owner=qsgd:4")
 
 VOLUME = (
     FULL,
-    Plan("PQASGD 4 bits, p=4", 4, "qsgd:bits=4"),
-    Plan("PQASGD 4 bits, p=16", 16, "qsgd:bits=4"),
+    Plan("PQASGD 4 bits, p=4", 4, "qsgd:bits=4,owner=qsgd:4"),
+    Plan("PQASGD 4 bits, p=16", 16, "qsgd:bits=4,owner=qsgd:4"),
     Plan("DiLoCo fp32, p=20", 20, outer_rate=0.7),
-    Plan("DiLoCo 4 bits, p=20", 20, "qsgd:bits=4", outer_rate=0.7),
-    Plan("DiLoCo 4 bits, p=40", 40, "qsgd:bits=4", outer_rate=0.7),
-    Plan("DiLoCo 4 bits, p=60", 60, "qsgd:bits=4", outer_rate=0.7),
+    Plan("DiLoCo 4 bits, p=20", 20, "qsgd:bits=4,owner=qsgd:4", outer_rate=0.7),
+    Plan("DiLoCo 4 bits, p=40", 40, "qsgd:bits=4,owner=qsgd:4", outer_rate=0.7),
+    Plan("DiLoCo 4 bits, p=60", 60, "qsgd:bits=4,owner=qsgd:4", outer_rate=0.7),
     Plan("SparseLoCo 2 %, p=20", 20, "topk:ratio=0.02,values=quantile:4", feedback=0.95),
     Plan("SparseLoCo 5 %, p=20", 20, "topk:ratio=0.05,values=quantile:4", feedback=0.95),
     Plan("SparseLoCo 5 %, p=60", 60, "topk:ratio=0.05,values=quantile:4", feedback=0.95),

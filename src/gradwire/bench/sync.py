@@ -26,7 +26,7 @@ DEFAULT_METHODS = (
     "acpsgd:rank=4",
     "efsignsgd",
     "topk:ratio=0.01",
-    "qsgd:bits=4",
+    "qsgd:bits=4,owner=qsgd:4",
     "randomk:ratio=0.01",
 )
 BUDGET = 20.0
@@ -41,7 +41,7 @@ TARGETS: dict[tuple[str, str], dict[int | None, float]] = {
     ("resnet50", "powersgd:rank=4"): {_GBIT: 5, _100MBIT: 25, None: 1},
     ("resnet50", "efsignsgd"): {_GBIT: 7, _100MBIT: 20, None: 1.5},
     ("resnet50", "topk:ratio=0.01"): {_GBIT: 8, _100MBIT: 25, None: 1.5},
-    ("resnet50", "qsgd:bits=4"): {_GBIT: 4, _100MBIT: 6.5, None: 1},
+    ("resnet50", "qsgd:bits=4,owner=qsgd:4"): {_GBIT: 4, _100MBIT: 6.5, None: 1},
     ("resnet50", "randomk:ratio=0.01"): {_GBIT: 10, _100MBIT: 50, None: 2},
 }
 """Speed-up over DDP fp32 that a method must reach with 4 workers, by shapes, method and link in bits per second."""

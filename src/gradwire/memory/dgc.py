@@ -18,6 +18,32 @@ from gradwire.memory.store import Store
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class _VelocityFeedback(Feedback):
+    residual: None = None
+    velocity: Tensor
+    momentum: float
+    nesterov: bool
+
+    def admit(self, block: Block, gradient: Tensor) -> Tensor:
+        """``u = momentum * u + g``; with Nesterov ``u = momentum * (u + g)``, and ``u + g`` is what counts."""
+        weight = self.momentum if self.nesterov else 1.0
+        if not kernels.for_device(gradient.device).accumulate(block, gradient, self.velocity, self.momentum, weight):
+            return gradient
+        return gradient + self.velocity if self.nesterov else self.velocity
+
+
+@dataclass(frozen=True)
+class _Velocity(Memory):
+    momentum: float
+    nesterov: bool
+
+    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
+        """Keeps one float32 an element."""
+        velocity = store.flat(f"{field}.velocity", slots, numel, kind)
+        return _VelocityFeedback(velocity=velocity, momentum=self.momentum, nesterov=self.nesterov)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _MaskedMomentumFeedback(Feedback):
     residual: Tensor
     velocity: Tensor
@@ -72,6 +98,10 @@ class MaskedMomentum(Memory):
     def owner(self) -> Memory:
         """The average has its momentum already; what its owner does not send waits."""
         return Residual()
+
+    def uncompressed(self) -> Memory:
+        """SGD's momentum, since nothing waits that would have to be masked: as in the authors' code."""
+        return _Velocity(self.momentum, self.nesterov)
 
     def __str__(self) -> str:
         return f"dgc(momentum={self.momentum}{', nesterov' if self.nesterov else ''})"

@@ -127,6 +127,10 @@ class Memory(ABC):
         """What an owner of a shard remembers of the average that it compresses again."""
         return self
 
+    def uncompressed(self) -> Memory:
+        """What is left of it for tensors that are averaged densely: as if nothing were left unsent."""
+        return NoMemory()
+
 
 @dataclass(frozen=True)
 class NoMemory(Memory):

@@ -49,6 +49,10 @@ class Momentum(Memory):
         """The average of momenta needs none of its own."""
         return NoMemory()
 
+    def uncompressed(self) -> Memory:
+        """All of it."""
+        return self
+
     def __str__(self) -> str:
         return f"momentum(decay={self.decay})"
 

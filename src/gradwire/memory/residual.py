@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot
-from gradwire.memory.feedback import Feedback, Memory
+from gradwire.memory.feedback import Feedback, Memory, NoMemory
 from gradwire.memory.kind import Kind
 from gradwire.memory.staged import StagedFeedback, kept_ages
 from gradwire.memory.store import Store
@@ -76,6 +76,10 @@ class Residual(Memory):
     def owed(self, field: str) -> tuple[str, ...]:
         """The residual."""
         return (field,)
+
+    def uncompressed(self) -> Memory:
+        """The gradient's weight."""
+        return NoMemory() if self.gamma == 1 else replace(self, dtype="float32")
 
     def __str__(self) -> str:
         kind = ", dtype=bfloat16" if self.borrows else ""

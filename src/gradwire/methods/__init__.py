@@ -24,10 +24,11 @@ from gradwire.methods.natural import Natural
 from gradwire.methods.oktopk import OkTopk
 from gradwire.methods.onebit import OneBit
 from gradwire.methods.powersgd import PowerSGD
+from gradwire.methods.published import Published
 from gradwire.methods.qgz import QgZ
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
-from gradwire.methods.registry import get, make, name_of, names, register
+from gradwire.methods.registry import as_published, get, make, name_of, names, register
 from gradwire.methods.scalecom import ScaleCom
 from gradwire.methods.sidco import SIDCo
 from gradwire.methods.signsgd import SignSGD, Signum
@@ -74,6 +75,7 @@ __all__ = [
     "OkTopk",
     "OneBit",
     "PowerSGD",
+    "Published",
     "QgZ",
     "RandomK",
     "SIDCo",
@@ -89,6 +91,7 @@ __all__ = [
     "Threshold",
     "TopK",
     "Variance",
+    "as_published",
     "get",
     "make",
     "name_of",

@@ -11,6 +11,7 @@ from gradwire import kernels
 from gradwire.lowrank import Matrices, check_rank, gains, group, orthonormal_rows
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Request, Synchronization
 
@@ -36,6 +37,7 @@ class ACPSGD(Method):
     """
 
     citation = "Zhang et al. 2023, Evaluation and Optimization of Gradient Compression, arXiv:2306.08881"
+    published = Published("The paper takes rank 32 for BERT.")
     routes = ("allreduce",)
     granularities = ("layer",)
     why_granularity = "it factorises one matrix at a time"

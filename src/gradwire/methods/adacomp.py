@@ -9,6 +9,7 @@ from gradwire import index
 from gradwire.adaptive import AdaptiveSparse
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import Sign
 from gradwire.quantize.values import CodedValues
@@ -35,6 +36,7 @@ class AdaComp(CodecMethod):
     """
 
     citation = "Chen et al. 2018, arXiv:1712.02679"
+    published = Published("Indices are Elias-Fano coded, and a payload has room for what the step before wanted.")
     routes = ("gather",)
     memory = "residual"
     memories = ("none", "residual")

@@ -8,6 +8,7 @@ from gradwire import index
 from gradwire.adaptive import AdaptiveSparse
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.methods.threshold import bound_of_a_subset
 from gradwire.quantize import values
@@ -31,6 +32,7 @@ class Adaptive(CodecMethod):
     """
 
     citation = "Dutta et al. 2020, arXiv:1911.08250 (Adaptive threshold), after Chen et al. 2018, arXiv:1712.02679"
+    published = Published("A payload has room for what the step before wanted.")
     routes = ("gather",)
     memory = "none"
     bias = "contractive"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gradwire.lowrank import gains
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.transform import Atoms
 from gradwire.transform.atoms import variance_bound
@@ -28,6 +29,7 @@ class Atomo(CodecMethod):
     """
 
     citation = "Wang et al. 2018, arXiv:1806.04090"
+    published = Published("Exactly `rank` atoms are drawn of each matrix, where the paper's number varies about it.")
     routes = ("gather",)
     granularities = ("layer",)
     why_granularity = "it decomposes one matrix at a time"

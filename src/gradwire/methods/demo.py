@@ -15,12 +15,13 @@ from gradwire.index import EliasFano
 from gradwire.layout import Block, Int64Array
 from gradwire.memory import Feedback, Residual
 from gradwire.methods.method import Method, Site
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import values
 from gradwire.quantize.values import FloatValues, ValueCoding
 from gradwire.select import Selector, TopMagnitudes
 from gradwire.sparse import Sparse
-from gradwire.transform import Chunks, chunk_block, chunk_sides
+from gradwire.transform import Chunks, chunk_block
 from gradwire.wire.requests import AllGather, Synchronization
 
 
@@ -60,9 +61,9 @@ class DeMo(Method):
     Verified against the authors' code (bloc97/DeMo): decay, chunk sizes, the transform, k, the mean over senders, the
     sign. There ``delta`` takes in ``lr * g``; a constant factor changes nothing under the sign, a schedule of the
     learning rate weighs old gradients otherwise. Here ``delta`` is kept as coefficients, which is the same for an
-    orthonormal transform. Tensors whose chunks would hold fewer than ``2 * topk`` values are averaged densely, without
-    momentum and sign. The momentum is the method's memory and takes no other; what is remembered and what is applied
-    do not add up to the mean, because of decay, sign, and the mean over senders.
+    orthonormal transform. There as here all tensors are taken, however small: a chunk of no more than ``topk`` values
+    is sent whole. The momentum is the method's memory and takes no other; what is remembered and what is applied do not
+    add up to the mean, because of decay, sign, and the mean over senders.
 
     Attributes:
         topk: Coefficients sent of each chunk.
@@ -73,11 +74,15 @@ class DeMo(Method):
     """
 
     citation = "Peng et al. 2024, arXiv:2411.19870"
+    published = Published(
+        "The authors' momentum takes in `lr * g`; here it is `g`, which differs where the learning rate changes."
+    )
     routes = ("gather",)
     granularities = ("layer",)
     why_granularity = "it transforms chunks of one matrix at a time"
     memory = "none"
     memories = ("none",)
+    takes_all = True
     bias = "biased"
     wire_bits = "topk * d / chunk**2 * (32 + 2 + log2(chunk**2 / topk))"
 
@@ -100,10 +105,6 @@ class DeMo(Method):
         """The largest coefficients of each chunk."""
         select: Selector = TopOfChunks(count=self.topk)
         return Sparse(select, values.parse(self.values), EliasFano())
-
-    def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Tensors with chunks that hold more than is sent of them."""
-        return math.prod(chunk_sides(shape, self.chunk)) >= 2 * self.topk
 
     def error_bound(self, numel: int) -> float:
         """Signs have no scale; without them, an orthonormal transform loses what it does not send."""

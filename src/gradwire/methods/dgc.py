@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gradwire import index
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import values
 from gradwire.quantize.values import ValueCoding
@@ -31,6 +32,11 @@ class DGC(CodecMethod):
     """
 
     citation = "Lin et al. 2018, arXiv:1712.01887"
+    published = Published(
+        "Not here by itself: the warm-up over four epochs, whose steps only the user knows (`warmup=`), and local "
+        "clipping to `n ** -0.5` of the threshold, which is for the training loop. The top-k is exact, not from a "
+        "sample."
+    )
     memory = "dgc"
     bias = "contractive"
     wire_bits = "k * (32 + 2 + log2(d / k))"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gradwire import index
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import TwoMeans
 from gradwire.quantize.values import CodedValues
@@ -29,6 +30,7 @@ class Dryden(CodecMethod):
     """
 
     citation = "Dryden et al. 2016, Communication Quantization for Data-parallel Training, doi:10.1109/MLHPC.2016.4"
+    published = Published("The choice is exact, where a public implementation takes thresholds from a sample.")
     memory = "residual"
     bias = "biased"
     wire_bits = "64 + k * (1 + 2 + log2(d / k))"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gradwire import index
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.select import TopMagnitudes, count_for
 from gradwire.sparse import Sparse
@@ -25,6 +26,7 @@ class EF21(CodecMethod):
     """
 
     citation = "Richtarik et al. 2021, arXiv:2106.05203"
+    published = Published('Any other contractive compressor is `memory="ef21"`.')
     memory = "ef21"
     bias = "contractive"
     wire_bits = "k * (32 + 2 + log2(d / k))"

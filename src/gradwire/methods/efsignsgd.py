@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import Sign
 
@@ -24,10 +25,14 @@ class EFSignSGD(CodecMethod):
     """
 
     citation = "Karimireddy et al. 2019, arXiv:1901.09847"
+    published = Published(
+        "The paper has one worker, and residuals in units of the update: give `learning_rate=`. Owners' feedback on "
+        "the way back is that of Zheng et al. 2019."
+    )
     routes = ("sharded", "gather")
     memory = "residual"
     bias = "contractive"
-    wire_bits = "d + 32"
+    wire_bits = "2 * (d + 32)"
 
     norm: str = "l1"
 

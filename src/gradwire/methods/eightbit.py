@@ -17,7 +17,7 @@ class EightBit(CodecMethod):
     citation = "Dettmers 2016, arXiv:1511.04561"
     routes = ("sharded", "gather")
     bias = "contractive"
-    wire_bits = "8 * d + 32"
+    wire_bits = "2 * (8 * d + 32)"
 
     def codec(self) -> Dynamic:
         """The nearest entry of the tree, times the largest magnitude of a segment."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import SharedLevels, integer
 from gradwire.wire.requests import Synchronization
@@ -36,6 +37,10 @@ class GlobalQSGD(Method):
     """
 
     citation = "Xin et al. 2023, arXiv:2305.18627"
+    published = Published(
+        "A scale for every layer loses less. Exponential dithering is not here.",
+        {"granularity": "bucket"},
+    )
     routes = ("allreduce",)
     memories = ("none", "residual", "momentum", "ef21")
     bias = "unbiased"

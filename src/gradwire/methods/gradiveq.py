@@ -12,6 +12,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.lowrank import check_rank
 from gradwire.memory import Feedback, Kind
 from gradwire.methods.method import Method, Site
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.transform import Slices, principal_components
 from gradwire.wire.requests import AllReduceMean, Request, Synchronization
@@ -49,6 +50,7 @@ class GradiVeQ(Method):
     """
 
     citation = "Yu et al. 2018, arXiv:1811.03617"
+    published = Published("The paper compresses convolutions and leaves other layers dense.")
     routes = ("allreduce",)
     granularities = ("layer",)
     why_granularity = "it learns a basis for each layer"

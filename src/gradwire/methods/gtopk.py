@@ -10,6 +10,7 @@ from gradwire import index
 from gradwire.index import IndexCoding
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import merge
 from gradwire.select import TopMagnitudes, count_for
@@ -40,6 +41,9 @@ class GTopK(Method):
     """
 
     citation = "Shi et al. 2019, arXiv:1901.04359"
+    published = Published(
+        "Pairs exchange, where the paper's tree ends at one rank that broadcasts: the same result in half the rounds."
+    )
     routes = ("merge",)
     memory = "residual"
     memories = ("none", "residual")

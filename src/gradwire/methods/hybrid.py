@@ -8,6 +8,7 @@ from gradwire import index
 from gradwire.adaptive import AdaptiveSparse
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.methods.variance import Moments, check_moments
 from gradwire.quantize import Sign
@@ -20,6 +21,8 @@ from gradwire.select.thresholds import check_threshold
 @dataclass(frozen=True, kw_only=True)
 class Hybrid(CodecMethod):
     """A coordinate sends one step of tau with its sign when ``|r| > tau`` and ``r**2 > alpha * v``.
+
+    With the default ``moments="step"`` this is not the paper: see :class:`gradwire.methods.Variance`.
 
     Then r loses that step and ``v = max(v - 2 |r| tau + tau**2, 0)``; elsewhere ``v *= decay``. One bit a value, as in
     :class:`gradwire.methods.Strom`; r, v and ``moments`` as in :class:`gradwire.methods.Variance`. That the paper
@@ -35,6 +38,11 @@ class Hybrid(CodecMethod):
     """
 
     citation = "Tsuzuku et al. 2018, arXiv:1802.06058, with Strom 2015"
+    published = Published(
+        "With the default a whole step stands for one sample, which is not the paper: its squares are of samples, "
+        "and come from `gradwire.SecondMoments`.",
+        {"moments": "samples"},
+    )
     routes = ("gather",)
     memory = "residual"
     memories = ("none", "residual")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize.inceptionn import Inceptionn
 
@@ -28,6 +29,10 @@ class INCEPTIONN(CodecMethod):
     """
 
     citation = "Li et al. 2018, MICRO, doi:10.1109/MICRO.2018.00023"
+    published = Published(
+        "The paper's is for a network card that adds on the way around a ring. Mantissas of 8 and 16 bits are each "
+        "shifted as their own largest value needs, so that errors stay below the bound."
+    )
     routes = ("gather",)
     bias = "biased"
     wire_bits = "(2 + room) * d + 128"

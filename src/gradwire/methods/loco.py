@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.methods.published import Published
 from gradwire.methods.qgz import QgZ
 from gradwire.methods.registry import register
 
@@ -18,4 +19,5 @@ class LoCo(QgZ):
     """
 
     citation = "Xie et al. 2024, arXiv:2407.04480"
+    published = Published("The average of past errors is float32, there 8 bits a value.")
     memory = "lowpass"

@@ -14,6 +14,7 @@ from torch import Tensor
 from gradwire.codec import Codec, LinearCodec
 from gradwire.layout import Block, Slot
 from gradwire.memory import NAMES, NONE, Feedback, Kind, Memory, Store
+from gradwire.methods.published import Published
 from gradwire.randomness import SHARED, key_of
 from gradwire.routes import Operator, Shards, allreduce, gather, sharded
 from gradwire.wire.requests import Request, Synchronization, lockstep
@@ -80,11 +81,15 @@ class Method(ABC):
         memory: Its usual memory.
         memories: Names of the memories it can carry.
         encodes_at_once: Whether it writes all it sends, and settles its memory, before it first waits for an answer.
-        takes_all: Whether small and 1-D tensors are its business, too.
+        takes_all: Whether small and 1-D tensors are its business, too, whatever the policy; so where its average is no
+            mean, since they would train at another learning rate.
+        published: What ``preset="paper"`` takes, and what else of the publication is otherwise here or not at all.
         bias: ``"unbiased"``, ``E Q(x) = x`` without a memory; ``"contractive"``, ``E |x - Q(x)|^2 < |x|^2``;
             ``"exact"`` up to rounding; or ``"biased"``, none of these.
-        wire_bits: Bits a worker writes for a segment, all rounds together, at most: a formula of ``d`` elements, or of
-            ``n`` and ``m`` for a matrix, of ``k = max(1, round(ratio * d))`` and of the method's fields, in Python.
+        wire_bits: Bits that a segment takes there and back on the usual route, at most: what a worker writes in all
+            rounds, and on the sharded route what the owners of its shares write of the average. A formula of ``d``
+            elements, or of ``n`` and ``m`` for a matrix, of ``k = max(1, round(ratio * d))``, of the number of
+            ``workers`` and of the method's fields, in Python.
     """
 
     citation: ClassVar[str]
@@ -95,6 +100,7 @@ class Method(ABC):
     memories: ClassVar[tuple[str, ...]] = ("none", "residual")
     encodes_at_once: ClassVar[bool] = False
     takes_all: ClassVar[bool] = False
+    published: ClassVar[Published] = Published()
     bias: ClassVar[Literal["exact", "unbiased", "contractive", "biased"]] = "biased"
     wire_bits: ClassVar[str] = ""
 
@@ -106,8 +112,8 @@ class Method(ABC):
     def error_bound(self, numel: int) -> float:
         """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for a segment of ``numel`` values without a memory.
 
-        For an unbiased method this is the variance bound, Omega; for a contractive one it is ``1 - delta``. Infinite
-        where there is no bound.
+        ``Q`` is the usual route, there and back, of workers who all have ``x``. For an unbiased method this is the
+        variance bound, Omega; for a contractive one it is ``1 - delta``. Infinite where there is no bound.
         """
         return math.inf
 
@@ -128,6 +134,11 @@ class Method(ABC):
             state: What :meth:`begin` returned.
             step: Counts synchronisations, from 0, the same on every rank.
         """
+
+
+def there_and_back(worker: float, owner: float) -> float:
+    """The variance bound of an unbiased operator after another: Q_M of Q_W."""
+    return (1 + worker) * (1 + owner) - 1
 
 
 @dataclass(frozen=True, eq=False)

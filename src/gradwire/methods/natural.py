@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.methods.method import CodecMethod
+from gradwire.methods.method import CodecMethod, there_and_back
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import PowerOfTwo
+from gradwire.quantize import PowerOfTwo, Stochastic
 
 
 @register("natural")
@@ -14,14 +15,21 @@ from gradwire.quantize import PowerOfTwo
 class Natural(CodecMethod):
     """Sign and a power of two, rounded stochastically: unbiased, and never far off.
 
+    The paper compresses averages in the same way, ``owner="natural:8"``. Then the way back adds all the noise of one
+    worker's rounding, whatever their number; so here owners of averages take 8-bit levels instead, of as many bytes.
+
     Attributes:
         bits: 8, with 127 exponents below the largest of a segment, or 9, with all exponents of float32.
     """
 
     citation = "Horvath et al. 2019, arXiv:1905.10988"
+    published = Published(
+        "Eight bits have all exponents that matter; 8-bit levels on the way back let noise fall with n.",
+        {"bits": 9, "owner": "natural"},
+    )
     routes = ("sharded", "gather")
     bias = "unbiased"
-    wire_bits = "bits * d + 32 * (bits == 8)"
+    wire_bits = "(bits + 8) * d + 32 * (bits == 8) + 32 * ceil(d / 512)"
 
     bits: int = 8
 
@@ -32,6 +40,10 @@ class Natural(CodecMethod):
         """Exponents and signs."""
         return PowerOfTwo(self.bits)
 
+    def owner_codec(self, route: str) -> Stochastic | None:
+        """Eight bits."""
+        return Stochastic(8) if route == "sharded" else None
+
     def error_bound(self, numel: int) -> float:
-        """An eighth: the worst is a value half-way between two powers."""
-        return 1 / 8
+        """The workers' is an eighth: the worst is a value half-way between two powers."""
+        return there_and_back(1 / 8, Stochastic(8).variance_bound(numel))

@@ -13,6 +13,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.index import IndexCoding
 from gradwire.memory import Feedback, Kind
 from gradwire.methods.method import Method, Site
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import Regions, regions
 from gradwire.select import TopMagnitudes, count_for
@@ -47,6 +48,7 @@ class OkTopk(Method):
     """
 
     citation = "Li & Hoefler 2022, arXiv:2201.07598"
+    published = Published("Both choices are exact in every step, there by thresholds that are used for 32 steps.")
     routes = ("regions",)
     granularities = ("model", "bucket")
     why_granularity = "its regions cut a whole index space, so that a small layer would be left to chance"

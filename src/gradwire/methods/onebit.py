@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import TwoMeans
 
@@ -19,10 +20,13 @@ class OneBit(CodecMethod):
     """
 
     citation = "Seide et al. 2014, 1-Bit Stochastic Gradient Descent, Interspeech"
+    published = Published(
+        'Not here: a pair of means for every column of a weight matrix; `granularity="block:N"` comes closest.'
+    )
     routes = ("sharded", "gather")
     memory = "residual"
     bias = "contractive"
-    wire_bits = "d + 64"
+    wire_bits = "2 * (d + 64)"
 
     def codec(self) -> TwoMeans:
         """One bit a value, two values a segment."""

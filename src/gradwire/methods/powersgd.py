@@ -11,6 +11,7 @@ from gradwire import kernels
 from gradwire.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, scaled_rows
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Request, Synchronization
 
@@ -35,6 +36,7 @@ class PowerSGD(Method):
     """
 
     citation = "Vogels et al. 2019, arXiv:1905.13727"
+    published = Published("The paper compares ranks 1, 2 and 4.")
     routes = ("allreduce",)
     granularities = ("layer",)
     why_granularity = "it factorises one matrix at a time"

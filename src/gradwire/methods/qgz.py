@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import Stochastic
 
@@ -26,9 +27,10 @@ class QgZ(CodecMethod):
     """
 
     citation = "Wang et al. 2023, ZeRO++, arXiv:2306.10209"
+    published = Published("There once within a node and once between nodes, and shards stay in full precision.")
     routes = ("sharded", "gather")
     bias = "contractive"
-    wire_bits = "bits * d + 32 * ceil(d / (bucket or d))"
+    wire_bits = "2 * (bits * d + 32 * ceil(d / (bucket or d)))"
 
     bits: int = 4
     bucket: int = 512

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.methods.method import LinearMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.select import SharedRandom, count_for
 
@@ -21,6 +22,9 @@ class RandomK(LinearMethod):
     """
 
     citation = "Stich et al. 2018, arXiv:1809.07599; shared seed as in Vogels et al. 2019, arXiv:1905.13727"
+    published = Published(
+        "All workers draw the same coordinates, so that values all-reduce; in the paper each draws its own."
+    )
     memory = "residual"
     bias = "unbiased"
     wire_bits = "32 * k"

@@ -82,3 +82,22 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
                 + (f"its options: {', '.join(known)}" if known else "it has no options")
             )
     return kind(**options)
+
+
+def as_published(method: str | Method, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads ``preset="paper"`` among the options: all options, and the publication's choices beside them.
+
+    What is given overrides what was published.
+
+    Raises:
+        ConfigurationError: If there is no such preset, or it came with a method object.
+    """
+    given = {name: value for name, value in options.items() if name != "preset"}
+    if "preset" not in options:
+        return given, {}
+    if options["preset"] != "paper":
+        raise ConfigurationError(f"preset={options['preset']!r} is not known; choose 'paper', or leave it out")
+    if isinstance(method, Method):
+        raise ConfigurationError("preset='paper' came with a method object; give it with a method's name")
+    published = get(method).published
+    return {**published.options, **given}, published.choices

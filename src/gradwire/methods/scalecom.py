@@ -9,8 +9,9 @@ from torch import Tensor
 
 from gradwire import index, kernels
 from gradwire.index import IndexCoding
-from gradwire.memory import Feedback
+from gradwire.memory import Feedback, LowPass
 from gradwire.methods.method import Method, Site
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.select import TopMagnitudes, count_for
 from gradwire.wire.requests import AllReduceMean, Broadcast, Synchronization
@@ -40,6 +41,11 @@ class ScaleCom(Method):
     """
 
     citation = "Chen et al. 2020, arXiv:2104.11125"
+    published = Published(
+        "A plain residual loses nothing; the filter is for large batches, and its 0.1 is from memory. The paper "
+        'chooses in chunks, `granularity="block:N", ratio=1/N`.',
+        {"memory": LowPass(share=0.1, reset=0)},
+    )
     routes = ("allreduce",)
     memory = "residual"
     memories = ("none", "residual", "momentum", "ef21", "lowpass")

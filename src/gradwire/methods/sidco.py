@@ -8,6 +8,7 @@ from gradwire import index
 from gradwire.adaptive import AdaptiveSparse
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.methods.threshold import bound_of_a_subset
 from gradwire.quantize import values
@@ -38,6 +39,7 @@ class SIDCo(CodecMethod):
     """
 
     citation = "Abdelmoniem et al. 2021, arXiv:2101.10761"
+    published = Published("Of the three fitted distributions the exponential one is here.")
     routes = ("gather",)
     memory = "residual"
     bias = "biased"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import Vote
 
@@ -15,12 +16,15 @@ class SignSGD(CodecMethod):
     """The sign that most workers see, +1 or -1: the result is a vote, not a mean.
 
     Ties of an even number of workers are broken by randomness that is fair and the same on all ranks. Every coordinate
-    moves by the learning rate, so take one that is hundreds of times smaller than SGD's.
+    moves by the learning rate, so take one that is hundreds of times smaller than SGD's. So do small and 1-D tensors,
+    which are voted on, too.
     """
 
     citation = "Bernstein et al. 2018, arXiv:1802.04434; majority vote: 2019, arXiv:1810.05291"
+    published = Published("Ties are broken by fair draws.")
     routes = ("sharded", "gather")
-    wire_bits = "d + 32"
+    takes_all = True
+    wire_bits = "2 * (d + 32)"
 
     def codec(self) -> Vote:
         """One bit a value."""
@@ -39,4 +43,5 @@ class Signum(SignSGD):
     The memory ``gradwire.memory.Momentum(decay)`` has the momentum; use an optimizer without one.
     """
 
+    published = Published("Ties are broken by fair draws.")
     memory = "momentum"

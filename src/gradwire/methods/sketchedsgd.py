@@ -13,6 +13,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Granularity, Int64Array, flat_slots
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.select import counts_for
 from gradwire.select.selector import check_ratio
@@ -50,6 +51,10 @@ class SketchedSGD(Method):
     """
 
     citation = "Ivkin et al. 2019, arXiv:1903.04488"
+    published = Published(
+        "A sketch for every bucket lets the first travel before the last gradient is there.",
+        {"granularity": "model"},
+    )
     routes = ("allreduce",)
     granularities = ("bucket", "model", "layer", "block")
     memory = "dgc"

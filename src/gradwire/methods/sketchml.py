@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gradwire import index
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize.quantile import Quantile
 from gradwire.quantize.values import CodedValues
@@ -37,6 +38,7 @@ class SketchML(CodecMethod):
     """
 
     citation = "Jiang et al. 2018, SIGMOD, doi:10.1145/3183713.3196894"
+    published = Published("Quantiles are exact instead of a sketch's, keys Elias-Fano instead of delta-binary.")
     routes = ("gather", "sharded")
     memory = "residual"
     bias = "biased"

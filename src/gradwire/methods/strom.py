@@ -8,6 +8,7 @@ from gradwire import index
 from gradwire.adaptive import AdaptiveSparse
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import Sign
 from gradwire.quantize.values import CodedValues
@@ -30,6 +31,7 @@ class Strom(CodecMethod):
     """
 
     citation = "Strom 2015, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech"
+    published = Published("Indices are Elias-Fano coded, and a payload has room for what the step before wanted.")
     routes = ("gather",)
     memory = "residual"
     bias = "biased"

@@ -11,6 +11,7 @@ from gradwire import kernels
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import Shards, check_largest
 from gradwire.transform import Levels, Rotation
@@ -48,11 +49,15 @@ class THC(Method):
     """
 
     citation = "Li et al. 2024, arXiv:2302.08545"
+    published = Published(
+        "Longer rotations have fewer norms. Every rotation has a norm of its own, there the whole tensor one.",
+        {"rotation": 1024},
+    )
     routes = ("sharded", "gather")
     memory = "residual"
     memories = ("residual", "none", "momentum", "ef21")
     bias = "biased"
-    wire_bits = "4 * d + 32 * ceil(d / rotation)"
+    wire_bits = "(4 + (8 if workers * grain < 256 else 16)) * d + 32 * ceil(d / rotation)"
 
     grain: int = 30
     overflow: float = 1 / 32

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import ZeroRuns
 
@@ -23,10 +24,14 @@ class ThreeLC(CodecMethod):
     """
 
     citation = "Lim et al. 2019, arXiv:1802.07389"
+    published = Published(
+        "Payloads have room for what the step before wanted, so that all ranks know their size; what does not fit "
+        "waits."
+    )
     routes = ("sharded", "gather")
     memory = "residual"
     bias = "contractive"
-    wire_bits = "8 * ceil(d / 5) + 64"
+    wire_bits = "2 * (8 * ceil(d / 5) + 64)"
 
     sparsity: float = 1.0
 

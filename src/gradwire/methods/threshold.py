@@ -8,6 +8,7 @@ from gradwire import index
 from gradwire.adaptive import AdaptiveSparse
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import values
 from gradwire.quantize.values import ValueCoding
@@ -30,6 +31,10 @@ class Threshold(CodecMethod):
     """
 
     citation = "Dutta et al. 2020, arXiv:1911.08250 (Threshold-v); Aji & Heafield 2017, arXiv:1704.05021"
+    published = Published(
+        "The layer-wise study has no feedback; Aji & Heafield have.",
+        {"memory": "none"},
+    )
     routes = ("gather",)
     memory = "residual"
     bias = "biased"

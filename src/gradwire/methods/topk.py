@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gradwire import index
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import values
 from gradwire.quantize.values import FloatValues, ValueCoding
@@ -27,6 +28,7 @@ class TopK(CodecMethod):
     """
 
     citation = "Aji & Heafield 2017, arXiv:1704.05021; Stich et al. 2018, arXiv:1809.07599"
+    published = Published("The choice is exact, where Aji & Heafield take the threshold from a sample.")
     routes = ("gather", "sharded")
     memory = "residual"
     bias = "contractive"

@@ -10,6 +10,7 @@ from gradwire.adaptive import AdaptiveSparse
 from gradwire.errors import ConfigurationError
 from gradwire.index import IndexCoding
 from gradwire.methods.method import CodecMethod
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.methods.threshold import bound_of_a_subset
 from gradwire.quantize import values
@@ -24,10 +25,12 @@ Moments = Literal["step", "microbatches", "samples"]
 class Variance(CodecMethod):
     """A coordinate's accumulated gradient r is sent when ``r**2 > alpha * v``, v being its accumulated squares.
 
+    With the default ``moments="step"`` this is not the paper: there squares are of single samples, here a whole step
+    then stands for one. ``preset="paper"``, or ``moments="samples"``, takes them from :class:`gradwire.SecondMoments`.
+
     Each step ``r += sum_z grad_z / B`` and ``v += sum_z (grad_z / B)**2`` over the mini-batch's samples z; what is sent
-    starts again at r = v = 0, elsewhere ``v *= decay``. The squares need more than a gradient that is summed already:
-    with ``moments="step"`` the whole step stands for one sample, otherwise :class:`gradwire.SecondMoments` provides
-    them. The first step then sends nothing, since there ``r**2 = v``.
+    starts again at r = v = 0, elsewhere ``v *= decay``. With ``moments="step"`` the first step sends nothing if alpha
+    is 1 or more, since there ``r**2 = v``.
 
     Only the paper's abstract was at hand: the criterion, the decay, the defaults and values of 4 bits, powers of two
     below the largest of a tensor, are from memory. What these lose stays in the residual, whereas r = 0 drops it.
@@ -42,6 +45,11 @@ class Variance(CodecMethod):
     """
 
     citation = "Tsuzuku et al. 2018, arXiv:1802.06058"
+    published = Published(
+        "With the default a whole step stands for one sample, which is not the paper: its squares are of samples, "
+        "and come from `gradwire.SecondMoments`.",
+        {"moments": "samples"},
+    )
     routes = ("gather",)
     memory = "residual"
     memories = ("none", "residual")

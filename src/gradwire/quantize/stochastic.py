@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,14 @@ class Stochastic(Codec):
             raise ConfigurationError(f"norm={self.norm!r} is not known; choose 'max' or 'l2'")
         if self.rounding not in ("stochastic", "nearest"):
             raise ConfigurationError(f"rounding={self.rounding!r} is not known; choose 'stochastic' or 'nearest'")
+
+    def variance_bound(self, numel: int) -> float:
+        """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for ``numel`` values rounded stochastically.
+
+        A bucket of b values on s levels: a quarter of ``b / s^2``, or ``sqrt(b) / s`` (QSGD's lemma 3.1).
+        """
+        bucket, levels = min(numel, self.bucket or numel), (1 << (self.bits - 1)) - 1
+        return min(bucket / (4 * levels**2), math.sqrt(bucket) / levels)
 
     def payload_bytes(self, block: Block) -> int:
         """``bits`` a position and 4 bytes a bucket."""

@@ -12,7 +12,7 @@ from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity
 from gradwire.memory import Memory
-from gradwire.methods import CodecMethod, Method, make, name_of
+from gradwire.methods import CodecMethod, Method, as_published, make, name_of
 from gradwire.train.policy import DensePolicy
 
 FUSE_BYTES = 1 << 18
@@ -56,11 +56,16 @@ class Configuration:
         seed: int = 0,
         fuse_bytes: int = FUSE_BYTES,
     ) -> Configuration:
-        """Checks all choices against each other; None stands for the method's own.
+        """Checks all choices against each other; None stands for the method's own, or the publication's.
 
         Raises:
             ConfigurationError: If one is unknown, out of range, or not for this method.
         """
+        options, published = as_published(method, options)
+        granularity = published.get("granularity") if granularity is None else granularity
+        route = published.get("route") if route is None else route
+        memory = published.get("memory") if memory is None else memory
+        owner = published.get("owner") if owner is None else owner
         made = make(method, options)
         name = name_of(made)
         scope = Granularity.parse(made.granularities[0] if granularity is None else granularity)

@@ -288,7 +288,7 @@ def compress(
             was sent; ``"ef21"``, an estimate of the gradient, whose error is sent; ``"lowpass"``, a moving average of
             errors.
         owner: What the average is compressed with on the sharded route, and put through on the gather route: a name
-            such as ``"qsgd:8"`` or a codec; if None, the workers' own on the sharded route and nothing on gather.
+            such as ``"qsgd:8"`` or a codec; if None, the method's own on the sharded route and nothing on gather.
         dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
         seed: Where all randomness starts; torch's generators are never touched.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
@@ -312,7 +312,8 @@ def compress(
             fit raises :class:`gradwire.PayloadError`. It also compares the averages of all ranks from time to time; a
             difference raises :class:`gradwire.DivergenceError` on every rank, one step later.
         verify_every: Steps from one such comparison to the next.
-        **options: The method's hyper-parameters.
+        **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
+            publication for all that is not given.
 
     Returns:
         A handle with counters and state.

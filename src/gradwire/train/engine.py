@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from gradwire.layout import Block, Slot
-from gradwire.memory import NoMemory, Store
+from gradwire.codec import Codec
+from gradwire.layout import Block, Slot, flat_slots
+from gradwire.memory import Memory, Store
 from gradwire.methods import Dense, Method, Site
 from gradwire.train.configuration import Configuration
 from gradwire.train.guards import Guard
@@ -48,18 +50,21 @@ class Engine:
         numel = max((slot.stop for slot in slots), default=0)
         shares = []
         if taken:
-            block = Block.cut(taken, choice.granularity)
-            shares.append(self._share(choice.method, block, numel, choice.route))
+            shares.append(self._share(choice.method, taken, numel, choice.route, choice.memory, choice.owner))
         if left:
-            dense = Dense()
-            shares.append(self._share(dense, Block.cut(left, choice.granularity), numel, dense.routes[0]))
+            alone = flat_slots([(slot.name, slot.shape) for slot in left])
+            dense, memory = Dense(), choice.memory.uncompressed()
+            share = self._share(dense, alone, alone[-1].stop, dense.routes[0], memory, None)
+            shares.append(replace(share, aside=Block.cut(left, choice.granularity)))
         return Unit(tuple(slots), numel, tuple(shares))
 
-    def _share(self, method: Method, block: Block, numel: int, route: str) -> Share:
+    def _share(
+        self, method: Method, slots: Sequence[Slot], numel: int, route: str, memory: Memory, owner: Codec | None
+    ) -> Share:
         choice = self.configuration
-        memory, owner = (choice.memory, choice.owner) if method is choice.method else (NoMemory(), None)
+        block = Block.cut(slots, choice.granularity)
         site = Site(block, numel, self.store, memory, route, owner, self.rank, self.world_size, choice.seed)
-        return Share(method, site, method.begin(site), late=method is not choice.method)
+        return Share(method, site, method.begin(site))
 
     def ready(self) -> None:
         """To be called before a step's first gradient is handed to the wire.

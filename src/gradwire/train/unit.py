@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from gradwire.layout import Slot
+from gradwire.layout import Block, Slot
 from gradwire.methods import Method, Site
 from gradwire.wire import Synchronization, late
 
@@ -20,19 +21,27 @@ class Share:
         method: The method.
         site: Where it works.
         state: What it made of the site.
-        late: Whether its averages may come at the end of the step: so the dense ones of what is not compressed, which
-            are small, and would hold up the next round of what is.
+        aside: Where its tensors lie in the buffer, if the method works on a copy that has nothing else: so with the
+            dense averages of what is not compressed, whose memory then has no gaps. They are small, and would hold up
+            the next round of what is compressed; so they may come at the end of the step.
     """
 
     method: Method
     site: Site
     state: Any
-    late: bool
+    aside: Block | None = None
 
     def synchronize(self, gradient: Tensor, step: int) -> Synchronization:
         """Starts the average of this share of a flat buffer, ``float32[numel]``, in place."""
-        synchronization = self.method.synchronize(gradient, self.state, step)
-        return late(synchronization) if self.late else synchronization
+        if self.aside is None:
+            return self.method.synchronize(gradient, self.state, step)
+        return late(self._synchronize_copy(self.aside.parts(gradient), step))
+
+    def _synchronize_copy(self, parts: list[Tensor], step: int) -> Synchronization:
+        copy = torch.cat(parts)
+        yield from self.method.synchronize(copy, self.state, step)
+        for part, average in zip(parts, torch.split(copy, [len(part) for part in parts]), strict=True):
+            part.copy_(average)
 
 
 @dataclass(frozen=True, eq=False)
