@@ -25,7 +25,12 @@ VALUES = torch.randn(100)
         ("topkk", {}, "'topkk' is not known; did you mean 'topk'"),
         ("topk", {"ratio": 0.0}, r"ratio=0.0 is out of range; choose 0 < ratio <= 1"),
         ("topk", {"ratio": 1.5}, r"ratio=1.5 is out of range"),
-        ("topk", {"rtaio": 0.5}, r"'topk' has no option 'rtaio'; its options: ratio, values, indices"),
+        (
+            "topk",
+            {"rtaio": 0.5},
+            r"'topk' has no option 'rtaio'; did you mean 'ratio'\? its options: ratio, values, indices",
+        ),
+        ("topk", {"ratio": "much"}, "'topk' cannot take ratio='much', of which a type is wrong"),
         ("topk", {"values": "fp8"}, "value coding 'fp8' is not known; choose 'fp32'"),
         ("topk", {"indices": "gaps"}, "index coding 'gaps' is not known; choose 'raw'"),
         ("qsgd", {"bits": 3}, r"bits=3 is not possible; choose 2, 4 or 8"),

@@ -139,7 +139,8 @@ def sizes(entry: Entry) -> str:
     told = []
     for n, m, shape in ((64, 576, "64x64x3x3"), (1000, 1000, "1000x1000"), (4096, 4096, "4096x4096")):
         size = declared_bits(method, n, m) / 8
-        told.append(f"{shape}: {human_bytes(size)}, 1/{4 * n * m / size:.3g} of float32")
+        fewer = 4 * n * m / size
+        told.append(f"{shape}: {human_bytes(size)}, 1/{f'{fewer:.3g}' if fewer < 1000 else f'{fewer:,.0f}'} of float32")
     return "; ".join(told)
 
 

@@ -11,6 +11,7 @@ from cyclopts.validators import Number
 Json = Annotated[Path | None, Parameter(name="--json")]
 Methods = Annotated[list[str] | None, Parameter(name="--method", negative=())]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
+Values = Annotated[int, Parameter(validator=Number(gte=0, lte=10**9))]
 Natural = Annotated[int, Parameter(validator=Number(gte=0))]
 Dataset = Literal["auto", "fashion-mnist", "digits"]
 WorkloadName = Literal["image", "language"]

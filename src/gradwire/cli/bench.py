@@ -227,7 +227,7 @@ def periodic(
 @bench.command
 def kernels(
     *,
-    numel: Positive = 25_000_000,
+    numel: Annotated[int, Parameter(validator=Number(gte=1, lte=10**9))] = 25_000_000,
     repeats: Positive = 7,
     segments: Literal["one", "resnet"] = "one",
     json: Json = None,

@@ -7,14 +7,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gradwire.cli.arguments import Json, Natural
+from gradwire.cli.arguments import Json, Values
 from gradwire.cli.output import new_console, write
 
 
 def methods(
     *names: str,
     measure: Annotated[bool, Parameter(negative=())] = False,
-    numel: Natural = 1_000_000,
+    numel: Values = 1_000_000,
     docs: Path | None = None,
     accuracy: Path | None = None,
     json: Json = None,

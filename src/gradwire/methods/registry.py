@@ -81,7 +81,14 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
                 f"{method!r} has no option {option!r}; {did_you_mean(option, [*known, *CHOICES])}"
                 + (f"its options: {', '.join(known)}" if known else "it has no options")
             )
-    return kind(**options)
+    try:
+        return kind(**options)
+    except TypeError as error:
+        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        raise ConfigurationError(
+            f"{method!r} cannot take {given}, of which a type is wrong ({error}); gradwire methods {method} says what "
+            "each option is"
+        ) from error
 
 
 def as_published(method: str | Method, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
