@@ -113,6 +113,18 @@ def test_centroids_are_the_means_of_what_they_stand_for() -> None:
             assert centroid == pytest.approx(mean, abs=1e-6)
 
 
+def test_lion_votes_as_the_paper_does(pool: Pool) -> None:
+    """An odd number of workers, of which none has a zero to vote with."""
+    gradients = [[draw(40, 50, seed=10 * step + rank) for rank in range(3)] for step in range(4)]
+    for route in ("sharded", "gather"):
+        found = pool.run(3, averages, "lion", gradients, {"route": route, "beta1": 0.8, "beta2": 0.95})[0]
+        m = torch.zeros(3, 40, 50)
+        for average, step in zip(found, gradients, strict=True):
+            votes = (0.8 * m + 0.2 * torch.stack(step)).sign()
+            m = 0.95 * m + 0.05 * torch.stack(step)
+            assert (average == votes.sum(0).sign()).float().mean() > 0.999
+
+
 def test_demo_follows_the_authors_optimizer(pool: Pool) -> None:
     """Delta in the original basis, mean over senders, inverse transform."""
     gradients = [[draw(32, 48, seed=10 * step + rank) for rank in range(2)] for step in range(3)]
@@ -190,6 +202,7 @@ RESUMED = {
     "thc": {"rotation": 64},
     "demo": {"topk": 3},
     "dion": {},
+    "lion": {},
     "atomo": {"rank": 2, "memory": "residual"},
     "gradiveq": {"slice": 32, "rank": 5, "learn_steps": 2, "use_steps": 3, "memory": "residual"},
 }

@@ -60,7 +60,7 @@ def every_method(names: list[str]) -> list[str]:
         options = dict(OPTIONS.get(name, [{}])[0])
         if methods.get(name).memory in ("momentum", "dgc"):
             options["memory"] = "residual"
-        votes = name in ("signsgd", "signum", "demo", "dion")
+        votes = name in ("signsgd", "signum", "lion", "demo", "dion")
         net = network()
         optimizer = sgd(net)
         handle = gradwire.periodic(

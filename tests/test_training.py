@@ -34,6 +34,7 @@ OWN_MOMENTUM = Settings({"ratio": 0.1}, learning_rate=0.3, momentum=0.0)  # forg
 SETTINGS = {
     "signsgd": SIGNS,
     "signum": SIGNS,
+    "lion": SIGNS,
     "demo": SIGNS,
     "dion": Settings(learning_rate=0.03, momentum=0.0),
     "dgc": OWN_MOMENTUM,

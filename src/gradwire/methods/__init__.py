@@ -18,6 +18,7 @@ from gradwire.methods.gradiveq import GradiVeQ
 from gradwire.methods.gtopk import GTopK
 from gradwire.methods.hybrid import Hybrid
 from gradwire.methods.inceptionn import INCEPTIONN
+from gradwire.methods.lion import Lion
 from gradwire.methods.loco import LoCo
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.natural import Natural
@@ -69,6 +70,7 @@ __all__ = [
     "LayerMethod",
     "LayerState",
     "LinearMethod",
+    "Lion",
     "LoCo",
     "Method",
     "Natural",

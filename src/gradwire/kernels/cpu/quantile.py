@@ -271,7 +271,7 @@ def _fill_buckets(
         side_order[place] = order[i]
         low += below
         high += 1 - below
-    share = _share(negative, count, buckets)
+    share: int = _share(negative, count, buckets)
     magnitudes = side_bits.view(np.float32)
     lanes = np.empty(LANES, np.float64)
     for number in range(buckets):
