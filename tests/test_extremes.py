@@ -125,6 +125,23 @@ def test_a_finite_spike_gives_finite_averages_and_passes(first: int) -> None:
             assert each[0].norm() <= 3 * usual[0].norm(), str(case)
 
 
+@pytest.mark.parametrize("spike", [row, values])
+def test_what_a_narrow_wire_cannot_hold_is_seen_and_then_forgotten(spike: Extreme) -> None:
+    """Averages are not finite in the step of the spike and perhaps the next, in which an owner passes on what is left.
+
+    A momentum keeps the spike as long as its decay says, and DeMo has two of a chunk's coefficients forgotten a step;
+    both are left out.
+    """
+    for case in NARROW:
+        if case.memory in ("none", "residual") and case.method != "demo":
+            finite = []
+            for _, each in averages(attached(case), spike, 6):
+                finite.append([bool(average.isfinite().all()) for average in each])
+            assert finite[0] == [True, True], str(case)
+            assert finite[1] == [False, False], str(case)
+            assert finite[3:] == [[True, True]] * 3, (str(case), finite)
+
+
 def near_the_largest(gradient: torch.Tensor, step: int, rank: int) -> torch.Tensor:
     """Of either sign, then of one, then ordinary: more than float32 holds once it is added up."""
     if step == 0:

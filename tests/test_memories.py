@@ -87,7 +87,7 @@ def test_no_memory_keeps_what_is_not_finite() -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_what_was_not_sent_of_chosen_values_is_left(broken: bool) -> None:
-    """Values that did not come out finite count as not sent, and their velocity stays, too."""
+    """Values that came out as NaN count as not sent, and their velocity stays, too; infinite ones are forgotten."""
     block = Block.cut(flat_slots([("a", (30, 20)), ("b", (17,))]), Granularity("layer"))
     store = Store(torch.device("cpu"))
     feedback = memory.MaskedMomentum().feedback(store, "residual", block.slots, 617)
@@ -101,9 +101,9 @@ def test_what_was_not_sent_of_chosen_values_is_left(broken: bool) -> None:
     if broken:
         sent[::7], sent[3] = float("inf"), float("nan")
     feedback.leave(block, positions, before[places], sent)
-    went = sent.isfinite()
+    went = ~sent.isnan()
     expected = before.clone()
-    expected[places[went]] -= sent[went]
+    expected[places[went]] = torch.where(sent.isinf(), 0.0, before[places] - sent)[went]
     assert torch.equal(feedback.residual, expected)
     velocity[places[went]] = 0
     assert torch.equal(feedback.velocity, velocity)

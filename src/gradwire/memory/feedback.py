@@ -51,12 +51,14 @@ class Feedback:
             block: Which elements.
             positions: ``int64[k]``, distinct.
             values: ``float32[k]``: their compensated values, as the residual holds them; no longer of use afterwards.
-            sent: ``float32[k]``: what the others will read; where it is not finite nothing counts as sent.
+            sent: ``float32[k]``: what the others will read; where it is not finite nothing counts as sent. A finite
+                value that is infinite to them is forgotten, or it would be so in every later step.
         """
         if self.residual is None:
             return
         rest = values.sub_(sent)
         if not rest.sum().isfinite():  # where it is, all of them are
+            rest.masked_fill_(rest.isinf(), 0.0)
             whole = rest.isfinite()
             positions, rest = positions[whole], rest[whole]
         self.masked(block, positions)

@@ -16,6 +16,8 @@ from gradwire.memory import Feedback
 class Cast(LinearCodec):
     """Every value, rounded to ``dtype``; where a memory is kept, one beyond its range counts as not finite.
 
+    Such a value is forgotten, with the rounding error that was remembered there: it would not fit later either.
+
     Attributes:
         dtype: ``torch.float32``, ``torch.float16`` or ``torch.bfloat16``.
     """
@@ -37,6 +39,8 @@ class Cast(LinearCodec):
         parts = block.parts(values)
         code = _joined(parts).to(self.dtype, copy=True)
         if not finite or (self.dtype != values.dtype and not bool(code.isfinite().all())):
+            for part, sent in zip(parts, torch.split(code, lengths), strict=True):
+                part.masked_fill_(sent.isinf(), 0.0)
             return code.fill_(torch.nan), decode
         for part, sent in zip(parts, torch.split(code, lengths), strict=True):
             part.sub_(sent)
