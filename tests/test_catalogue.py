@@ -66,6 +66,11 @@ def test_what_was_published_can_be_had_and_differs_from_the_defaults(name: str) 
         assert paper == usual
 
 
+def test_what_goes_dense_is_said() -> None:
+    assert str(Configuration.make("signsgd", {})).endswith("dense: nothing)")
+    assert str(Configuration.make("topk", {})).endswith("dense: 1-D tensors and tensors below 1,024 elements)")
+
+
 def test_what_is_given_counts_more_than_the_preset() -> None:
     paper = Configuration.make("terngrad", {"preset": "paper"})
     assert (paper.method.clip, paper.route) == (2.5, "gather")

@@ -129,5 +129,7 @@ class Configuration:
     def __str__(self) -> str:
         described = self.describe()
         name = described.pop("method")
-        tail = [described.pop(key) for key in ("dense", "seed", "fuse_bytes")]
-        return f"{name}({', '.join(f'{key}={value}' for key, value in described.items())}, dense: {tail[0]})"
+        for aside in ("dense", "seed", "fuse_bytes"):
+            del described[aside]
+        dense = "nothing" if self.method.takes_all else str(self.dense)
+        return f"{name}({', '.join(f'{key}={value}' for key, value in described.items())}, dense: {dense})"
