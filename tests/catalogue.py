@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradwire import memory as memories
 from gradwire import methods
+from gradwire.errors import ConfigurationError
+from gradwire.memory import Memory
+from gradwire.train.configuration import Configuration
 
 # Options under which a method does something visible on tensors as small as the tests'.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -73,7 +75,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     granularity: str = "layer"
     route: str = "allreduce"
-    memory: str = "none"
+    memory: str | Memory = "none"
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -97,13 +99,13 @@ def cases(memory: str | None = None) -> list[Case]:
         combinations = [
             (first, scope, carried)
             for scope in kind.granularities
-            for carried in possible_memories(kind)
+            for carried in possible_memories(kind, first)
             if carried in ("none", "residual") or scope == kind.granularities[0]
         ]
         combinations += [
             (options, kind.granularities[0], carried)
             for options in others
-            for carried in kind.memories
+            for carried in possible_memories(kind, options)
             if carried in (kind.memory, "residual")
         ]
         found += [
@@ -115,7 +117,16 @@ def cases(memory: str | None = None) -> list[Case]:
     return found
 
 
-def possible_memories(kind: type[methods.Method]) -> list[str]:
-    """Memories that mask coordinates are for methods that choose some."""
-    masking = {name for name, make in memories.NAMES.items() if make().masks}
-    return [name for name in kind.memories if kind().selects or name not in masking]
+def possible_memories(kind: type[methods.Method], options: dict[str, Any] | None = None) -> list[str]:
+    """Some mask coordinates, some need operators without bias or whose remainder shrinks."""
+    made = kind(**options or {})
+    return [name for name in kind.memories if accepted(made, name)]
+
+
+def accepted(method: methods.Method, memory: str | Memory) -> bool:
+    """Whether a method takes a memory of its list with these options."""
+    try:
+        Configuration.make(method, {}, memory=memory)
+    except ConfigurationError:
+        return False
+    return True

@@ -78,6 +78,7 @@ class DeMo(Method):
     why_granularity = "it transforms chunks of one matrix at a time"
     memory = "none"
     memories = ("none",)
+    why_no_mean = "a coefficient's average is over the workers that sent it, and has no magnitude but its sign's"
     bias = "biased"
     wire_bits = "topk * d / chunk**2 * (32 + 2 + log2(chunk**2 / topk))"
 

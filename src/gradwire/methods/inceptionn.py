@@ -29,6 +29,7 @@ class INCEPTIONN(CodecMethod):
 
     citation = "Li et al. 2018, MICRO, doi:10.1109/MICRO.2018.00023"
     routes = ("gather",)
+    memories = ("none", "residual", "momentum", "lowpass")
     bias = "biased"
     wire_bits = "(2 + room) * d + 128"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,5 +41,4 @@ class QSGD(CodecMethod):
 
     def error_bound(self, numel: int) -> float:
         """A bucket of b values on s levels: a quarter of ``b / s^2``, or ``sqrt(b) / s`` (the paper's lemma 3.1)."""
-        bucket, levels = min(numel, self.bucket or numel), (1 << (self.bits - 1)) - 1
-        return min(bucket / (4 * levels**2), math.sqrt(bucket) / levels)
+        return self.codec().error_bound(numel)

@@ -20,6 +20,8 @@ class SignSGD(CodecMethod):
 
     citation = "Bernstein et al. 2018, arXiv:1802.04434; majority vote: 2019, arXiv:1810.05291"
     routes = ("sharded", "gather")
+    memories = ("none", "residual", "momentum", "lowpass")
+    why_no_mean = "a vote has no magnitude"
     wire_bits = "d + 32"
 
     def codec(self) -> Vote:

@@ -32,6 +32,7 @@ class Strom(CodecMethod):
     citation = "Strom 2015, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech"
     routes = ("gather",)
     memory = "residual"
+    memories = ("none", "residual", "momentum", "dgc", "lowpass")
     bias = "biased"
     wire_bits = "64 + max(16, ceil(capacity * d)) * (1 + 2 + log2(1 / capacity))"
 

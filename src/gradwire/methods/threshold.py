@@ -32,6 +32,7 @@ class Threshold(CodecMethod):
     citation = "Dutta et al. 2020, arXiv:1911.08250 (Threshold-v); Aji & Heafield 2017, arXiv:1704.05021"
     routes = ("gather",)
     memory = "residual"
+    memories = ("none", "residual", "momentum", "dgc", "lowpass")
     bias = "biased"
     wire_bits = "32 + max(16, ceil(capacity * d)) * (32 + 2 + log2(1 / capacity))"
 

@@ -58,6 +58,7 @@ class Engine:
     def _share(self, method: Method, block: Block, numel: int, route: str) -> Share:
         choice = self.configuration
         memory, owner = (choice.memory, choice.owner) if method is choice.method else (NoMemory(), None)
+        memory = memory.fitted(method.error_bound(int(block.segment_numels.max())))
         site = Site(block, numel, self.store, memory, route, owner, self.rank, self.world_size, choice.seed)
         return Share(method, site, method.begin(site), late=method is not choice.method)
 
