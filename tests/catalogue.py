@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradwire import memory as memories
 from gradwire import methods
 from gradwire.errors import ConfigurationError
-from gradwire.memory import Memory
+from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.train.configuration import Configuration
 
 # Options under which a method does something visible on tensors as small as the tests'.
@@ -23,6 +24,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3, "indices": "entropy"}],
     "ef21": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],
+    "ef21sgdm": [{"ratio": 0.1}],
     "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
     "gtopk": [{"ratio": 0.05}, {"ratio": 0.3, "indices": "raw"}],
     "sketchml": [
@@ -121,6 +123,11 @@ def possible_memories(kind: type[methods.Method], options: dict[str, Any] | None
     """Some mask coordinates, some need operators without bias or whose remainder shrinks."""
     made = kind(**options or {})
     return [name for name in kind.memories if accepted(made, name)]
+
+
+def has_momentum(kind: type[methods.Method]) -> bool:
+    """Whether its usual memory is a momentum."""
+    return isinstance(memories.parse(kind.memory), Momentum | MaskedMomentum)
 
 
 def accepted(method: methods.Method, memory: str | Memory) -> bool:

@@ -133,7 +133,7 @@ RESUMED = {
     "sketchedsgd": {"ratio": 0.05},
     "thc": {"rotation": 64},
     "demo": {"topk": 3},
-    "atomo": {"rank": 2, "memory": "residual"},
+    "atomo": {"rank": 2, "memory": "diana"},
     "gradiveq": {"slice": 32, "rank": 5, "learn_steps": 2, "use_steps": 3, "memory": "residual"},
 }
 

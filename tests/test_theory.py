@@ -11,6 +11,7 @@ import torch
 
 import gradwire
 from catalogue import OPTIONS
+from gradwire import memory as memories
 from gradwire import methods
 from gradwire.codec import Codec
 from gradwire.layout import Block, Granularity, flat_slots
@@ -49,7 +50,8 @@ def test_every_method_declares_what_it_is(name: str) -> None:
     assert kind.wire_bits
     assert kind.bias in ("exact", "unbiased", "contractive", "biased")
     assert set(kind.granularities) == {"layer", "bucket", "model", "block"} or kind.why_granularity
-    assert kind.memory in kind.memories
+    within = {type(each) for each in memories.parse(kind.memory).within if each != memories.NoMemory()}
+    assert within <= {type(memories.parse(name)) for name in kind.memories}
     assert (kind.__doc__ or "").strip()
 
 

@@ -4,10 +4,12 @@ from gradwire.methods.acpsgd import ACPSGD
 from gradwire.methods.adacomp import AdaComp
 from gradwire.methods.adaptive import Adaptive
 from gradwire.methods.atomo import Atomo
+from gradwire.methods.blocksgdm import BlockSGDM
 from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
 from gradwire.methods.dryden import Dryden
 from gradwire.methods.ef21 import EF21
+from gradwire.methods.ef21sgdm import EF21SGDM
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
@@ -44,6 +46,7 @@ __all__ = [
     "BF16",
     "DGC",
     "EF21",
+    "EF21SGDM",
     "FP16",
     "INCEPTIONN",
     "QSGD",
@@ -51,6 +54,7 @@ __all__ = [
     "AdaComp",
     "Adaptive",
     "Atomo",
+    "BlockSGDM",
     "CodecMethod",
     "DeMo",
     "Dense",

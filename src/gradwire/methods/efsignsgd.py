@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from gradwire.memory import Memory
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
 from gradwire.quantize import Sign
@@ -20,7 +22,7 @@ class EFSignSGD(CodecMethod):
 
     citation = "Karimireddy et al. 2019, arXiv:1901.09847"
     routes = ("sharded", "gather")
-    memory = "residual"
+    memory: ClassVar[str | Memory] = "residual"
     bias = "contractive"
     wire_bits = "d + 32"
 
