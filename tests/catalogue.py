@@ -119,10 +119,11 @@ def cases(memory: str | None = None) -> list[Case]:
     return found
 
 
-def possible_memories(kind: type[methods.Method], options: dict[str, Any] | None = None) -> list[str]:
+def possible_memories(kind: type[methods.Method], options: dict[str, Any] | None = None) -> list[str | Memory]:
     """Some mask coordinates, some need operators without bias or whose remainder shrinks."""
     made = kind(**options or {})
-    return [name for name in kind.memories if accepted(made, name)]
+    own = [kind.memory] if isinstance(kind.memory, Memory) else []
+    return [each for each in (*kind.memories, *own) if accepted(made, each)]
 
 
 def has_momentum(kind: type[methods.Method]) -> bool:

@@ -240,8 +240,8 @@ def compress(
         method: A name of ``gradwire.methods.names()`` or a method object.
         granularity: ``"layer"``, ``"bucket"``, ``"model"`` or ``"block:N"``; the method's own if None.
         route: ``"allreduce"``, ``"gather"`` or ``"sharded"``; the method's own if None.
-        memory: ``"none"``, ``"residual"``, ``"momentum"``, ``"dgc"``, ``"ef21"`` or a memory object; the method's own
-            if None.
+        memory: ``"none"``, ``"residual"``, ``"momentum"``, ``"dgc"``, ``"ef21"``, ``"lowpass"``, ``"diana"``, or an
+            object of :mod:`gradwire.memory`; the method's own if None.
         owner: What the average is compressed with on the sharded route, and put through on the gather route: a name
             such as ``"qsgd:8"`` or a codec; if None, the workers' own on the sharded route and nothing on gather.
         dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
@@ -254,7 +254,7 @@ def compress(
         rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
             on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
             of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then,
-            or what is remembered would never come right again, which is so of ``memory="ef21"``.
+            or what is remembered would never come right again, which is so of ``"ef21"`` and ``"diana"``.
         learning_rate: A function that gives the current learning rate, such as
             ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
             as published: when the rate changes from a to b, it is weighed by a / b. If None, by nothing.
