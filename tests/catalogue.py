@@ -7,6 +7,9 @@ from typing import Any
 
 from gradwire import memory as memories
 from gradwire import methods
+from gradwire.errors import ConfigurationError
+from gradwire.memory import MaskedMomentum, Memory, Momentum
+from gradwire.train.configuration import Configuration
 
 # Options under which a method does something visible on tensors as small as the tests'.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -24,6 +27,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "efsignsgd": [{}, {"norm": "l2"}],
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3, "indices": "entropy"}],
     "ef21": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],
+    "ef21sgdm": [{"ratio": 0.1}],
     "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
     "gtopk": [{"ratio": 0.05}, {"ratio": 0.3, "indices": "raw"}],
     "sketchml": [
@@ -76,7 +80,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     granularity: str = "layer"
     route: str = "allreduce"
-    memory: str = "none"
+    memory: str | Memory = "none"
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -105,13 +109,13 @@ def cases(memory: str | None = None) -> list[Case]:
         combinations = [
             (first, scope, carried)
             for scope in kind.granularities
-            for carried in possible_memories(kind)
+            for carried in possible_memories(kind, first)
             if carried in ("none", "residual") or scope == kind.granularities[0]
         ]
         combinations += [
             (options, kind.granularities[0], carried)
             for options in others
-            for carried in kind.memories
+            for carried in possible_memories(kind, options)
             if carried in (kind.memory, "residual")
         ]
         found += [
@@ -123,7 +127,22 @@ def cases(memory: str | None = None) -> list[Case]:
     return found
 
 
-def possible_memories(kind: type[methods.Method]) -> list[str]:
-    """Memories that mask coordinates are for methods that choose some."""
-    masking = {name for name, make in memories.NAMES.items() if make().masks}
-    return [name for name in kind.memories if kind().selects or name not in masking]
+def possible_memories(kind: type[methods.Method], options: dict[str, Any] | None = None) -> list[str | Memory]:
+    """Some mask coordinates, some need operators without bias or whose remainder shrinks."""
+    made = kind(**options or {})
+    own = [kind.memory] if isinstance(kind.memory, Memory) else []
+    return [each for each in (*kind.memories, *own) if accepted(made, each)]
+
+
+def has_momentum(kind: type[methods.Method]) -> bool:
+    """Whether its usual memory is a momentum."""
+    return isinstance(memories.parse(kind.memory), Momentum | MaskedMomentum)
+
+
+def accepted(method: methods.Method, memory: str | Memory) -> bool:
+    """Whether a method takes a memory of its list with these options."""
+    try:
+        Configuration.make(method, {}, memory=memory)
+    except ConfigurationError:
+        return False
+    return True

@@ -13,6 +13,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import gradwire
 from gradwire import ConfigurationError
+from gradwire.memory import EF21, Diana, Momentum, Residual
 from gradwire.train.handle import check_parameters
 from pool import Pool
 
@@ -46,6 +47,23 @@ VALUES = torch.randn(100)
         ("topk", {"granularity": "block:0"}, "granularity='block:0' is not known; choose 'layer'"),
         ("topk", {"route": "allreduce"}, "topk cannot take route='allreduce'; its routes: gather, sharded"),
         ("topk", {"memory": "much"}, "memory='much' is not known; choose 'none', 'residual'"),
+        (
+            "qsgd",
+            {"bits": 2, "memory": "residual"},
+            "qsgd cannot carry memory=residual: .* grow without end; .*'diana'",
+        ),
+        (
+            "qsgd",
+            {"bits": 4, "norm": "l2", "bucket": 512, "memory": "ef21"},
+            "cannot carry memory=ef21: what it leaves",
+        ),
+        ("terngrad", {"memory": Momentum(memory=Residual())}, r"memory=momentum\(.*residual\): .* grow without end"),
+        ("topk", {"values": "qsgd:2"}, "topk, with values that are written so coarsely, cannot carry memory=residual"),
+        ("topk", {"owner": "qsgd:2"}, "owner='qsgd:2' cannot go with memory=residual: .* such as 'qsgd:8'"),
+        ("atomo", {"memory": "residual"}, "its memories: none, momentum, diana"),
+        ("threshold", {"memory": Momentum(memory=EF21())}, "threshold cannot carry memory=ef21; its memories: none"),
+        ("topk", {"memory": "diana"}, "memory=diana is for unbiased methods; topk is contractive; choose 'ef21'"),
+        ("qsgd", {"memory": Diana(alpha=0.9)}, "alpha=0.9 is too large for a method with an error bound of"),
         (object(), {}, "is neither a name nor a method"),
     ],
 )

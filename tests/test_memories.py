@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +13,8 @@ from gradwire import memory
 from gradwire.kernels import cpu, reference
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import Store
-from gradwire.train import synchronizer
+from gradwire.train import Configuration, DensePolicy, synchronizer
+from gradwire.train.together import Together
 from pool import Pool
 
 SHAPE = (40, 50)
@@ -52,6 +55,76 @@ def test_momentum_in_full_is_the_mean_of_momenta(pool: Pool) -> None:
     for step, average in enumerate(found):
         expected = 0.9 * expected + 0.1 * (gradient(0, step) + gradient(1, step)) / 2
         torch.testing.assert_close(average, expected)
+
+
+def alone(method: str, carried: memory.Memory, steps: int, **options: Any) -> list[torch.Tensor]:
+    """The averages of one worker of changing gradients, under the name that roundtrip gives a tensor."""
+    route, everything = options.pop("route", None), DensePolicy(below=0, vectors=False)
+    configuration = Configuration.make(method, options, route=route, memory=carried, dense=everything)
+    world, found = Together(configuration, flat_slots([("tensor", SHAPE)]), 1), []
+    for step in range(steps):
+        flat = gradient(0, step).flatten()
+        world.average([flat])
+        found.append(flat.view(SHAPE))
+    return found
+
+
+def test_momentum_with_error_feedback_is_that_of_block_sgd() -> None:
+    """dist-EF-blockSGDM's worker written out, its gradient weighed by ``1 - decay``."""
+    for nesterov in (False, True):
+        carried = memory.Momentum(0.8, nesterov=nesterov, memory=memory.Residual())
+        m, e = torch.zeros(SHAPE), torch.zeros(SHAPE)
+        for step, average in enumerate(alone("efsignsgd", carried, 6, route="gather")):
+            g = gradient(0, step)
+            m = 0.8 * m + g
+            p = 0.2 * (0.8 * m + g if nesterov else m) + e
+            sent = p.sign() * p.abs().mean()
+            torch.testing.assert_close(average, sent)
+            e = p - sent
+
+
+def test_momentum_with_ef21_is_ef21_sgdm() -> None:
+    """``v = (1 - eta) v + eta g``, ``h += C(v - h)``, with a memory and estimates that start from zero."""
+    v, h = torch.zeros(SHAPE), torch.zeros(SHAPE)
+    carried = memory.Momentum(decay=0.7, memory=memory.EF21())
+    for step, average in enumerate(alone("topk", carried, 6, ratio=0.1)):
+        v = 0.7 * v + 0.3 * gradient(0, step)
+        difference = v - h
+        chosen = difference.abs() >= difference.abs().flatten().topk(200).values[-1]
+        h = h + torch.where(chosen, difference, 0)
+        torch.testing.assert_close(average, h)
+
+
+@pytest.mark.parametrize(("method", "options", "omega"), [("natural", {}, 1 / 8), ("randomk", {"ratio": 0.2}, 4)])
+def test_diana_follows_the_papers_algorithm(method: str, options: dict[str, Any], omega: float) -> None:
+    """Algorithm 1 of Mishchenko et al. written out, with what one worker's operator draws without a memory."""
+    route = {"route": "gather"} if method == "natural" else {}
+    h = torch.zeros(SHAPE)
+    for step, average in enumerate(alone(method, memory.Diana(), 6, **options, **route)):
+        q = gradwire.roundtrip(gradient(0, step) - h, method, memory="none", step=step, **options).decoded
+        torch.testing.assert_close(average, h + q)
+        h = h + q / (1 + omega)
+
+
+def test_averages_with_diana_are_unbiased() -> None:
+    """Both ways: the error of the mean over 300 seeds is within 5 of its standard errors, in the last of some steps."""
+    everything = DensePolicy(below=0, vectors=False)
+    slots = flat_slots([("weight", (20, 12))])
+    gradients = [
+        [torch.randn(240, generator=torch.Generator().manual_seed(9 * step + rank)) for rank in (0, 1)]
+        for step in range(3)
+    ]
+    draws = []
+    for seed in range(300):
+        world = Together(Configuration.make("terngrad", {}, memory="diana", dense=everything, seed=seed), slots, 2)
+        for step in gradients:
+            flat = [each.clone() for each in step]
+            world.average(flat)
+        draws.append(flat[0].double())
+    mean = torch.stack(gradients[-1]).double().mean(0)
+    error, variance = torch.stack(draws).mean(0) - mean, torch.stack(draws).var(0) / 300
+    assert (error * mean).sum().abs() <= 5 * (variance * mean.square()).sum().sqrt()
+    assert 0.5 <= error.square().sum() / variance.sum() <= 1.5
 
 
 def test_masked_momentum_follows_the_papers_algorithm(pool: Pool) -> None:

@@ -203,7 +203,7 @@ RESUMED = {
     "demo": {"topk": 3},
     "dion": {},
     "lion": {},
-    "atomo": {"rank": 2, "memory": "residual"},
+    "atomo": {"rank": 2, "memory": "diana"},
     "gradiveq": {"slice": 32, "rank": 5, "learn_steps": 2, "use_steps": 3, "memory": "residual"},
 }
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from catalogue import OPTIONS
+from catalogue import OPTIONS, has_momentum
 from gradwire import memory as memories
 from gradwire import methods
 from gradwire.layout import Granularity
@@ -58,7 +58,7 @@ def every_method(names: list[str]) -> list[str]:
     wrong = []
     for name in names:
         options = dict(OPTIONS.get(name, [{}])[0])
-        if methods.get(name).memory in ("momentum", "dgc"):
+        if has_momentum(methods.get(name)):
             options["memory"] = "residual"
         votes = name in ("signsgd", "signum", "lion", "demo", "dion")
         net = network()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gradwire
-from catalogue import OPTIONS
+from catalogue import OPTIONS, has_momentum
 from flipping import Flipping
 from gradwire import methods
 from gradwire.train.guards import Guard
@@ -63,7 +63,7 @@ def flipped_bits() -> list[str]:
     """What each method's average ends in on this rank when bits are changed on their way."""
     ends = []
     for method in methods.names():
-        memory = {"memory": "residual"} if methods.get(method).memory in ("momentum", "dgc") else {}
+        memory = {"memory": "residual"} if has_momentum(methods.get(method)) else {}
         net, handle = attached(method, {**OPTIONS.get(method, [{}])[0], **memory, "verify": True})
         line = handle.wire._scheduler._transport
         assert isinstance(line, CheckedTransport)

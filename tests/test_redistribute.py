@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gradwire
 from catalogue import OPTIONS, Case, cases, possible_memories
-from gradwire import ConfigurationError, methods
+from gradwire import ConfigurationError, memory, methods
 from gradwire.layout import ALIGNMENT, aligned, flat_slots, shard_bounds
 from gradwire.memory import Kind
 from gradwire.train import Configuration, DensePolicy
@@ -30,10 +30,10 @@ def chosen() -> list[Case]:
     for name in methods.names():
         kind, options = methods.get(name), OPTIONS.get(name, [{}])[0]
         found += [
-            Case(name, options, kind.granularities[0], route, memory)
+            Case(name, options, kind.granularities[0], route, carried)
             for route in kind.routes
-            for memory in (
-                possible_memories(kind) if name in ("topk", "qsgd", "scalecom", "gradiveq") else [kind.memory]
+            for carried in (
+                possible_memories(kind, options) if name in ("topk", "qsgd", "scalecom", "gradiveq") else [kind.memory]
             )
         ]
     extra = [
@@ -145,6 +145,7 @@ def test_every_field_is_of_its_kind() -> None:
         "residual.velocity": Kind.MEAN,
         "residual.momentum": Kind.MEAN,
         "residual.filtered": Kind.MEAN,
+        "residual.lag": Kind.MEAN,
         "residual.age": Kind.SHARED,
         "residual.estimate": Kind.SHARED,
         "owner_residual": Kind.OWNED,
@@ -171,26 +172,43 @@ def test_every_field_is_of_its_kind() -> None:
     assert found == expected
 
 
-def test_ef21_keeps_its_law() -> None:
-    """The mean of what workers lag behind is minus the estimate they share."""
-    old = world(Case("topk", {"ratio": 0.1}, "layer", "gather", "ef21"), 3)
+ESTIMATES = [
+    Case("topk", {"ratio": 0.1}, "layer", "gather", "ef21"),
+    Case("topk", {"ratio": 0.1}, "layer", "sharded", "ef21"),
+    Case("efsignsgd", {}, "layer", "sharded", memory.Momentum(memory=memory.EF21())),
+    Case("natural", {}, "layer", "sharded", "diana"),
+    Case("terngrad", {}, "block:96", "gather", "diana"),
+]
+
+
+@pytest.mark.parametrize("case", ESTIMATES, ids=str)
+def test_estimates_keep_their_law(case: Case) -> None:
+    """Their mean is what everybody knows and what owners have not said yet, which are all of it once one has it all."""
+    old = world(case, 3)
     steps(old, 4)
-    for states in (states_of(old), gradwire.redistribute(states_of(old), 2)):
+    states = states_of(old)
+    for workers in (1, 2, 5):
+        made = gradwire.redistribute(gradwire.redistribute(states, workers), 1)
+        kept = made[0]["tensors"]
         for name in PARAMETERS:
-            estimate = states[0]["tensors"]["residual.estimate"][name].double()
-            torch.testing.assert_close(-mean(states, "residual", name), estimate, rtol=1e-5, atol=1e-5)
+            lag = "residual.lag" if case.memory == "diana" else "residual"
+            known = kept["residual.estimate"][name].double()
+            for field in ("owner_residual", "owner_residual.filtered"):
+                if field in kept:
+                    known += kept[field][name].double().view(known.shape)
+            torch.testing.assert_close(-mean(states, lag, name), known, rtol=1e-5, atol=1e-5)
 
 
 def test_momenta_of_dense_tensors_are_kept_as_those_of_compressed_ones() -> None:
-    for memory, field in (("dgc", "residual.velocity"), ("momentum", "residual.momentum")):
-        old = world(Case("topk", {"ratio": 0.1}, "layer", "gather", memory), 3, DensePolicy())
+    for carried, field in (("dgc", "residual.velocity"), ("momentum", "residual.momentum")):
+        old = world(Case("topk", {"ratio": 0.1}, "layer", "gather", carried), 3, DensePolicy())
         steps(old, 3)
         states = states_of(old)
         made = gradwire.redistribute(states, 2)
         for name in ("vector", "crumb"):
             assert mean(states, field, name).abs().max() > 0
             torch.testing.assert_close(mean(made, field, name), mean(states, field, name))
-        new = world(Case("topk", {"ratio": 0.1}, "layer", "gather", memory), 2, DensePolicy())
+        new = world(Case("topk", {"ratio": 0.1}, "layer", "gather", carried), 2, DensePolicy())
         load(new, made)
         steps(new, 2)
 

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from catalogue import OPTIONS, Case
 from gradwire import methods
+from gradwire.memory import EF21, Momentum
 from pool import SECONDS, Pool
 from test_ddp import batch, flat, network
 
@@ -41,7 +42,9 @@ MORE = [
     Case("topk", {"ratio": 0.1, "owner": "qsgd:8"}, "block:100", "gather", "lowpass"),
     Case("efsignsgd", {}, "block:100", "sharded", "residual"),
     Case("efsignsgd", {}, "bucket", "sharded", "ef21"),
+    Case("efsignsgd", {}, "bucket", "sharded", Momentum(nesterov=True, memory=EF21())),
     Case("qsgd", {"bits": 4}, "model", "sharded", "lowpass"),
+    Case("qsgd", {"bits": 4}, "layer", "sharded", "diana"),
     Case("qsgd", {"bits": 4}, "bucket", "gather", "residual"),
     Case("threshold", {"threshold": 0.5}, "bucket", "gather", "momentum"),
     Case("fp16", {}, "layer", "allreduce", "residual"),

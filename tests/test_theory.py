@@ -10,11 +10,16 @@ import torch
 
 import gradwire
 from catalogue import OPTIONS
+from gradwire import memory as memories
 from gradwire import methods
 from gradwire.bench.catalogue import declared_bits
-from gradwire.layout import flat_slots
+from gradwire.codec import Codec
+from gradwire.layout import Block, Granularity, flat_slots
+from gradwire.memory import Residual, Store
+from gradwire.quantize import Stochastic, Ternary
 from gradwire.train import Configuration, DensePolicy
 from gradwire.train.together import Together
+from gradwire.transform import Atoms
 
 SIDE = 64
 VALUES = SIDE * SIDE
@@ -38,7 +43,8 @@ def test_every_method_declares_what_it_is(name: str) -> None:
     assert kind.wire_bits
     assert kind.bias in ("exact", "unbiased", "contractive", "biased")
     assert set(kind.granularities) == {"layer", "bucket", "model", "block"} or kind.why_granularity
-    assert kind.memory in kind.memories
+    within = {type(each) for each in memories.parse(kind.memory).within if each != memories.NoMemory()}
+    assert within <= {type(memories.parse(name)) for name in kind.memories}
     assert (kind.__doc__ or "").strip()
 
 
@@ -142,3 +148,47 @@ def test_what_is_called_contractive_is(name: str, options: dict[str, Any]) -> No
         pytest.skip("with these values it has no bound")
     for vector in vectors():
         assert relative_error(vector, methods.get(name)(**options), 0) <= 1 + 1e-6
+
+
+def hard_vectors() -> list[torch.Tensor]:
+    """Also a constant with some large values, which leave it far below half a level."""
+    constant = torch.full((SIDE, SIDE), 1e-3)
+    constant.view(-1)[::500] = 1
+    return [*vectors(), constant]
+
+
+def remembered(codec: Codec, vector: torch.Tensor, steps: int) -> torch.Tensor:
+    """The residual after each of some steps in which the same vector came: ``float32[steps, VALUES]``."""
+    block = Block.cut(flat_slots([("tensor", (SIDE, SIDE))]), Granularity("layer"))
+    feedback = Residual().feedback(Store(torch.device("cpu")), "residual", block.slots, VALUES)
+    payload = torch.empty(codec.payload_bytes(block), dtype=torch.uint8)
+    found = []
+    for step in range(steps):
+        codec.encode(block, vector.flatten(), feedback, payload, step)
+        found.append(feedback.buffer(vector).clone())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("vector", hard_vectors(), ids=["gaussian", "heavy", "sparse", "outlier", "constant"])
+def test_a_remainder_that_shrinks_stays_bounded(vector: torch.Tensor) -> None:
+    """By ``f / (1 - f)`` of the largest value where a step leaves at most a share f, or of the norm on average."""
+    for codec, share in (
+        (Stochastic(4), 1 / 7),
+        (Stochastic(8), 1 / 127),
+        (Stochastic(2, rounding="nearest"), 1 / 2),
+        (Stochastic(4, rounding="nearest"), 1 / 14),
+    ):
+        assert codec.remainder == "shrinks"
+        assert remembered(codec, vector, 100).abs().max() <= share / (1 - share) * vector.abs().max() * (1 + 1e-4)
+    for codec in (Stochastic(8, norm="l2"), Stochastic(4, 128, norm="l2")):
+        assert codec.remainder == "shrinks"
+        share = math.sqrt(codec.error_bound(VALUES))
+        norms = torch.linalg.vector_norm(remembered(codec, vector, 100), dim=1)
+        assert norms.square().mean().sqrt() <= share / (1 - share) * vector.norm()
+
+
+def test_a_remainder_that_does_not_shrink_piles_up() -> None:
+    """To many times the vector, on some vector."""
+    for codec in (Stochastic(2), Ternary(), Stochastic(4, 0, norm="l2"), Atoms(2)):
+        assert codec.remainder != "shrinks"
+        assert max(float(remembered(codec, vector, 200)[-1].norm() / vector.norm()) for vector in hard_vectors()) > 5

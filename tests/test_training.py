@@ -41,6 +41,8 @@ SETTINGS = {
     "sketchedsgd": OWN_MOMENTUM,
     "topk": Settings({"ratio": 0.05}),
     "ef21": Settings({"ratio": 0.1}),
+    "ef21sgdm": Settings({"ratio": 0.1}, learning_rate=0.3, momentum=0.0),
+    "blocksgdm": Settings(learning_rate=0.3, momentum=0.0),
     "randomk": Settings({"ratio": 0.1}),
     "gtopk": Settings({"ratio": 0.05}),
     "oktopk": Settings({"ratio": 0.05}),

@@ -16,7 +16,7 @@ from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.index import EliasFano, IndexCoding
 from gradwire.layout import Block, Int64Array, Slot
-from gradwire.memory import Feedback, Kind, Store
+from gradwire.memory import Feedback, Kind, Remainder, Store
 from gradwire.quantize.values import FloatValues, ValueCoding
 from gradwire.select.criterion import Criterion
 
@@ -60,6 +60,11 @@ class AdaptiveSparse(Codec):
                 f"capacity={self.capacity!r} is out of range; choose 0 < capacity <= 1, the share of coordinates that "
                 "fits in the first step, for example 0.02"
             )
+
+    @property
+    def remainder(self) -> Remainder:
+        """That of the values: what does not meet the criterion waits until it does."""
+        return self.values.remainder
 
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> AdaptiveSparse:
         """With the criterion, and the store for capacities and rooms."""

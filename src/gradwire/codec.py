@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.errors import PayloadError
 from gradwire.layout import Block, Slot
-from gradwire.memory import Feedback, Store
+from gradwire.memory import Feedback, Remainder, Store
 
 FORMAT_VERSION = 1
 """Of all payloads, as ``docs/formats.md`` describes them: another one whenever bytes mean something else."""
@@ -22,6 +22,11 @@ class Codec(ABC):
 
     selects: ClassVar[bool] = False
     """Whether it sends some coordinates and says which, as memories that mask them need."""
+
+    @property
+    def remainder(self) -> Remainder:
+        """What error feedback makes of what it leaves out."""
+        return "shrinks"
 
     def at(self, step: int) -> Codec:
         """The codec as it is in one step; a schedule may change its size.

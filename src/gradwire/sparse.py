@@ -16,7 +16,7 @@ from gradwire.capacity import INDEX_ROOM, Room
 from gradwire.codec import Codec
 from gradwire.index import EliasFano, IndexCoding
 from gradwire.layout import Block, Granularity, Int64Array, Slot, flat_slots
-from gradwire.memory import Feedback, Store
+from gradwire.memory import Feedback, Remainder, Store
 from gradwire.quantize.values import FloatValues, ValueCoding
 from gradwire.select import Selector
 
@@ -41,6 +41,11 @@ class Sparse(Codec):
     values: ValueCoding = field(default_factory=FloatValues)
     indices: IndexCoding = field(default_factory=EliasFano)
     room: Room = INDEX_ROOM
+
+    @property
+    def remainder(self) -> Remainder:
+        """That of the values: what is not chosen waits until it is."""
+        return self.values.remainder
 
     def at(self, step: int) -> Sparse:
         """With the selector's choice of this step."""

@@ -40,6 +40,7 @@ _RECIPES = {
     "randomk": Recipe(options="ratio=0.1"),
     "gtopk": Recipe(options="ratio=0.02"),
     "ef21": Recipe(options="ratio=0.05"),
+    "ef21sgdm": Recipe(options="ratio=0.05"),
     "sidco": Recipe(options="ratio=0.03"),
     "scalecom": Recipe(options="ratio=0.02"),
     "adaptive": Recipe(options="memory=residual"),

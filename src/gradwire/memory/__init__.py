@@ -1,8 +1,9 @@
 """What a worker carries from step to step: memories, and the store that keeps their tensors by parameter name."""
 
 from gradwire.memory.dgc import MaskedMomentum
+from gradwire.memory.diana import Diana
 from gradwire.memory.ef21 import EF21
-from gradwire.memory.feedback import NONE, Feedback, Memory, NoMemory
+from gradwire.memory.feedback import NONE, Feedback, Memory, NoMemory, Remainder
 from gradwire.memory.kind import Kind
 from gradwire.memory.lowpass import LowPass
 from gradwire.memory.momentum import Momentum
@@ -15,6 +16,7 @@ __all__ = [
     "EF21",
     "NAMES",
     "NONE",
+    "Diana",
     "Feedback",
     "Kind",
     "LowPass",
@@ -22,6 +24,7 @@ __all__ = [
     "Memory",
     "Momentum",
     "NoMemory",
+    "Remainder",
     "Residual",
     "Snapshot",
     "Store",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.layout import Block, Slot
-from gradwire.memory.feedback import Feedback, Memory
+from gradwire.memory.feedback import Feedback, Memory, Remainder
 from gradwire.memory.kind import Kind
 from gradwire.memory.momentum import check_decay
 from gradwire.memory.residual import Residual
@@ -78,12 +78,17 @@ class MaskedMomentum(Memory):
     """
 
     masks: ClassVar[bool] = True
+    why_no_mean: ClassVar[str] = "its momentum adds up, by as much as is not forgotten of it when it is sent"
 
     momentum: float = 0.9
     nesterov: bool = False
 
     def __post_init__(self) -> None:
         check_decay("momentum", self.momentum)
+
+    def bears(self, remainder: Remainder) -> bool:
+        """What waits must become smaller when it is sent."""
+        return remainder == "shrinks"
 
     def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
         """Keeps two float32 an element."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from gradwire import kernels
 from gradwire.layout import Block, Slot
-from gradwire.memory.feedback import Feedback, Memory, NoMemory
+from gradwire.memory.feedback import Feedback, Memory, Remainder
 from gradwire.memory.kind import Kind
+from gradwire.memory.residual import Residual
 from gradwire.memory.store import Store
 
 
@@ -20,9 +20,9 @@ class _DifferenceFeedback(Feedback):
     residual: Tensor
     estimate: Tensor
 
-    def settle(self, block: Block, gradient: Tensor) -> None:
+    def settle(self, block: Block, admitted: Tensor) -> None:
         """From ``g - h - c``, which the encoder left, to ``-(h + c)``."""
-        kernels.for_device(gradient.device).accumulate(block, gradient, self.residual, 1.0, -1.0)
+        kernels.for_device(admitted.device).accumulate(block, admitted, self.residual, 1.0, -1.0)
 
     def received(self, block: Block, average: Tensor) -> None:
         """``H += mean c``; the average is ``H``, unless what came is not finite."""
@@ -37,9 +37,19 @@ class EF21(Memory):
 
     Each worker's estimate ``h`` of its own gradient goes towards it with every step, and the average applied is the
     mean ``H`` of all workers' estimates, which every rank keeps. The residual holds ``-h``.
+
+    Where an average is compressed again this is EF21-BC (Fatkhullin et al. 2021, arXiv:2110.03294): the owner sends
+    ``C(mean h - H)``, and ``mean h - H`` is what is left of all differences after what it sent of them, its residual.
     """
 
-    parts: ClassVar[bool] = True
+    @property
+    def parts(self) -> bool:
+        """Estimates and their sum."""
+        return True
+
+    def bears(self, remainder: Remainder) -> bool:
+        """Differences must become smaller."""
+        return remainder == "shrinks"
 
     def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
         """Keeps two float32 an element."""
@@ -47,8 +57,8 @@ class EF21(Memory):
         return _DifferenceFeedback(residual=lag, estimate=store.flat(f"{field}.estimate", slots, numel, Kind.SHARED))
 
     def owner(self) -> Memory:
-        """The mean of differences goes out as it is compressed."""
-        return NoMemory()
+        """How far what everybody knows is behind the mean of the workers' estimates."""
+        return Residual()
 
     def __str__(self) -> str:
         return "ef21"

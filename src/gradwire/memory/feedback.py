@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from gradwire import kernels
 from gradwire.layout import Block, Slot
 from gradwire.memory.kind import Kind
 from gradwire.memory.store import Store
+
+Remainder = Literal["shrinks", "stays", "grows"]
+"""What becomes of what an operator leaves out when that is put through it again and again: whether it is smaller each
+time, in the norm that suits the operator, never larger, or larger at times."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,11 +32,14 @@ class Feedback:
         residual: ``float32``, laid out as the gradient buffer; or None.
         beta: Weight of the residual.
         gamma: Weight of the gradient.
+        unbiased: Whether an encoder that has the choice is to be right on average, as it is without a residual, rather
+            than to leave as little as it can.
     """
 
     residual: Tensor | None
     beta: float = 1.0
     gamma: float = 1.0
+    unbiased: bool = False
 
     def admit(self, block: Block, gradient: Tensor) -> Tensor:
         """What the encoder is to take for the gradient: a flat buffer of the same layout.
@@ -65,8 +72,8 @@ class Feedback:
         # Storing what is left takes a third of the time of subtracting in place, which waits for memory.
         kernels.for_device(rest.device).scatter(block, self.residual, positions, rest)
 
-    def settle(self, block: Block, gradient: Tensor) -> None:
-        """Called with the gradient once it is encoded."""
+    def settle(self, block: Block, admitted: Tensor) -> None:
+        """Called with what was admitted once it is encoded."""
 
     def received(self, block: Block, average: Tensor) -> None:
         """May change the decoded average, which lies in the block's elements of a flat buffer."""
@@ -97,12 +104,37 @@ class Memory(ABC):
 
     Attributes:
         masks: Whether it must be told which coordinates were sent, so that it serves sparse methods only.
-        parts: Whether what ranks remember must fit together, and never does again once some of them have taken in a
-            step that is not finite on others.
+        why_no_mean: Why averages of gradients that stay do not tend to their mean with it, whatever the method, if so.
     """
 
     masks: ClassVar[bool] = False
-    parts: ClassVar[bool] = False
+    why_no_mean: ClassVar[str] = ""
+
+    @property
+    def within(self) -> tuple[Memory, ...]:
+        """All memories that it is made of."""
+        return (self,)
+
+    @property
+    def parts(self) -> bool:
+        """Whether what ranks remember must fit together.
+
+        Then it never does again once some of them have taken in a step that is not finite on others.
+        """
+        return False
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether it is for methods without bias only."""
+        return False
+
+    def bears(self, remainder: Remainder) -> bool:
+        """Whether what it remembers stays bounded with an operator that leaves such a remainder."""
+        return True
+
+    def fitted(self, bound: float) -> Memory:
+        """The memory as it is for a method with this error bound, where it depends on that."""
+        return self
 
     @property
     def borrows(self) -> bool:

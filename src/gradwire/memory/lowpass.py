@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot
-from gradwire.memory.feedback import Feedback, Memory
+from gradwire.memory.feedback import Feedback, Memory, Remainder
 from gradwire.memory.kind import Kind
 from gradwire.memory.staged import StagedFeedback, kept_ages
 from gradwire.memory.store import Store
@@ -19,10 +19,11 @@ from gradwire.memory.store import Store
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _LowPassFeedback(StagedFeedback):
+    ages: Tensor
     share: float
     reset: int
 
-    def settle(self, block: Block, gradient: Tensor) -> None:
+    def settle(self, block: Block, admitted: Tensor) -> None:
         """``m = (1 - share) m + share (m + g - sent)``, or zero when its time is up."""
         self.ages.add_(1)
         if self.reset and bool((self.ages >= self.reset).any()):
@@ -30,7 +31,7 @@ class _LowPassFeedback(StagedFeedback):
             for kept in block.parts(self.kept):
                 kept.zero_()
             return
-        kernels.for_device(gradient.device).accumulate(block, self.residual, self.kept, 1 - self.share, self.share)
+        kernels.for_device(admitted.device).accumulate(block, self.residual, self.kept, 1 - self.share, self.share)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class LowPass(Memory):
             )
         if self.reset < 0:
             raise ConfigurationError(f"reset={self.reset!r} is out of range; choose a number of steps, or 0 for never")
+
+    def bears(self, remainder: Remainder) -> bool:
+        """With a share below 1, noise that is no larger than the largest value is averaged out."""
+        return remainder == "shrinks" or (remainder == "stays" and self.share < 1)
 
     def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
         """Keeps one float32 an element, and a counter for each parameter."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gradwire.errors import ConfigurationError
 from gradwire.memory.dgc import MaskedMomentum
+from gradwire.memory.diana import Diana
 from gradwire.memory.ef21 import EF21
 from gradwire.memory.feedback import Memory, NoMemory
 from gradwire.memory.lowpass import LowPass
@@ -19,6 +20,7 @@ NAMES: dict[str, Callable[[], Memory]] = {
     "dgc": MaskedMomentum,
     "ef21": EF21,
     "lowpass": LowPass,
+    "diana": Diana,
 }
 """What a name stands for, with the paper's weights."""
 

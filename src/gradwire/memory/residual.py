@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot
-from gradwire.memory.feedback import Feedback, Memory, NoMemory
+from gradwire.memory.feedback import Feedback, Memory, NoMemory, Remainder
 from gradwire.memory.kind import Kind
 from gradwire.memory.staged import StagedFeedback, kept_ages
 from gradwire.memory.store import Store
@@ -21,12 +21,13 @@ from gradwire.randomness import key_of
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _HalfFeedback(StagedFeedback):
+    ages: Tensor
     seed: int
 
-    def settle(self, block: Block, gradient: Tensor) -> None:
+    def settle(self, block: Block, admitted: Tensor) -> None:
         """Rounds what the encoder left, with new random bits in every step."""
         age = int(self.ages.max()) if len(self.ages) else 0
-        kernels.for_device(gradient.device).narrow(block, self.residual, self.kept, key_of(self.seed, age))
+        kernels.for_device(admitted.device).narrow(block, self.residual, self.kept, key_of(self.seed, age))
         self.ages.add_(1)
 
 
@@ -59,6 +60,10 @@ class Residual(Memory):
     def borrows(self) -> bool:
         """In half precision."""
         return self.dtype != "float32"
+
+    def bears(self, remainder: Remainder) -> bool:
+        """What is left must become smaller: by itself, or by ``beta``, to at most ``1 / (1 - beta)`` gradients."""
+        return remainder == "shrinks" or (remainder == "stays" and self.beta < 1)
 
     def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
         """Keeps one float32 or bfloat16 an element, and with the latter a counter for each parameter."""

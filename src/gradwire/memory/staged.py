@@ -21,12 +21,10 @@ class StagedFeedback(Feedback):
     Attributes:
         residual: ``float32``, holds nothing between steps.
         kept: Laid out as the residual, float32 or bfloat16.
-        ages: ``int64[slots]``, steps that each parameter's memory has seen.
     """
 
     residual: Tensor
     kept: Tensor
-    ages: Tensor
 
     def admit(self, block: Block, gradient: Tensor) -> Tensor:
         """Lays what is kept where the encoder leaves what it did not send."""
@@ -36,7 +34,7 @@ class StagedFeedback(Feedback):
 
 
 def kept_ages(store: Store, field: str, slots: Sequence[Slot]) -> Tensor:
-    """The ages of the memory that is kept as ``field``, the same on all workers."""
+    """Steps that the memory kept as ``field`` has seen of each parameter, ``int64[slots]``, the same on all workers."""
     ages = torch.zeros(0, dtype=torch.int64)
     if not slots:
         return ages

@@ -4,12 +4,14 @@ from gradwire.methods.acpsgd import ACPSGD
 from gradwire.methods.adacomp import AdaComp
 from gradwire.methods.adaptive import Adaptive
 from gradwire.methods.atomo import Atomo
+from gradwire.methods.blocksgdm import BlockSGDM
 from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
 from gradwire.methods.dion import Dion
 from gradwire.methods.dryden import Dryden
 from gradwire.methods.eden import EDEN
 from gradwire.methods.ef21 import EF21
+from gradwire.methods.ef21sgdm import EF21SGDM
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
@@ -49,6 +51,7 @@ __all__ = [
     "DGC",
     "EDEN",
     "EF21",
+    "EF21SGDM",
     "FP16",
     "INCEPTIONN",
     "QSGD",
@@ -56,6 +59,7 @@ __all__ = [
     "AdaComp",
     "Adaptive",
     "Atomo",
+    "BlockSGDM",
     "CodecMethod",
     "DeMo",
     "Dense",

@@ -33,7 +33,7 @@ class Atomo(CodecMethod):
     routes = ("gather",)
     granularities = ("layer",)
     why_granularity = "it decomposes one matrix at a time"
-    memories = ("none", "residual", "momentum", "ef21")
+    memories = ("none", "momentum", "diana")
     bias = "unbiased"
     wire_bits = "32 * rank * (n + m)"
 

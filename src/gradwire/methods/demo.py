@@ -83,6 +83,7 @@ class DeMo(Method):
     memory = "none"
     memories = ("none",)
     takes_all = True
+    why_no_mean = "a coefficient's average is over the workers that sent it, and has no magnitude but its sign's"
     bias = "biased"
     wire_bits = "topk * d / chunk**2 * (32 + 2 + log2(chunk**2 / topk))"
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gradwire import index
 from gradwire.index import IndexCoding
+from gradwire.memory import Memory
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
@@ -27,7 +29,7 @@ class EF21(CodecMethod):
 
     citation = "Richtarik et al. 2021, arXiv:2106.05203"
     published = Published('Any other contractive compressor is `memory="ef21"`.')
-    memory = "ef21"
+    memory: ClassVar[str | Memory] = "ef21"
     bias = "contractive"
     wire_bits = "k * (32 + 2 + log2(d / k))"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
+from gradwire.memory import Memory
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
@@ -30,7 +32,7 @@ class EFSignSGD(CodecMethod):
         "the way back is that of Zheng et al. 2019."
     )
     routes = ("sharded", "gather")
-    memory = "residual"
+    memory: ClassVar[str | Memory] = "residual"
     bias = "contractive"
     wire_bits = "2 * (d + 32)"
 

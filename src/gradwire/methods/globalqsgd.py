@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradwire.errors import ConfigurationError
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
 from gradwire.methods.published import Published
@@ -42,7 +43,7 @@ class GlobalQSGD(Method):
         {"granularity": "bucket"},
     )
     routes = ("allreduce",)
-    memories = ("none", "residual", "momentum", "ef21")
+    memories = ("none", "residual", "momentum", "ef21", "diana")
     bias = "unbiased"
     wire_bits = "bits * d + 32 * ceil(d / (bucket or d))"
 
@@ -61,8 +62,17 @@ class GlobalQSGD(Method):
         return min(numel, self.bucket or numel) / (4 * self.code().levels_for(1) ** 2)
 
     def begin(self, site: Site) -> _State:
-        """Makes sure that the sums fit, and sets up the memory."""
-        self.code().levels_for(site.world_size)
+        """Sets up the memory.
+
+        Raises:
+            ConfigurationError: If the sums do not fit, or so many workers leave too few levels for the memory.
+        """
+        if self.code().levels_for(site.world_size) == 1 and not site.memory.bears("stays"):
+            raise ConfigurationError(
+                f"globalqsgd with bits={self.bits} has one level on each side of zero for {site.world_size} workers: a "
+                f"value may be off by as much as the largest, and memory={site.memory} would grow without end; choose "
+                "'diana', 'none'" + (", or bits=8" if self.bits < 8 else "")
+            )
         return _State(site, site.feedback())
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:

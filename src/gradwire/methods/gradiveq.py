@@ -101,7 +101,8 @@ class GradiVeQ(Method):
         used = [turn >= self.learn_steps and bool(basis.any()) for basis in state.bases]
 
         feedback, block = state.feedback, state.site.block
-        values, finite = feedback.compensate(block, feedback.admit(block, gradient))
+        admitted = feedback.admit(block, gradient)
+        values, finite = feedback.compensate(block, admitted)
         requests: list[Request] = []
         for slices, basis, uses in zip(state.slices, state.bases, used, strict=True):
             whole = _parameter(slices, values)
@@ -114,7 +115,7 @@ class GradiVeQ(Method):
                 else:
                     whole.zero_()
             requests.append(AllReduceMean(code))
-        feedback.settle(block, gradient)
+        feedback.settle(block, admitted)
         means = yield requests
 
         for slices, basis, moment, uses, mean in zip(

@@ -34,6 +34,7 @@ class INCEPTIONN(CodecMethod):
         "shifted as their own largest value needs, so that errors stay below the bound."
     )
     routes = ("gather",)
+    memories = ("none", "residual", "momentum", "lowpass")
     bias = "biased"
     wire_bits = "(2 + room) * d + 128"
 

@@ -41,9 +41,8 @@ class Lion(SignSGD):
 
     Each worker votes with the sign of ``beta1 m + (1 - beta1) g`` and keeps ``m = beta2 m + (1 - beta2) g``. With plain
     SGD, whose weight decay is then Lion's, it is the whole optimizer: every coordinate moves by the learning rate, so
-    take a third to a tenth of Adam's. Ties are broken as for ``signsgd``. Tensors that are averaged densely are not
-    Lion's; ``dense=DensePolicy(below=0, vectors=False)`` makes all of them vote. The momentum is the method's memory
-    and takes no other. The paper's other form, the mean of signs, is left out.
+    take a third to a tenth of Adam's. Ties are broken as for ``signsgd``. The momentum is the method's
+    memory and takes no other. The paper's other form, the mean of signs, is left out.
 
     Attributes:
         beta1: Share of the momentum in a vote, in [0, 1).

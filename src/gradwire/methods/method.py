@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.codec import Codec, LinearCodec
 from gradwire.layout import Block, Slot
-from gradwire.memory import NAMES, NONE, Feedback, Kind, Memory, Store
+from gradwire.memory import NAMES, NONE, Feedback, Kind, Memory, Remainder, Store
 from gradwire.methods.published import Published
 from gradwire.randomness import SHARED, key_of
 from gradwire.routes import Operator, Shards, allreduce, gather, sharded
@@ -28,7 +28,7 @@ class Site:
         block: Which elements of the flat gradient buffer.
         numel: Elements of that buffer.
         store: Where tensors are kept from step to step.
-        memory: The memory chosen.
+        memory: The memory chosen, fitted to the method's error bound there.
         route: The route chosen, one of the method's.
         owner: What the average is compressed with again; None for the method's own.
         rank: This worker.
@@ -78,12 +78,13 @@ class Method(ABC):
         routes: The routes it can take, its usual one first.
         granularities: The scopes of segments it can have, its usual one first.
         why_granularity: Why it has no other granularities, where it has not all.
-        memory: Its usual memory.
+        memory: Its usual memory: a name, or a memory object.
         memories: Names of the memories it can carry.
         encodes_at_once: Whether it writes all it sends, and settles its memory, before it first waits for an answer.
         takes_all: Whether small and 1-D tensors are its business, too, whatever the policy; so where its average is no
             mean, since they would train at another learning rate.
         published: What ``preset="paper"`` takes, and what else of the publication is otherwise here or not at all.
+        why_no_mean: Why its averages of gradients that stay do not tend to their mean, whatever the memory, if so.
         bias: ``"unbiased"``, ``E Q(x) = x`` without a memory; ``"contractive"``, ``E |x - Q(x)|^2 < |x|^2``;
             ``"exact"`` up to rounding; or ``"biased"``, none of these.
         wire_bits: Bits that a segment takes there and back on the usual route, at most: what a worker writes in all
@@ -96,11 +97,12 @@ class Method(ABC):
     routes: ClassVar[tuple[str, ...]]
     granularities: ClassVar[tuple[str, ...]] = ("layer", "bucket", "model", "block")
     why_granularity: ClassVar[str] = ""
-    memory: ClassVar[str] = "none"
+    memory: ClassVar[str | Memory] = "none"
     memories: ClassVar[tuple[str, ...]] = ("none", "residual")
     encodes_at_once: ClassVar[bool] = False
     takes_all: ClassVar[bool] = False
     published: ClassVar[Published] = Published()
+    why_no_mean: ClassVar[str] = ""
     bias: ClassVar[Literal["exact", "unbiased", "contractive", "biased"]] = "biased"
     wire_bits: ClassVar[str] = ""
 
@@ -109,6 +111,11 @@ class Method(ABC):
         """Whether it sends some coordinates and says which, as memories that mask them need."""
         return False
 
+    @property
+    def remainder(self) -> Remainder:
+        """What error feedback makes of what it leaves out."""
+        return "shrinks"
+
     def error_bound(self, numel: int) -> float:
         """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for a segment of ``numel`` values without a memory.
 
@@ -116,6 +123,10 @@ class Method(ABC):
         variance bound, Omega; for a contractive one it is ``1 - delta``. Infinite where there is no bound.
         """
         return math.inf
+
+    def worker_bound(self, numel: int) -> float:
+        """The same of the way there alone, which is what a worker's memory is about."""
+        return self.error_bound(numel)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape gains anything; others are averaged densely."""
@@ -193,6 +204,11 @@ class CodecMethod(Method):
     def selects(self) -> bool:
         """Whether its codec does."""
         return self.codec().selects
+
+    @property
+    def remainder(self) -> Remainder:
+        """Its codec's."""
+        return self.codec().remainder
 
     @abstractmethod
     def codec(self) -> Codec:

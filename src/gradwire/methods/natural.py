@@ -45,5 +45,9 @@ class Natural(CodecMethod):
         return Stochastic(8) if route == "sharded" else None
 
     def error_bound(self, numel: int) -> float:
-        """The workers' is an eighth: the worst is a value half-way between two powers."""
-        return there_and_back(1 / 8, Stochastic(8).variance_bound(numel))
+        """The workers' powers of two and the owners' levels."""
+        return there_and_back(self.worker_bound(numel), Stochastic(8).error_bound(numel))
+
+    def worker_bound(self, numel: int) -> float:
+        """An eighth: the worst is a value half-way between two powers."""
+        return 1 / 8

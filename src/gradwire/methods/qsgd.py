@@ -55,4 +55,8 @@ class QSGD(CodecMethod):
     def error_bound(self, numel: int) -> float:
         """The workers' and the owners' levels."""
         owner = Stochastic(min(8, 2 * self.bits), self.bucket)
-        return there_and_back(self.codec().variance_bound(numel), owner.variance_bound(numel))
+        return there_and_back(self.worker_bound(numel), owner.error_bound(numel))
+
+    def worker_bound(self, numel: int) -> float:
+        """Lemma 3.1 of the paper."""
+        return self.codec().error_bound(numel)

@@ -15,7 +15,7 @@ from gradwire.select import SharedRandom, count_for
 class RandomK(LinearMethod):
     """k coordinates of each segment that all ranks draw alike: values all-reduce and no index travels.
 
-    With ``memory="none"`` values are scaled by d / k, which makes the average unbiased.
+    With ``memory="none"`` or ``"diana"`` values are scaled by d / k, which makes the average unbiased.
 
     Attributes:
         ratio: k as a share of a segment's elements, in (0, 1].

@@ -96,6 +96,6 @@ class ScaleCom(Method):
         if feedback.residual is not None:
             values.masked_fill_(~mean.isfinite(), torch.nan)
             kernel.subtract(block, feedback.residual, positions, values)
-        feedback.settle(block, gradient)
+        feedback.settle(block, admitted)
         kernel.scatter_sum(block, positions[None], mean[None], gradient, 1.0)
         feedback.received(block, gradient)

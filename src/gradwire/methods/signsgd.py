@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
@@ -24,6 +25,8 @@ class SignSGD(CodecMethod):
     published = Published("Ties are broken by fair draws.")
     routes = ("sharded", "gather")
     takes_all = True
+    memories: ClassVar[tuple[str, ...]] = ("none", "residual", "momentum", "lowpass")
+    why_no_mean = "a vote has no magnitude"
     wire_bits = "2 * (d + 32)"
 
     def codec(self) -> Vote:

@@ -96,7 +96,7 @@ class SketchedSGD(Method):
         feedback, counts, key = state.feedback, state.counts, state.site.shared_key(step)
         admitted = feedback.admit(block, gradient)
         values, finite = feedback.compensate(block, admitted)
-        feedback.settle(block, gradient)
+        feedback.settle(block, admitted)
         table = sketch.write(block, values, counts, key)
         if not finite:
             table.fill_(torch.nan)

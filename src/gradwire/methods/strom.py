@@ -34,6 +34,7 @@ class Strom(CodecMethod):
     published = Published("Indices are Elias-Fano coded, and a payload has room for what the step before wanted.")
     routes = ("gather",)
     memory = "residual"
+    memories = ("none", "residual", "momentum", "dgc", "lowpass")
     bias = "biased"
     wire_bits = "64 + max(16, ceil(capacity * d)) * (1 + 2 + log2(1 / capacity))"
 

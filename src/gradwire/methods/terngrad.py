@@ -49,5 +49,9 @@ class TernGrad(CodecMethod):
         return Stochastic(4) if route == "sharded" else None
 
     def error_bound(self, numel: int) -> float:
-        """The workers' is ``s |x|_1 / |x|^2 - 1``, largest for one value among ``d - 1`` of ``1 / sqrt(d)`` of it."""
-        return there_and_back((math.sqrt(numel) - 1) / 2, Stochastic(4).variance_bound(numel))
+        """The workers' three values and the owners' levels."""
+        return there_and_back(self.worker_bound(numel), Stochastic(4).error_bound(numel))
+
+    def worker_bound(self, numel: int) -> float:
+        """``s |x|_1 / |x|^2 - 1``, largest for one value among ``d - 1`` of ``1 / sqrt(d)`` of it."""
+        return (math.sqrt(numel) - 1) / 2

@@ -99,7 +99,7 @@ class THC(Method):
         codes = torch.zeros((len(sizes), max(sizes)), dtype=torch.uint8, device=device)
         for rotation, scale, size, row in zip(state.rotations, scales, sizes, codes, strict=True):
             rotation.encode(values, feedback.residual, scale, levels, shared, own, row[:size])
-        feedback.settle(site.block, gradient)
+        feedback.settle(site.block, admitted)
         if site.route == "sharded":
             incoming = yield AllToAll(codes)
             sums = yield AllGather(self._sums(incoming, site.world_size), straight=True)

@@ -37,6 +37,7 @@ class Threshold(CodecMethod):
     )
     routes = ("gather",)
     memory = "residual"
+    memories = ("none", "residual", "momentum", "dgc", "lowpass")
     bias = "biased"
     wire_bits = "32 + max(16, ceil(capacity * d)) * (32 + 2 + log2(1 / capacity))"
 

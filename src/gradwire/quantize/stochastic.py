@@ -13,7 +13,7 @@ from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import stochastic_payload_bytes
 from gradwire.layout import Block
-from gradwire.memory import Feedback
+from gradwire.memory import Feedback, Remainder
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,31 @@ class Stochastic(Codec):
         if self.rounding not in ("stochastic", "nearest"):
             raise ConfigurationError(f"rounding={self.rounding!r} is not known; choose 'stochastic' or 'nearest'")
 
-    def variance_bound(self, numel: int) -> float:
-        """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for ``numel`` values rounded stochastically.
+    @property
+    def levels(self) -> int:
+        """s, on each side of zero."""
+        return (1 << (self.bits - 1)) - 1
 
-        A bucket of b values on s levels: a quarter of ``b / s^2``, or ``sqrt(b) / s`` (QSGD's lemma 3.1).
+    def error_bound(self, numel: int) -> float:
+        """Of the squares of ``numel`` values, with stochastic rounding.
+
+        A bucket of b values has a quarter of ``b / s^2``, or ``sqrt(b) / s`` (lemma 3.1 of Alistarh et al.).
         """
-        bucket, levels = min(numel, self.bucket or numel), (1 << (self.bits - 1)) - 1
-        return min(bucket / (4 * levels**2), math.sqrt(bucket) / levels)
+        bucket = min(numel, self.bucket or numel)
+        return min(bucket / (4 * self.levels**2), math.sqrt(bucket) / self.levels)
+
+    @property
+    def remainder(self) -> Remainder:
+        """Against the largest magnitude, no value is off by more than a step of ``1 / s`` of it, half that if nearest.
+
+        A step of a bucket's L2 norm may be many times its largest value. What is rounded to the nearest such level is
+        never off by more than itself, but sent at all only if a value is half a step.
+        """
+        if self.norm == "max":
+            return "shrinks" if self.levels > 1 or self.rounding == "nearest" else "stays"
+        if self.rounding == "nearest":
+            return "shrinks" if 0 < self.bucket <= 4 * self.levels**2 else "stays"
+        return "shrinks" if self.bucket and self.error_bound(self.bucket) < 1 else "grows"
 
     def payload_bytes(self, block: Block) -> int:
         """``bits`` a position and 4 bytes a bucket."""

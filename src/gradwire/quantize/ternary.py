@@ -12,7 +12,7 @@ from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import trits_payload_bytes
 from gradwire.layout import Block
-from gradwire.memory import Feedback
+from gradwire.memory import Feedback, Remainder
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class Ternary(Codec):
     def __post_init__(self) -> None:
         if not 0 <= self.clip < math.inf:
             raise ConfigurationError(f"clip={self.clip!r} is out of range; choose clip > 0, usually 2.5, or 0 for none")
+
+    @property
+    def remainder(self) -> Remainder:
+        """A value may be off by as much as the largest."""
+        return "stays"
 
     def payload_bytes(self, block: Block) -> int:
         """A byte for five positions and 4 bytes a segment."""

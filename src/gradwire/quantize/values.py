@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.layout import ALIGNMENT, Block
-from gradwire.memory import NONE
+from gradwire.memory import NONE, Remainder
 from gradwire.quantize import names
 
 
@@ -21,6 +21,11 @@ class ValueCoding(ABC):
 
     What was chosen is itself a block, ``chosen``: a dense buffer with one segment for each segment chosen from.
     """
+
+    @property
+    def remainder(self) -> Remainder:
+        """What error feedback makes of what it loses."""
+        return "shrinks"
 
     @abstractmethod
     def size(self, chosen: Block) -> int:
@@ -85,6 +90,11 @@ class CodedValues(ValueCoding):
     """
 
     codec: Codec
+
+    @property
+    def remainder(self) -> Remainder:
+        """The codec's."""
+        return self.codec.remainder
 
     def size(self, chosen: Block) -> int:
         """The codec's payload."""

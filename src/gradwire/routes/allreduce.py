@@ -24,7 +24,7 @@ def allreduce(codec: LinearCodec, block: Block, gradient: Tensor, feedback: Feed
     code, decode = codec.encode(block, admitted, feedback, key)
     if admitted is not gradient:
         code = code.clone()  # it may be a view of what the memory keeps, and the wire reduces in place
-    feedback.settle(block, gradient)
+    feedback.settle(block, admitted)
     mean = yield AllReduceMean(code)
     decode(mean, gradient)
     feedback.received(block, gradient)

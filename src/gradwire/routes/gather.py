@@ -23,12 +23,13 @@ def gather(
     """
     admitted = worker.feedback.admit(block, gradient)
     payload = worker.encode(block, admitted)
-    worker.feedback.settle(block, gradient)
+    worker.feedback.settle(block, admitted)
     payloads = yield AllGather(payload)
     worker.codec.decode(block, payloads, gradient, 1 / world_size)
     worker.codec.heard(block, worker.codec.news(block, payloads)[None])
     if owner is not None:
-        again = owner.encode(block, owner.feedback.admit(block, gradient))
-        owner.feedback.settle(block, gradient)
+        readmitted = owner.feedback.admit(block, gradient)
+        again = owner.encode(block, readmitted)
+        owner.feedback.settle(block, readmitted)
         owner.codec.decode(block, again[None], gradient, 1.0)
     worker.feedback.received(block, gradient)

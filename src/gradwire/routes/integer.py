@@ -116,7 +116,7 @@ def integer(
     scales = yield AllReduceMax(own.clone())
     check_largest(scales, own)
     codes = code.encode(block, admitted, feedback, scales, workers, key)
-    feedback.settle(block, gradient)
+    feedback.settle(block, admitted)
     codes = yield AllReduceSum(codes)
     code.decode(block, scales, codes, gradient, workers)
     feedback.received(block, gradient)

@@ -179,6 +179,6 @@ def merge(
     feedback.masked(block, own.positions[sent])
     if feedback.residual is not None:
         kernel.subtract(block, feedback.residual, own.positions[sent], own.values[sent])
-    feedback.settle(block, gradient)
+    feedback.settle(block, admitted)
     kernel.scatter_sum(block, current.positions[None], current.values[None], gradient, 1 / world_size)
     feedback.received(block, gradient)

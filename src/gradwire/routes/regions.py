@@ -177,7 +177,7 @@ def regions(
     feedback.masked(block, sent)
     if feedback.residual is not None:
         kernel.subtract(block, feedback.residual, sent, values[travelling])
-    feedback.settle(block, gradient)
+    feedback.settle(block, admitted)
     kernel.scatter_sum(block, union[None], added[None], gradient, 1 / world_size)
     feedback.received(block, gradient)
     return cut

@@ -51,7 +51,7 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
     for shard, size, row in zip(shards.all, sizes, outgoing, strict=True):
         worker.codec.encode(shard, admitted, worker.feedback, row[:size], worker.key)
         row[size:] = 0
-    worker.feedback.settle(block, gradient)
+    worker.feedback.settle(block, admitted)
     incoming = yield AllToAll(outgoing)
 
     average = torch.empty(shards.own.positions, dtype=torch.float32, device=device)
@@ -65,7 +65,7 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
     own_size = owner.codec.payload_bytes(shards.own)
     readmitted = owner.feedback.admit(shards.own, average)
     owner.codec.encode(shards.own, readmitted, owner.feedback, payload[:own_size], owner.key)
-    owner.feedback.settle(shards.own, average)
+    owner.feedback.settle(shards.own, readmitted)
     payload[own_size:edge] = 0
     payload[edge:] = news
     payloads = yield AllGather(payload, straight=True)

@@ -20,8 +20,8 @@ from gradwire.select.selector import check_ratio, counts_for
 class SharedRandom(LinearCodec):
     """k coordinates of each segment, uniform without replacement, from randomness that all ranks share.
 
-    Without a memory, values are scaled by d / k, which makes them unbiased; with one they are sent as they are, and
-    what was not chosen waits.
+    Without a memory, or with one that asks for it, values are scaled by d / k, which makes them unbiased; with error
+    feedback they are sent as they are, and what was not chosen waits.
 
     Attributes:
         ratio: k as a share of the segment's elements, in (0, 1].
@@ -49,8 +49,9 @@ class SharedRandom(LinearCodec):
 
         if not finite:
             return code.fill_(torch.nan), decode
-        if feedback.residual is not None:
-            feedback.leave(block, positions, code.clone(), code)
-            return code, decode
-        scales = np.repeat((block.segment_numels / counts).astype(np.float32), counts)
-        return code.mul_(torch.from_numpy(scales).to(code.device)), decode
+        chosen = code if feedback.residual is None else code.clone()
+        if feedback.residual is None or feedback.unbiased:
+            scales = np.repeat((block.segment_numels / counts).astype(np.float32), counts)
+            code.mul_(torch.from_numpy(scales).to(code.device))
+        feedback.leave(block, positions, chosen, code)
+        return code, decode

@@ -80,26 +80,21 @@ class Configuration:
         if fuse_bytes < 1:
             raise ConfigurationError(f"fuse_bytes={fuse_bytes!r} is out of range; choose at least 1 byte")
         carried = memories.parse(made.memory if memory is None else memory)
-        possible = [memories.NAMES[known] for known in made.memories]
-        if type(carried) in memories.NAMES.values() and type(carried) not in possible:
-            raise ConfigurationError(f"{name} cannot carry memory={carried}; its memories: {', '.join(made.memories)}")
-        if carried.borrows and not made.encodes_at_once:
-            raise ConfigurationError(
-                f"{name} cannot carry memory={carried}: it needs the residual in more than one round; "
-                "choose dtype='float32'"
-            )
-        if carried.masks and not made.selects:
-            raise ConfigurationError(
-                f"memory={carried} is for methods that send some coordinates only; {name} does not"
-            )
+        _check_memory(made, name, carried)
         if owner is not None and not isinstance(made, CodecMethod):
             raise ConfigurationError(f"owner={owner!r} has no place: {name} does not compress its average again")
+        again = None if owner is None else quantize.parse(owner)
+        if again is not None and not carried.owner().bears(again.remainder):
+            raise ConfigurationError(
+                f"owner={owner!r} cannot go with memory={carried}: {_GROWTH[again.remainder]}; choose memory='none', "
+                "or a finer owner such as 'qsgd:8'"
+            )
         return cls(
             method=made,
             granularity=scope,
             route=way,
             memory=carried,
-            owner=None if owner is None else quantize.parse(owner),
+            owner=again,
             dense=dense or DensePolicy(),
             seed=seed,
             fuse_bytes=fuse_bytes,
@@ -133,3 +128,33 @@ class Configuration:
             del described[aside]
         dense = "nothing" if self.method.takes_all else str(self.dense)
         return f"{name}({', '.join(f'{key}={value}' for key, value in described.items())}, dense: {dense})"
+
+
+_GROWTH = {
+    "stays": "what it leaves of a value may be as large as the largest, so error feedback would grow without end",
+    "grows": "what it leaves out may be larger than what it was given, so error feedback would grow without end",
+}
+"""Why a remainder that does not shrink goes with few memories."""
+
+
+def _check_memory(method: Method, name: str, carried: Memory) -> None:
+    """Raises ConfigurationError unless the method can carry the memory."""
+    possible = [memories.NAMES[known] for known in method.memories]
+    for part in carried.within:
+        if type(part) in memories.NAMES.values() and type(part) not in possible:
+            raise ConfigurationError(f"{name} cannot carry memory={part}; its memories: {', '.join(method.memories)}")
+    if carried.borrows and not method.encodes_at_once:
+        raise ConfigurationError(
+            f"{name} cannot carry memory={carried}: it needs the residual in more than one round; "
+            "choose dtype='float32'"
+        )
+    if carried.masks and not method.selects:
+        raise ConfigurationError(f"memory={carried} is for methods that send some coordinates only; {name} does not")
+    if carried.unbiased and method.bias != "unbiased":
+        raise ConfigurationError(f"memory={carried} is for unbiased methods; {name} is {method.bias}; choose 'ef21'")
+    if not carried.bears(method.remainder):
+        settings = "" if method.bias == "unbiased" else ", with values that are written so coarsely,"
+        instead = "'diana', which is made for it, or 'none'" if method.bias == "unbiased" else "'none', or finer values"
+        raise ConfigurationError(
+            f"{name}{settings} cannot carry memory={carried}: {_GROWTH[method.remainder]}; choose {instead}"
+        )

@@ -286,7 +286,7 @@ def compress(
             name for one with the paper's weights; the method's own if None. ``"none"``; ``"residual"``, error feedback:
             what was not sent; ``"momentum"``, and momentum is sent; ``"dgc"``, momentum correction, forgotten where it
             was sent; ``"ef21"``, an estimate of the gradient, whose error is sent; ``"lowpass"``, a moving average of
-            errors.
+            errors; ``"diana"``, an estimate of the gradient for unbiased methods.
         owner: What the average is compressed with on the sharded route, and put through on the gather route: a name
             such as ``"qsgd:8"`` or a codec; if None, the method's own on the sharded route and nothing on gather.
         dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
@@ -299,7 +299,7 @@ def compress(
         rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
             on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
             of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then,
-            or what is remembered would never come right again, which is so of ``memory="ef21"``.
+            or what is remembered would never come right again, which is so of ``"ef21"`` and ``"diana"``.
         learning_rate: A function that gives the current learning rate, such as
             ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
             as published: when the rate changes from a to b, it is weighed by a / b; while it is 0, it waits. If None,

@@ -63,6 +63,7 @@ class Engine:
     ) -> Share:
         choice = self.configuration
         block = Block.cut(slots, choice.granularity)
+        memory = memory.fitted(method.worker_bound(int(block.segment_numels.max())))
         site = Site(block, numel, self.store, memory, route, owner, self.rank, self.world_size, choice.seed)
         return Share(method, site, method.begin(site))
 

@@ -29,12 +29,14 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
 
     ========= ============================================================================================
     mean      Every worker gets the workers' mean: residuals, DGC's velocities and what they add up to,
-              momenta, DeMo's coefficients, the low-pass filter's memory, accumulated squares, EF21's lags
-              (whose mean stays minus the estimate that all share), and floating-point tensors that a
-              :class:`~gradwire.methods.LayerMethod` keeps. Tensors of other dtypes go by rank modulo workers.
+              momenta, DeMo's coefficients, the low-pass filter's memory, accumulated squares, the lags of EF21 and
+              DIANA (whose mean stays minus the estimate that all share and what owners owe to it), and
+              floating-point tensors that a :class:`~gradwire.methods.LayerMethod` keeps. Tensors of other dtypes go
+              by rank modulo workers.
     owned     The owners' residuals on the sharded route: put together and cut for the new owners.
-    shared    The same on all, and so it stays: factors of PowerSGD and ACP-SGD, bases of GradiVeQ, EF21's estimate,
-              the low-pass filter's ages, capacities, and the residual of ``owner=`` on the gather route.
+    shared    The same on all, and so it stays: factors of PowerSGD and ACP-SGD, bases of GradiVeQ, the estimates of
+              EF21 and DIANA, the low-pass filter's ages, capacities, and the residual of ``owner=`` on the gather
+              route.
     private   By rank modulo workers: SIDCo's stages.
     world     Left out, to be found anew: Ok-Topk's regions, which are even until they are next cut.
     ========= ============================================================================================

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.codec import Codec
 from gradwire.layout import Block, Slot
 from gradwire.lowrank import check_rank
-from gradwire.memory import Feedback
+from gradwire.memory import Feedback, Remainder
 from gradwire.randomness import hash32, run_keys
 
 LARGEST = 2.0**110
@@ -38,6 +38,11 @@ class Atoms(Codec):
 
     def __post_init__(self) -> None:
         check_rank(self.rank)
+
+    @property
+    def remainder(self) -> Remainder:
+        """An atom of a small chance is sent many times as large as it is."""
+        return "grows"
 
     def payload_bytes(self, block: Block) -> int:
         """Two vectors an atom."""
