@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gradwire
-from golden import Recorder, stored
+from golden import noting, stored
 from gradwire import index, methods
 from gradwire.errors import ConfigurationError
 from gradwire.index import IndexCoding
@@ -19,6 +19,7 @@ from gradwire.randomness import hash32, key_of, run_keys
 from gradwire.train import agreement
 from gradwire.train.configuration import Configuration
 from gradwire.train.policy import DensePolicy
+from gradwire.train.together import Together
 from pool import Pool
 
 PAGE = (Path(__file__).parents[1] / "docs" / "formats.md").read_text()
@@ -77,10 +78,11 @@ def test_methods_write_what_the_page_says(row: list[str]) -> None:
     name, options, kinds, payloads = row
     given: dict[str, Any] = eval(f"dict({options})")
     everything = DensePolicy(below=0, vectors=False)
-    world = Recorder(Configuration.make(name, given, dense=everything), flat_slots([("w", (5,))]), workers=1)
-    world.average([numbers("1 -2 0.5 0 -0.5")])
-    assert ", ".join(kind for kind, _ in world.asked) == kinds
-    assert "; ".join(hexadecimal(each) for _, (each,) in world.asked) == payloads
+    world = Together(Configuration.make(name, given, dense=everything), flat_slots([("w", (5,))]), workers=1)
+    with noting() as (asked, *_):
+        world.average([numbers("1 -2 0.5 0 -0.5")])
+    assert ", ".join(kind for kind, _ in asked) == kinds
+    assert "; ".join(hexadecimal(each) for _, each in asked) == payloads
 
 
 def test_the_rounds_of_every_method_on_every_route_are_on_the_page() -> None:

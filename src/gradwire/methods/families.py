@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "plain averages": ("dense", "fp16", "bf16"),
-    "one bit a value": ("efsignsgd", "onebit", "signsgd", "signum"),
+    "one bit a value": ("efsignsgd", "blocksgdm", "onebit", "signsgd", "signum", "lion"),
     "a few bits": (
         "qsgd",
         "globalqsgd",
@@ -16,6 +16,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "eightbit",
         "inceptionn",
         "thc",
+        "eden",
         "qgz",
         "loco",
     ),
@@ -24,6 +25,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "randomk",
         "dgc",
         "ef21",
+        "ef21sgdm",
         "dryden",
         "sketchml",
         "sketchedsgd",
@@ -33,7 +35,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "demo",
     ),
     "as many as the data asks for": ("threshold", "adaptive", "sidco", "adacomp", "strom", "variance", "hybrid"),
-    "low rank": ("powersgd", "acpsgd", "atomo", "gradiveq"),
+    "low rank": ("powersgd", "acpsgd", "atomo", "gradiveq", "dion"),
 }
 """Names by family, simple ones first."""
 
