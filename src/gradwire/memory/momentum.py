@@ -22,8 +22,7 @@ class _MomentumFeedback(Feedback):
 
     def admit(self, block: Block, gradient: Tensor) -> Tensor:
         """``m = decay * m + (1 - decay) * g``; a gradient that is not finite is itself what to send."""
-        kernel = kernels.for_device(gradient.device)
-        finite = kernel.accumulate(block, gradient, self.momentum, self.decay, 1 - self.decay)
+        finite = kernels.accumulate(block, gradient, self.momentum, self.decay, 1 - self.decay)
         return self.momentum if finite else gradient
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
-from gradwire.quantize import Sign
+from gradwire.quantize import Quantiser
 
 
 @register("efsignsgd")
@@ -28,6 +29,6 @@ class EFSignSGD(CodecMethod):
         """``1 - |x|_1^2 / (d |x|_2^2)``, which is largest for a lone value."""
         return 1 - 1 / numel
 
-    def codec(self) -> Sign:
+    def codec(self) -> Quantiser:
         """One bit a value, one scale a segment."""
-        return Sign()
+        return Quantiser(codes.Sign())

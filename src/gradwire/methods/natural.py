@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
-from gradwire.quantize import PowerOfTwo
+from gradwire.quantize import Quantiser
 
 
 @register("natural")
@@ -28,9 +29,9 @@ class Natural(CodecMethod):
     def __post_init__(self) -> None:
         self.codec()
 
-    def codec(self) -> PowerOfTwo:
+    def codec(self) -> Quantiser:
         """Exponents and signs."""
-        return PowerOfTwo(self.bits)
+        return Quantiser(codes.Natural(self.bits))
 
     def error_bound(self, numel: int) -> float:
         """An eighth: the worst is a value half-way between two powers."""

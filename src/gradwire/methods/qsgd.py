@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from gradwire.errors import ConfigurationError
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
-from gradwire.quantize import Stochastic
+from gradwire.quantize import Quantiser
 
 
 @register("qsgd")
@@ -34,11 +36,13 @@ class QSGD(CodecMethod):
     norm: Literal["max", "l2"] = "max"
 
     def __post_init__(self) -> None:
+        if self.norm not in ("max", "l2"):
+            raise ConfigurationError(f"norm={self.norm!r} is not known; choose 'max' or 'l2'")
         self.codec()
 
-    def codec(self) -> Stochastic:
+    def codec(self) -> Quantiser:
         """A few bits a value, one scale a bucket."""
-        return Stochastic(self.bits, self.bucket, self.norm)
+        return Quantiser(codes.QSGD(self.bits, self.norm == "l2"), self.bucket)
 
     def error_bound(self, numel: int) -> float:
         """A bucket of b values on s levels: a quarter of ``b / s^2``, or ``sqrt(b) / s`` (the paper's lemma 3.1)."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
-from gradwire.quantize import Vote
+from gradwire.quantize import Quantiser
 
 
 @register("signsgd")
@@ -22,13 +23,13 @@ class SignSGD(CodecMethod):
     routes = ("sharded", "gather")
     wire_bits = "d + 32"
 
-    def codec(self) -> Vote:
+    def codec(self) -> Quantiser:
         """One bit a value."""
-        return Vote()
+        return Quantiser(codes.Vote())
 
-    def owner_codec(self, route: str) -> Vote:
+    def owner_codec(self, route: str) -> Quantiser:
         """The majority is the sign of the mean of signs."""
-        return Vote()
+        return Quantiser(codes.Vote())
 
 
 @register("signum")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
-from gradwire.quantize import Ternary
+from gradwire.quantize import Quantiser
 
 
 @register("terngrad")
@@ -30,9 +31,9 @@ class TernGrad(CodecMethod):
     def __post_init__(self) -> None:
         self.codec()
 
-    def codec(self) -> Ternary:
+    def codec(self) -> Quantiser:
         """Five trits a byte."""
-        return Ternary(self.clip)
+        return Quantiser(codes.TernGrad(self.clip))
 
     def error_bound(self, numel: int) -> float:
         """``s |x|_1 / |x|^2 - 1``, largest for one value among ``d - 1`` of about ``1 / sqrt(d)`` of it."""

@@ -50,7 +50,6 @@ def quantile_encode(
     columns: float,
     key: int,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.quantile_encode`."""
     values, memory, keep = values_and_memory(gradient, residual)
     if not keep:
         beta, gamma = 0.0, 1.0
@@ -82,7 +81,6 @@ def quantile_encode(
 def quantile_decode(
     block: Block, payloads: Tensor, out: Tensor, weight: float, buckets: int, rows: int, columns: float
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.quantile_decode`."""
     head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns)
     sums = array(out)
     for number, payload in enumerate(payloads):

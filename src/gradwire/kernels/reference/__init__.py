@@ -8,14 +8,13 @@ negative. Bits of alignment gaps are 0. A segment with a value that is not finit
 
 **Vote.** As sign, with scales 1.
 
-**Two means.** For each segment two float32, the mean of its other values and the mean of its negative ones, 0 where
+**One bit.** For each segment two float32, the mean of its other values and the mean of its negative ones, 0 where
 there are none; then ``P`` bits as in sign. A segment with a value that is not finite has means NaN and bits 0.
 
-**Stochastic.** One float32 scale a bucket, then ``P`` codes of ``bits`` bits: code ``p % m`` of byte ``p // m``, with
-``m = 8 // bits``, lowest bits first. Buckets restart at each run; the last one of a run may be shorter. With ``bucket``
-0 a segment is one bucket. A code is ``level + s`` with ``s = 2**(bits - 1) - 1`` and stands for
-``level * (scale / s)``; a larger code than ``2 * s`` reads as ``2 * s``. Codes of alignment gaps are 0. A bucket with a
-value that is not finite has scale NaN and codes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
+**QSGD.** ``S`` float32 scales, then ``P`` codes of ``bits`` bits: code ``p % m`` of byte ``p // m``, with
+``m = 8 // bits``, lowest bits first. A code is ``level + s`` with ``s = 2**(bits - 1) - 1`` and stands for
+``level * (scale / s)``; a larger code than ``2 * s`` reads as ``2 * s``. Codes of alignment gaps are 0. A segment with
+a value that is not finite has scale NaN and codes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
 
 **Quantile.** With a sketch, 4 bytes: the low half of the key, ``h``. Then ``min(numel, buckets)`` float32 means for
 each segment: those of its negative values first, each side by magnitude. Without a sketch follow ``P`` codes of
@@ -43,7 +42,7 @@ which are packed one after the other, lowest first.
 **Integer.** ``P`` codes of ``bits`` bits, packed as above, added over workers as bytes: a code is ``level + s`` with
 ``s`` levels on each side of zero and ``2 * s * n < 2**bits`` for ``n`` workers, so that no sum carries over. The sum of
 codes less ``n * s`` counts steps of ``scale / s``; scales travel apart, reduced to their maximum. Codes of alignment
-gaps, and of buckets whose scale is not finite, are 0.
+gaps, and of segments whose scale is not finite, are 0.
 **Trits.** ``S`` float32 scales, then ``M`` bytes, ``P / 5`` rounded up to a multiple of 8, of five digits in base 3:
 position ``p`` is digit ``p // M`` (0 is the lowest) of byte ``p % M``. A digit stands for ``(digit - 1) * scale``.
 Bytes are read modulo 243. Digits of alignment gaps and beyond ``P`` are 0. A segment with a value that is not finite
@@ -52,11 +51,11 @@ has scale NaN and digits 0.
 **Zero runs.** Packed trits in which a run of 2 to 14 bytes 121 (five zeros) is one byte, 241 plus its length; longer
 runs are cut into runs of 14 first. Other bytes stay. Where they end before the trits do, five zeros follow each.
 
-**Powers of two, 9 bits.** ``P`` bytes, the exponent field of a float32 each, then ``P`` bits as in sign. The fraction
+**Natural, 9 bits.** ``P`` bytes, the exponent field of a float32 each, then ``P`` bits as in sign. The fraction
 is 0, so field 0 stands for 0; field 255 reads as NaN. Fields of alignment gaps are 0. All fields of a segment with a
 value that is not finite are 255, its bits 0.
 
-**Powers of two, 8 bits.** ``S`` float32 units, powers of two, then ``P`` bytes: bit 7 is set where negative, the other
+**Natural, 8 bits.** ``S`` float32 units, powers of two, then ``P`` bytes: bit 7 is set where negative, the other
 bits are the exponent field of a float32 that is multiplied with the unit. Bytes of alignment gaps are 0. A segment with
 a value that is not finite has unit NaN and bytes 0.
 
@@ -64,7 +63,7 @@ a value that is not finite has unit NaN and bytes 0.
 entry of ``dynamic.magnitudes``, which is multiplied with the scale. Bytes of alignment gaps are 0. A segment with a
 value that is not finite has scale NaN and bytes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
 
-**Exponent.** ``S`` float32 scales, powers of two, then ``P`` codes of 4 bits as for stochastic: ``distance + 8 *
+**Exponent.** ``S`` float32 scales, powers of two, then ``P`` codes of 4 bits as for QSGD: ``distance + 8 *
 negative`` stands for ``2**-distance * scale``, or 0 for distance 7. Codes of alignment gaps are 0. A segment with a
 value that is not finite has scale NaN and codes 0; one whose values are all denormal has scale 0.
 **Rotated.** ``P`` codes of 4 bits, two a byte, lowest bits first; each names an integer of a table of 16. Pieces of a
@@ -80,9 +79,7 @@ from __future__ import annotations
 
 from gradwire.kernels.reference.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.reference.checksum import checksums
-from gradwire.kernels.reference.dynamic import dynamic_decode, dynamic_encode, dynamic_payload_bytes
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
-from gradwire.kernels.reference.exponent import exponent_decode, exponent_encode, exponent_payload_bytes
 from gradwire.kernels.reference.gaps import gaps_decode, gaps_encode, gaps_low_bytes
 from gradwire.kernels.reference.inceptionn import inceptionn_decode, inceptionn_encode, inceptionn_payload_bytes
 from gradwire.kernels.reference.integer import integer_decode, integer_encode, integer_scales
@@ -90,15 +87,10 @@ from gradwire.kernels.reference.lowrank import project_columns, project_rows, wr
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.merge import merge_top, survivors
 from gradwire.kernels.reference.narrow import narrow
-from gradwire.kernels.reference.power_of_two import (
-    power_of_two_decode,
-    power_of_two_encode,
-    power_of_two_payload_bytes,
-)
 from gradwire.kernels.reference.quantile import quantile_decode, quantile_encode, quantile_payload_bytes
+from gradwire.kernels.reference.quantise import decode, encode
 from gradwire.kernels.reference.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.reference.senders import scatter_mean
-from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
 from gradwire.kernels.reference.sketch import sketch, sketch_estimates
 from gradwire.kernels.reference.sparse import (
     gather,
@@ -109,13 +101,7 @@ from gradwire.kernels.reference.sparse import (
     topk_select,
 )
 from gradwire.kernels.reference.statistics import exceedances, magnitude_statistics, sign_counts
-from gradwire.kernels.reference.stochastic import stochastic_decode, stochastic_encode, stochastic_payload_bytes
-from gradwire.kernels.reference.ternary import ternary_encode
-from gradwire.kernels.reference.three_level import three_level_encode
 from gradwire.kernels.reference.threshold import collect_local_maxima, collect_reaching, collect_unambiguous
-from gradwire.kernels.reference.trits import trits_decode, trits_payload_bytes
-from gradwire.kernels.reference.two_means import two_means_decode, two_means_encode, two_means_payload_bytes
-from gradwire.kernels.reference.vote import vote_encode
 from gradwire.kernels.reference.zero_runs import zero_runs_decode, zero_runs_encode
 
 FORMAT_VERSION = 1

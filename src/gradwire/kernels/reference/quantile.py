@@ -48,7 +48,7 @@ def quantile_offsets(block: Block, buckets: int, rows: int, columns: float) -> t
 
 
 def quantile_payload_bytes(block: Block, buckets: int, rows: int, columns: float) -> int:
-    """See :meth:`gradwire.kernels.Kernels.quantile_payload_bytes`."""
+    """Size of a quantile payload; ``rows`` 0 means no sketch."""
     return quantile_offsets(block, buckets, rows, columns)[-1]
 
 
@@ -64,7 +64,7 @@ def quantile_encode(
     columns: float,
     key: int,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.quantile_encode`."""
+    """Means of equally filled buckets, and each value's bucket or a MinMaxSketch of them."""
     bits, firsts = quantile_bits(buckets), quantile_means(block, buckets).tolist()
     means = torch.zeros(firsts[-1], device=gradient.device)
     codes = torch.zeros(block.positions, dtype=torch.uint8, device=gradient.device)
@@ -163,7 +163,7 @@ def _decoded(block: Block, payload: Tensor, buckets: int, rows: int, columns: fl
 def quantile_decode(
     block: Block, payloads: Tensor, out: Tensor, weight: float, buckets: int, rows: int, columns: float
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.quantile_decode`."""
+    """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
     decoded = [_decoded(block, payload, buckets, rows, columns) for payload in payloads]
     for start, length, position in block.runs.tolist():
         out[start : start + length] = sum_in_order([row[position : position + length] for row in decoded]) * weight
