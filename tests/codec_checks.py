@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from numba import types
 from torch import Tensor
 
-from gradwire import kernels
 from gradwire.codec import Codec
-from gradwire.kernels import reference
+from gradwire.kernels import codes, dispatch
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.randomness import key_of
@@ -25,7 +24,7 @@ from kernel_inputs import BUFFER, KEY, block_of, covered, floats, normal, residu
 
 @contextmanager
 def by_the_reference():
-    with mock.patch.object(kernels, "for_device", return_value=reference):
+    with mock.patch.object(dispatch, "overrides", return_value={}):
         yield
 
 
@@ -137,7 +136,7 @@ def decoded_once(codec: Codec, block: Block, payload: Tensor) -> Tensor:
 
 
 def check_compiled_once(*modules: str) -> None:
-    """Nothing that was called so far was compiled for arguments of more than one kind.
+    """Nothing that was called so far was compiled for arguments of more than one kind, once for each code.
 
     A kernel that calls another with a constant has that one compiled for the constant, whose type is counted as that of
     any other value. Whether it shows depends on who compiled the caller: one that is loaded from the disk brings along
@@ -151,5 +150,14 @@ def check_compiled_once(*modules: str) -> None:
         if isinstance(function, numba.core.dispatcher.Dispatcher) and function.__module__ == module.__name__
     }
     assert functions
-    kinds = {name: {tuple(map(types.unliteral, each)) for each in f.signatures} for name, f in functions.items()}
+    kinds = {name: set(map(_kind, f.signatures)) for name, f in functions.items()}
     assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
+
+
+def _kind(signature: tuple[types.Type, ...]) -> tuple[types.Type, ...]:
+    """The types of some arguments, but for a code, whatever kind of constants they are."""
+    return tuple(types.unliteral(each) for each in signature if _class(each) not in codes.ALL)
+
+
+def _class(kind: types.Type) -> type:
+    return kind.instance_class if isinstance(kind, types.BaseNamedTuple) else object

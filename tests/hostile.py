@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from catalogue import Case, cases
-from gradwire import kernels, methods, quantize
+from gradwire import methods, quantize
 from gradwire.codec import Codec
 from gradwire.errors import PayloadError
-from gradwire.kernels import reference
+from gradwire.kernels import dispatch
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import Feedback, Store
 from gradwire.methods.method import CodecMethod
@@ -115,7 +115,7 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 
 def using(reference_kernels: bool) -> Any:
-    return mock.patch.object(kernels, "for_device", return_value=reference) if reference_kernels else nullcontext()
+    return mock.patch.object(dispatch, "overrides", return_value={}) if reference_kernels else nullcontext()
 
 
 def noise(seed: int) -> Tensor:
@@ -211,10 +211,10 @@ def named_decodings() -> list[Decoding]:
     names = [
         "sign",
         "vote",
-        "two-means",
+        "onebit",
         "dynamic",
         "natural",
-        "natural:8",
+        "natural:9",
         "terngrad",
         "3lc",
         "exponent",

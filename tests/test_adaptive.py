@@ -105,7 +105,7 @@ def test_any_count_fits(coding: str, granularity: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12), more=st.integers(0, 50))
 @pytest.mark.parametrize(
-    "coding", ["fp16", "sign", "two-means", "qsgd:2", "qsgd:4", "exponent", "natural", "terngrad", "3lc", "quantile:16"]
+    "coding", ["fp16", "sign", "onebit", "qsgd:2", "qsgd:4", "exponent", "natural", "terngrad", "3lc", "quantile:16"]
 )
 def test_bound_of_values_is_enough(coding: str, lengths: list[int], more: int) -> None:
     parsed: ValueCoding = values.parse(coding)

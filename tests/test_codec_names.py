@@ -4,23 +4,24 @@ import torch
 import gradwire
 from gradwire import quantize
 from gradwire.errors import ConfigurationError
+from gradwire.kernels import codes
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.memory import NONE
-from gradwire.quantize import values
+from gradwire.quantize import Quantiser, values
 
 NAMES = {
-    "sign": quantize.Sign(),
-    "vote": quantize.Vote(),
-    "two-means": quantize.TwoMeans(),
-    "dynamic": quantize.Dynamic(),
-    "natural": quantize.PowerOfTwo(9),
-    "natural:8": quantize.PowerOfTwo(8),
-    "terngrad": quantize.Ternary(0.0),
-    "qsgd:2": quantize.Stochastic(2),
-    "nearest:4": quantize.Stochastic(4, rounding="nearest"),
+    "sign": Quantiser(codes.Sign()),
+    "vote": Quantiser(codes.Vote()),
+    "onebit": Quantiser(codes.OneBit()),
+    "dynamic": Quantiser(codes.Dynamic()),
+    "natural": Quantiser(codes.Natural(8)),
+    "natural:9": Quantiser(codes.Natural(9)),
+    "terngrad": Quantiser(codes.TernGrad()),
+    "qsgd:2": Quantiser(codes.QSGD(2), 512),
+    "nearest:4": Quantiser(codes.QSGD(4, nearest=True), 512),
     "quantile:16": quantize.Quantile(16),
-    "3lc": quantize.ThreeLevel(1.0),
-    "exponent": quantize.Exponent(),
+    "3lc": quantize.ZeroRuns(),
+    "exponent": Quantiser(codes.Exponent()),
 }
 
 
@@ -69,3 +70,8 @@ def test_options_out_of_range_say_so() -> None:
         quantize.parse("qsgd:3")
     with pytest.raises(ConfigurationError, match="bits=7"):
         values.parse("natural:7")
+
+
+@pytest.mark.parametrize("name", ["natural", "onebit", "terngrad", "3lc"])
+def test_a_codec_is_what_the_method_of_its_name_has(name: str) -> None:
+    assert quantize.parse(name) == gradwire.methods.get(name)().codec()

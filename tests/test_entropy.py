@@ -17,12 +17,12 @@ from torch import Tensor
 import gradwire
 from catalogue import OPTIONS
 from codec_checks import by_the_reference, check_compiled_once, check_is_the_reference, decoded, encoded
-from gradwire import index, kernels, methods
+from gradwire import index, methods
 from gradwire.adaptive import AdaptiveSparse
 from gradwire.capacity import INDEX_ROOM, SHRINK, Room
 from gradwire.errors import PayloadError
 from gradwire.index import EliasFano, Entropy
-from gradwire.kernels import reference
+from gradwire.kernels import cpu, reference
 from gradwire.kernels.reference import gaps_low_bytes
 from gradwire.layout import Block, flat_slots
 from gradwire.memory import NONE, Feedback, Store
@@ -183,10 +183,10 @@ def test_gaps_of_any_length() -> None:
     """Up to 63 bits, of which all but two are low ones."""
     positions = torch.tensor([0, 1, 3, 2**33, 2**33 + 1, 2**62 + 5, 2**63 - 2])
     universe = 2**63 - 1
-    for kernel in (kernels.for_device(positions.device), reference):
+    for kernel in (cpu, reference):
         classes, low = torch.empty(7, dtype=torch.uint8), torch.zeros(gaps_low_bytes(7, universe), dtype=torch.uint8)
         size = kernel.gaps_encode(positions, universe, classes, low)
-        for other in (kernels.for_device(positions.device), reference):
+        for other in (cpu, reference):
             found = torch.empty_like(positions)
             other.gaps_decode(classes, low[:size], universe, found)
             assert torch.equal(found, positions)

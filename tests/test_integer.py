@@ -10,7 +10,7 @@ from torch import Tensor
 import gradwire
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import cpu, reference
-from gradwire.kernels.reference.stochastic import stochastic_bucket_count
+from gradwire.kernels.codes import Integers
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE
 from gradwire.routes import SharedLevels, integer
@@ -27,19 +27,20 @@ CODES = [(8, 0, 3), (4, 64, 2), (2, 0, 1), (8, 512, 5), (4, 104, 7)]
 @pytest.mark.parametrize("turn", range(2))
 def test_integers_are_the_reference(block: Block, gradient: Tensor, turn: int) -> None:
     bits, bucket, workers = CODES[(list(BLOCKS.values()).index(block) + 2 * turn) % len(CODES)]
-    levels = SharedLevels(bits, bucket).levels_for(workers)
+    code = Integers(bits, SharedLevels(bits, bucket).levels_for(workers), workers)
+    segments = block.divided(bucket) if bucket else block
     left, right, beta, gamma = residuals((0.9, 0.3) if turn else None)
     memories = {cpu: left, reference: right}
     results = []
     for kernels in (cpu, reference):
         memory = memories[kernels]
-        scales = torch.full((stochastic_bucket_count(block, bucket),), torch.nan)
-        kernels.integer_scales(block, gradient, memory, beta, gamma, bucket, scales)
+        scales = torch.full((segments.segment_count,), torch.nan)
+        kernels.integer_scales(code, segments, gradient, memory, beta, gamma, scales)
         values = gradient.clone() if memory is None else memory
         codes = torch.full((block.positions * bits // 8,), 0x5A, dtype=torch.uint8)
-        kernels.integer_encode(block, values, memory is not None, scales, levels, bits, bucket, codes, KEY)
+        kernels.integer_encode(code, segments, values, memory is not None, scales, codes, KEY)
         out = normal(1)
-        kernels.integer_decode(block, scales, codes * workers, out, levels, bits, bucket, workers)
+        kernels.integer_decode(code, segments, scales, codes * workers, out)
         results.append((scales, codes, values, out))
     assert all(same(first, second) for first, second in zip(*results, strict=True))
     assert same(results[0][3][~covered(block)], normal(1)[~covered(block)])

@@ -2,12 +2,13 @@ import pytest
 import torch
 
 from codec_checks import check_compiled_once, decoded, encoded
+from gradwire.kernels import codes
 from gradwire.kernels.reference.dynamic import magnitudes, thresholds
 from gradwire.memory import NONE
-from gradwire.quantize import Dynamic
+from gradwire.quantize import Quantiser
 from kernel_inputs import BUFFER, block_of, covered, normal
 
-CODEC = Dynamic()
+CODEC = Quantiser(codes.Dynamic())
 
 
 def test_the_table_is_the_published_one() -> None:

@@ -1,11 +1,12 @@
 import torch
 
 from codec_checks import check_compiled_once, decoded, encoded
+from gradwire.kernels import codes
 from gradwire.memory import NONE
-from gradwire.quantize import Exponent
+from gradwire.quantize import Quantiser
 from kernel_inputs import BUFFER, block_of, covered, normal
 
-CODEC = Exponent()
+CODEC = Quantiser(codes.Exponent())
 
 
 def test_sends_the_nearest_power() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.kernels import cpu, reference
+from gradwire.kernels import cpu, dispatch, reference
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.randomness import key_of
 from gradwire.transform import Levels, Rotation
@@ -26,7 +26,7 @@ def test_rotations_are_the_reference(name: str, values: str, size: int, monkeypa
     rotation, count = Rotation.of(BLOCKS[name], size), 2
     outcomes = []
     for kernels in (cpu, reference):
-        monkeypatch.setattr("gradwire.kernels.for_device", lambda device, kernels=kernels: kernels)
+        monkeypatch.setattr(dispatch, "overrides", lambda device, kernels=kernels: vars(kernels))
         memory, out = GRADIENTS[values].clone(), normal(1)
         scales = rotation.scales(memory)
         scales[1::3] *= 1.5

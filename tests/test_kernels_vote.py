@@ -1,11 +1,12 @@
 import torch
 
 from codec_checks import check_compiled_once, decoded, encoded
+from gradwire.kernels import codes
 from gradwire.memory import NONE
-from gradwire.quantize import Vote
+from gradwire.quantize import Quantiser
 from kernel_inputs import BLOCKS, BUFFER, KEY, block_of, covered, normal
 
-CODEC = Vote()
+CODEC = Quantiser(codes.Vote())
 
 
 def test_sends_signs() -> None:

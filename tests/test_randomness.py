@@ -3,7 +3,8 @@ import math
 import numpy as np
 import torch
 
-from gradwire.kernels import cpu
+from gradwire.kernels import cpu, payload_bytes
+from gradwire.kernels.codes import QSGD
 from gradwire.layout import Slot
 from gradwire.randomness import SHARED, hash32, key_of, mix64, run_keys
 from kernel_inputs import BLOCKS, KEY, counts_of, normal
@@ -35,6 +36,6 @@ def test_torch_generator_is_not_touched() -> None:
     block = BLOCKS["odd layers"]
     counts = counts_of(block, 0.1)
     cpu.randomk_positions(block, counts, torch.zeros(int(counts.sum()), dtype=torch.int64), KEY)
-    payload = torch.zeros(cpu.stochastic_payload_bytes(block, 4, 64), dtype=torch.uint8)
-    cpu.stochastic_encode(block, normal(), None, 1.0, 1.0, payload, 4, 64, False, KEY)
+    payload = torch.zeros(payload_bytes(QSGD(4), block), dtype=torch.uint8)
+    cpu.encode(QSGD(4), block, normal(), None, 1.0, 1.0, payload, KEY)
     assert torch.equal(state, torch.get_rng_state())

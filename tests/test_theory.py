@@ -14,9 +14,10 @@ from gradwire import memory as memories
 from gradwire import methods
 from gradwire.bench.catalogue import declared_bits
 from gradwire.codec import Codec
+from gradwire.kernels import codes
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import Residual, Store
-from gradwire.quantize import Stochastic, Ternary
+from gradwire.quantize import BUCKET, Quantiser
 from gradwire.train import Configuration, DensePolicy
 from gradwire.train.together import Together
 from gradwire.transform import Atoms
@@ -173,22 +174,24 @@ def remembered(codec: Codec, vector: torch.Tensor, steps: int) -> torch.Tensor:
 def test_a_remainder_that_shrinks_stays_bounded(vector: torch.Tensor) -> None:
     """By ``f / (1 - f)`` of the largest value where a step leaves at most a share f, or of the norm on average."""
     for codec, share in (
-        (Stochastic(4), 1 / 7),
-        (Stochastic(8), 1 / 127),
-        (Stochastic(2, rounding="nearest"), 1 / 2),
-        (Stochastic(4, rounding="nearest"), 1 / 14),
+        (Quantiser(codes.QSGD(4), BUCKET), 1 / 7),
+        (Quantiser(codes.QSGD(8), BUCKET), 1 / 127),
+        (Quantiser(codes.QSGD(2, nearest=True), BUCKET), 1 / 2),
+        (Quantiser(codes.QSGD(4, nearest=True), BUCKET), 1 / 14),
     ):
         assert codec.remainder == "shrinks"
         assert remembered(codec, vector, 100).abs().max() <= share / (1 - share) * vector.abs().max() * (1 + 1e-4)
-    for codec in (Stochastic(8, norm="l2"), Stochastic(4, 128, norm="l2")):
+    for code, size in ((codes.QSGD(8, True), BUCKET), (codes.QSGD(4, True), 128)):
+        codec = Quantiser(code, size)
         assert codec.remainder == "shrinks"
-        share = math.sqrt(codec.error_bound(VALUES))
+        share = math.sqrt(code.error_bound(size))
         norms = torch.linalg.vector_norm(remembered(codec, vector, 100), dim=1)
         assert norms.square().mean().sqrt() <= share / (1 - share) * vector.norm()
 
 
 def test_a_remainder_that_does_not_shrink_piles_up() -> None:
     """To many times the vector, on some vector."""
-    for codec in (Stochastic(2), Ternary(), Stochastic(4, 0, norm="l2"), Atoms(2)):
+    coarse = Quantiser(codes.QSGD(2), BUCKET)
+    for codec in (coarse, Quantiser(codes.TernGrad()), Quantiser(codes.QSGD(4, True)), Atoms(2)):
         assert codec.remainder != "shrinks"
         assert max(float(remembered(codec, vector, 200)[-1].norm() / vector.norm()) for vector in hard_vectors()) > 5

@@ -11,10 +11,11 @@ from codec_checks import by_the_reference, check_is_the_reference, check_residua
 from gradwire.capacity import SHRINK, SPARE, Room
 from gradwire.codec import Codec
 from gradwire.errors import PayloadError
-from gradwire.kernels.reference.trits import trits_payload_bytes, trits_stride
+from gradwire.kernels import codes
+from gradwire.kernels.reference.trits import trits_stride
 from gradwire.layout import Block, flat_slots
 from gradwire.memory import NONE, Feedback, Store
-from gradwire.quantize import ThreeLevel, ZeroRuns
+from gradwire.quantize import Quantiser, ZeroRuns
 from gradwire.train.configuration import Configuration
 from gradwire.train.together import Together
 from kernel_inputs import BLOCKS, block_of, blocks, covered, gradients, memories, normal
@@ -48,8 +49,8 @@ def test_residual_is_what_was_not_sent(block: Block, gradient: Tensor, share: fl
 @blocks
 @gradients
 def test_with_room_for_all_it_is_what_trits_say(block: Block, gradient: Tensor) -> None:
-    plain, short = ThreeLevel(1.5), ZeroRuns(1.5)
-    assert short.payload_bytes(block) == trits_payload_bytes(block) + 4
+    plain, short = Quantiser(codes.ThreeLC(1.5)), ZeroRuns(1.5)
+    assert short.payload_bytes(block) == plain.payload_bytes(block) + 4
     left, right = normal(99), normal(99)
     payload = encoded(plain, block, gradient, Feedback(left, 0.9, 0.3))
     other = encoded(short, block, gradient, Feedback(right, 0.9, 0.3))

@@ -134,7 +134,7 @@ class AdaptiveSparse(Codec):
             if chosen.numel != count:
                 raise PayloadError(f"of {count} positions {count - chosen.numel} lie in no run of the block")
             self.values.decode(chosen, payload[head : head + self.values.size(chosen)], values[row, :count])
-        kernels.for_device(out.device).scatter_sum(block, positions, values, out, weight, filled)
+        kernels.scatter_sum(block, positions, values, out, weight, filled)
         for run in np.flatnonzero(~finite.all(0)[block.slot_of_run]).tolist():
             start, length, _ = block.runs[run].tolist()
             out[start : start + length] = torch.nan
@@ -178,7 +178,7 @@ def _largest(positions: Tensor, values: Tensor, count: int) -> tuple[Tensor, Ten
     all_of_them = Block.dense("wanted", np.array([len(values)]))
     kept = torch.empty(count, dtype=torch.int64, device=values.device)
     largest = torch.empty(count, dtype=torch.float32, device=values.device)
-    kernels.for_device(values.device).topk_select(all_of_them, values, None, 1.0, 1.0, np.array([count]), kept, largest)
+    kernels.topk_select(all_of_them, values, None, 1.0, 1.0, np.array([count]), kept, largest)
     return positions[kept], largest
 
 

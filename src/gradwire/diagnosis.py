@@ -38,7 +38,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Looks at all there is to look at; takes a second and changes nothing."""
-    return [*_torch(), _threads(), _lab(), _numba_cache(), *_bench_packages(), _images()]
+    return [*_torch(), _threads(), _lab(), _numba_cache(), *_kernels(), *_bench_packages(), _images()]
 
 
 def _torch() -> Iterator[Finding]:
@@ -96,6 +96,15 @@ def _numba_cache() -> Finding:
         f"{chosen or f'neither {beside} nor {user}'} is not writable: every process compiles the kernels anew",
         "set NUMBA_CACHE_DIR to a folder that can be written",
     )
+
+
+def _kernels() -> Iterator[Finding]:
+    """What would run by the reference, on every type of device that is here."""
+    for kind in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+        if slow := kernels.by_reference(torch.device(kind)):
+            yield Finding(f"kernels on {kind}", "limited", f"by the reference, slowly: {', '.join(slow)}")
+        else:
+            yield Finding(f"kernels on {kind}", "ok", "all compiled")
 
 
 def _bench_packages() -> Iterator[Finding]:

@@ -153,6 +153,27 @@ class Block:
         """The stretches of ``buffer`` that the block covers, as views, in order."""
         return [buffer[start:stop] for start, stop in self.spans]
 
+    def divided(self, size: int) -> Block:
+        """The same runs, cut into segments of ``size`` elements, a multiple of ``ALIGNMENT``; kept for later."""
+        if size not in self._divisions:
+            counts = -(-self.runs[:, 1] // size)
+            run = np.repeat(np.arange(len(self.runs)), counts)
+            first = (np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)) * size
+            start, length, position = self.runs[run].T
+            self._divisions[size] = replace(
+                self,
+                runs=np.stack((start + first, np.minimum(length - first, size), position + first), axis=1),
+                segments=np.arange(len(run) + 1),
+                origins=self.origins[run] + first,
+                streams=self.streams[run],
+                slot_of_run=self.slot_of_run[run],
+            )
+        return self._divisions[size]
+
+    @cached_property
+    def _divisions(self) -> dict[int, Block]:
+        return {}
+
     @property
     def segment_count(self) -> int:
         """Number of segments."""

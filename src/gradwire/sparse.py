@@ -84,7 +84,7 @@ class Sparse(Codec):
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Reads all payloads, checks their positions, then writes ``out`` once."""
         positions, values, filled = self.read(block, payloads)
-        kernels.for_device(out.device).scatter_sum(block, positions, values, out, weight, filled)
+        kernels.scatter_sum(block, positions, values, out, weight, filled)
         counts, _ = _chosen(self.select, block)
         for row in np.flatnonzero(filled < positions.shape[1]).tolist():
             _mark(block, counts, ~values[row].isfinite(), out)

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.bench import shapes
-from gradwire.kernels import cpu
+from gradwire.kernels import Code, codes
+from gradwire.kernels.reference import elias_fano_bytes
 from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.randomness import key_of
 
@@ -129,43 +131,29 @@ def _operations(block: Block) -> list[_Operation]:
     residual, out = torch.zeros(size), torch.empty(size)
     return [
         _Operation("copy", None, lambda: out.copy_(gradient)),
-        _Operation("accumulate", None, lambda: cpu.accumulate(block, gradient, residual, 0.9, 1.0)),
-        *_sign(block, gradient, residual, out),
-        *_stochastic(block, gradient, residual, out),
+        _Operation("accumulate", None, lambda: kernels.accumulate(block, gradient, residual, 0.9, 1.0)),
+        *_quantisers(block, gradient, residual, out),
         *_sparse(block, gradient, residual, out),
     ]
 
 
-def _sign(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -> list[_Operation]:
-    payloads = torch.empty(ROWS, cpu.sign_payload_bytes(block), dtype=torch.uint8)
-    for payload in payloads:
-        cpu.sign_encode(block, gradient, None, 1.0, 1.0, payload)
-    return [
-        _Operation(
-            "sign: encode with feedback",
-            2.5,
-            lambda: cpu.sign_encode(block, gradient, residual, 0.9, 1.0, payloads[0]),
-        ),
-        _Operation(f"sign: average {ROWS}", 3.0, lambda: cpu.sign_decode(block, payloads, out, 1 / ROWS)),
-    ]
-
-
-def _stochastic(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -> list[_Operation]:
-    operations = []
-    for bits in (2, 4, 8):
-        payloads = torch.empty(ROWS, cpu.stochastic_payload_bytes(block, bits, BUCKET), dtype=torch.uint8)
+def _quantisers(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -> list[_Operation]:
+    operations, small = [], block.divided(BUCKET)
+    measured: list[tuple[str, Code, Block, float, float | None]] = [("sign", codes.Sign(), block, 2.5, 3.0)]
+    measured += [(f"stochastic {bits} bits", codes.QSGD(bits), small, 5.0, None) for bits in (2, 4, 8)]
+    for name, code, segments, encoded_within, decoded_within in measured:
+        payloads = torch.empty(ROWS, kernels.payload_bytes(code, segments), dtype=torch.uint8)
         for rank, payload in enumerate(payloads):
-            key = key_of(0, 0, rank)
-            cpu.stochastic_encode(block, gradient, None, 1.0, 1.0, payload, bits, BUCKET, False, key)
+            kernels.encode(code, segments, gradient, None, 1.0, 1.0, payload, key_of(0, 0, rank))
 
-        def encode(payload: Tensor = payloads[0], bits: int = bits) -> None:
-            cpu.stochastic_encode(block, gradient, residual, 0.9, 1.0, payload, bits, BUCKET, False, key_of(0, 0, 0))
+        def encode(payload: Tensor = payloads[0], code: Code = code, segments: Block = segments) -> None:
+            kernels.encode(code, segments, gradient, residual, 0.9, 1.0, payload, key_of(0, 0, 0))
 
-        def decode(payloads: Tensor = payloads, bits: int = bits) -> None:
-            cpu.stochastic_decode(block, payloads, out, 1 / ROWS, bits, BUCKET)
+        def decode(payloads: Tensor = payloads, code: Code = code, segments: Block = segments) -> None:
+            kernels.decode(code, segments, payloads, out, 1 / ROWS)
 
-        operations.append(_Operation(f"stochastic {bits} bits: encode with feedback", 5.0, encode))
-        operations.append(_Operation(f"stochastic {bits} bits: average {ROWS}", None, decode))
+        operations.append(_Operation(f"{name}: encode with feedback", encoded_within, encode))
+        operations.append(_Operation(f"{name}: average {ROWS}", decoded_within, decode))
     return operations
 
 
@@ -174,26 +162,26 @@ def _sparse(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -> li
     chosen = int(counts.sum())
     positions = torch.empty(ROWS, chosen, dtype=torch.int64)
     values = torch.empty(ROWS, chosen)
-    indices = torch.empty(ROWS, cpu.elias_fano_bytes(chosen, block.positions), dtype=torch.uint8)
+    indices = torch.empty(ROWS, elias_fano_bytes(chosen, block.positions), dtype=torch.uint8)
     for row in range(ROWS):
         shifted = gradient.roll(row)
-        cpu.topk_select(block, shifted, None, 1.0, 1.0, counts, positions[row], values[row])
-        cpu.elias_fano_encode(positions[row], block.positions, indices[row])
+        kernels.topk_select(block, shifted, None, 1.0, 1.0, counts, positions[row], values[row])
+        kernels.elias_fano_encode(positions[row], block.positions, indices[row])
     own_positions, own_values = positions[0].clone(), values[0].clone()
     random_positions, random_values = torch.empty_like(own_positions), torch.empty_like(own_values)
 
     def select() -> None:
-        cpu.topk_select(block, gradient, residual, 0.9, 1.0, counts, own_positions, own_values)
-        cpu.subtract(block, residual, own_positions, own_values)
+        kernels.topk_select(block, gradient, residual, 0.9, 1.0, counts, own_positions, own_values)
+        kernels.subtract(block, residual, own_positions, own_values)
 
     def average() -> None:
         for payload, row in zip(indices, positions, strict=True):
-            cpu.elias_fano_decode(payload, block.positions, row)
-        cpu.scatter_sum(block, positions, values, out, 1 / ROWS)
+            kernels.elias_fano_decode(payload, block.positions, row)
+        kernels.scatter_sum(block, positions, values, out, 1 / ROWS)
 
     def choose() -> None:
-        cpu.randomk_positions(block, counts, random_positions, key_of(0, 0))
-        cpu.gather(block, gradient, random_positions, random_values)
+        kernels.randomk_positions(block, counts, random_positions, key_of(0, 0))
+        kernels.gather(block, gradient, random_positions, random_values)
 
     share = f"{DENSITY:.0%}"
     return [
@@ -201,7 +189,7 @@ def _sparse(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -> li
         _Operation(
             f"top-k {share}: write indices",
             None,
-            lambda: cpu.elias_fano_encode(own_positions, block.positions, indices[0]),
+            lambda: kernels.elias_fano_encode(own_positions, block.positions, indices[0]),
         ),
         _Operation(f"top-k {share}: read indices and average {ROWS}", 2.0, average),
         _Operation(f"random-k {share}: choose and gather", None, choose),

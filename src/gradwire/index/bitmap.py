@@ -20,10 +20,10 @@ class Bitmap(IndexCoding):
 
     def encode(self, positions: Tensor, universe: int, payload: Tensor) -> int:
         """Sets the bits."""
-        kernels.for_device(positions.device).bitmap_encode(positions, universe, payload)
+        kernels.bitmap_encode(positions, universe, payload)
         return positions.numel()
 
     def decode(self, payload: Tensor, universe: int, positions: Tensor) -> int:
         """Lists them."""
-        kernels.for_device(positions.device).bitmap_decode(payload, universe, positions)
+        kernels.bitmap_decode(payload, universe, positions)
         return positions.numel()

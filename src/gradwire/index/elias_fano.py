@@ -34,10 +34,10 @@ class EliasFano(IndexCoding):
 
     def encode(self, positions: Tensor, universe: int, payload: Tensor) -> int:
         """Splits every position in high and low bits."""
-        kernels.for_device(positions.device).elias_fano_encode(positions, universe, payload)
+        kernels.elias_fano_encode(positions, universe, payload)
         return positions.numel()
 
     def decode(self, payload: Tensor, universe: int, positions: Tensor) -> int:
         """Joins high and low bits."""
-        kernels.for_device(positions.device).elias_fano_decode(payload, universe, positions)
+        kernels.elias_fano_decode(payload, universe, positions)
         return positions.numel()

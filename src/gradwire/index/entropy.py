@@ -82,18 +82,18 @@ class Entropy(IndexCoding):
             )
         if fitted < positions.numel() and wanted <= payload.numel():
             raise PayloadError(f"{fitted} of {positions.numel()} positions were written where there was room for all")
-        content, kernel = payload[_HEAD:], kernels.for_device(positions.device)
+        content = payload[_HEAD:]
         if not class_bytes:
             size = elias_fano_bytes(fitted, universe)
             if size > content.numel():
                 raise PayloadError(f"{fitted} positions take {size} bytes, and there are {content.numel()}")
-            kernel.elias_fano_decode(content[:size], universe, positions[:fitted])
+            kernels.elias_fano_decode(content[:size], universe, positions[:fitted])
             return int(fitted)
         edge = -(-class_bytes // 4) * 4
         if not 0 < edge <= content.numel():
             raise PayloadError(f"classes take {class_bytes} bytes, and there are {content.numel()}")
         classes = _decompressed(content[:class_bytes], fitted).to(positions.device)
-        kernel.gaps_decode(classes, content[edge:], universe, positions[:fitted])
+        kernels.gaps_decode(classes, content[edge:], universe, positions[:fitted])
         return int(fitted)
 
     def wanted(self, payload: Tensor, count: int, universe: int) -> float:
@@ -105,11 +105,11 @@ class Entropy(IndexCoding):
 
 def _coded(positions: Tensor, universe: int) -> tuple[Tensor, int]:
     """What follows the head, and in how many bytes the classes are."""
-    count, kernel = positions.numel(), kernels.for_device(positions.device)
+    count = positions.numel()
     most = elias_fano_bytes(count, universe)
     classes = torch.empty(count, dtype=torch.uint8, device=positions.device)
     low = torch.empty(gaps_low_bytes(count, universe), dtype=torch.uint8, device=positions.device)
-    low_bytes = kernel.gaps_encode(positions, universe, classes, low)
+    low_bytes = kernels.gaps_encode(positions, universe, classes, low)
     if low_bytes < most:
         compressed = _compressed(classes)
         edge = -(-len(compressed) // 4) * 4
@@ -119,7 +119,7 @@ def _coded(positions: Tensor, universe: int) -> tuple[Tensor, int]:
             content[edge:] = low[:low_bytes]
             return content.to(positions.device), len(compressed)
     content = torch.empty(most, dtype=torch.uint8, device=positions.device)
-    kernel.elias_fano_encode(positions, universe, content)
+    kernels.elias_fano_encode(positions, universe, content)
     return content, 0
 
 

@@ -1,7 +1,8 @@
 """The inner loops: ``reference`` is the specification in plain torch, ``cpu`` the same bits in Numba.
 
-Both offer the functions of :class:`Kernels`, and mypy holds them to it: a new kernel is a signature in ``contract`` and
-a function in each of them, imported by their ``__init__``. Payload formats are documented with the reference.
+A kernel is a function of the reference. Called from here it runs what the device of its tensors has under that name,
+and the reference where that has nothing: a new device writes only what is hot. Payload formats are documented with the
+reference. Tensors are contiguous; values float32, payloads uint8, positions int64.
 
 Every encoder first forms the compensated values ``t`` of its block:
 
@@ -14,38 +15,56 @@ segment is marked so that every decoder returns NaN for it, and nothing of the s
 
 from __future__ import annotations
 
-from functools import cache
+from gradwire.kernels import codes as codes
+from gradwire.kernels import reference
+from gradwire.kernels.code import Code as Code
+from gradwire.kernels.code import payload_bytes as payload_bytes
+from gradwire.kernels.dispatch import by_device
+from gradwire.kernels.dispatch import by_reference as by_reference
 
-import torch
-
-from gradwire.errors import ConfigurationError
-from gradwire.kernels.contract import Kernels
-
-__all__ = ["Kernels", "for_device"]
-
-
-def for_device(device: torch.device) -> Kernels:
-    """The kernels for tensors on ``device``: Numba on the CPU, the plain torch reference elsewhere.
-
-    Raises:
-        ConfigurationError: If Numba is told to compile nothing.
-    """
-    return _compiled() if device.type == "cpu" else _reference()
-
-
-@cache
-def _compiled() -> Kernels:
-    from numba.core import config
-
-    if config.DISABLE_JIT:  # type: ignore[attr-defined]
-        raise ConfigurationError("NUMBA_DISABLE_JIT is set, and the kernels for the CPU must be compiled; unset it")
-    from gradwire.kernels import cpu
-
-    return cpu
-
-
-@cache
-def _reference() -> Kernels:
-    from gradwire.kernels import reference
-
-    return reference
+accumulate = by_device(reference.accumulate)
+bitmap_decode = by_device(reference.bitmap_decode)
+bitmap_encode = by_device(reference.bitmap_encode)
+centroids_decode = by_device(reference.centroids_decode)
+centroids_encode = by_device(reference.centroids_encode)
+checksums = by_device(reference.checksums)
+collect_local_maxima = by_device(reference.collect_local_maxima)
+collect_reaching = by_device(reference.collect_reaching)
+collect_unambiguous = by_device(reference.collect_unambiguous)
+decode = by_device(reference.decode)
+elias_fano_decode = by_device(reference.elias_fano_decode)
+elias_fano_encode = by_device(reference.elias_fano_encode)
+encode = by_device(reference.encode)
+exceedances = by_device(reference.exceedances)
+gaps_decode = by_device(reference.gaps_decode)
+gaps_encode = by_device(reference.gaps_encode)
+gather = by_device(reference.gather)
+inceptionn_decode = by_device(reference.inceptionn_decode)
+inceptionn_encode = by_device(reference.inceptionn_encode)
+integer_decode = by_device(reference.integer_decode)
+integer_encode = by_device(reference.integer_encode)
+integer_scales = by_device(reference.integer_scales)
+magnitude_statistics = by_device(reference.magnitude_statistics)
+merge_top = by_device(reference.merge_top)
+narrow = by_device(reference.narrow)
+project_columns = by_device(reference.project_columns)
+project_rows = by_device(reference.project_rows)
+quantile_decode = by_device(reference.quantile_decode)
+quantile_encode = by_device(reference.quantile_encode)
+randomk_positions = by_device(reference.randomk_positions)
+rotated_decode = by_device(reference.rotated_decode)
+rotated_encode = by_device(reference.rotated_encode)
+rotated_scales = by_device(reference.rotated_scales)
+rotated_sums = by_device(reference.rotated_sums)
+scatter = by_device(reference.scatter)
+scatter_mean = by_device(reference.scatter_mean)
+scatter_sum = by_device(reference.scatter_sum)
+sign_counts = by_device(reference.sign_counts)
+sketch = by_device(reference.sketch)
+sketch_estimates = by_device(reference.sketch_estimates)
+subtract = by_device(reference.subtract)
+survivors = by_device(reference.survivors)
+topk_select = by_device(reference.topk_select)
+write_product = by_device(reference.write_product)
+zero_runs_decode = by_device(reference.zero_runs_decode)
+zero_runs_encode = by_device(reference.zero_runs_encode)

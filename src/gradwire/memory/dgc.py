@@ -27,7 +27,7 @@ class _VelocityFeedback(Feedback):
     def admit(self, block: Block, gradient: Tensor) -> Tensor:
         """``u = momentum * u + g``; with Nesterov ``u = momentum * (u + g)``, and ``u + g`` is what counts."""
         weight = self.momentum if self.nesterov else 1.0
-        if not kernels.for_device(gradient.device).accumulate(block, gradient, self.velocity, self.momentum, weight):
+        if not kernels.accumulate(block, gradient, self.velocity, self.momentum, weight):
             return gradient
         return gradient + self.velocity if self.nesterov else self.velocity
 
@@ -52,17 +52,16 @@ class _MaskedMomentumFeedback(Feedback):
 
     def admit(self, block: Block, gradient: Tensor) -> Tensor:
         """``u = momentum * u + g``, to be added to ``v``; with Nesterov ``u = momentum * (u + g)``, ``v += u + g``."""
-        kernel = kernels.for_device(gradient.device)
         if not self.nesterov:
-            finite = kernel.accumulate(block, gradient, self.velocity, self.momentum, 1.0)
-        elif finite := kernel.accumulate(block, gradient, self.velocity, self.momentum, self.momentum):
-            kernel.accumulate(block, gradient, self.residual, 1.0, 1.0)
+            finite = kernels.accumulate(block, gradient, self.velocity, self.momentum, 1.0)
+        elif finite := kernels.accumulate(block, gradient, self.velocity, self.momentum, self.momentum):
+            kernels.accumulate(block, gradient, self.residual, 1.0, 1.0)
         return self.velocity if finite else gradient
 
     def masked(self, block: Block, positions: Tensor) -> None:
         """Forgets the velocity of what was sent, so that stale momentum does not pull it on."""
         nothing = self.velocity.new_zeros(positions.shape)
-        kernels.for_device(positions.device).scatter(block, self.velocity, positions, nothing)
+        kernels.scatter(block, self.velocity, positions, nothing)
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,13 @@ class _ShiftedFeedback(StagedFeedback):
 
     def settle(self, block: Block, admitted: Tensor) -> None:
         """From ``-h`` to ``-(h + alpha q)``, by means of ``g - h - q``, which the encoder left."""
-        kernel = kernels.for_device(admitted.device)
-        kernel.accumulate(block, self.residual, self.kept, 1 - self.alpha, self.alpha)
-        kernel.accumulate(block, admitted, self.kept, 1.0, -self.alpha)
+        kernels.accumulate(block, self.residual, self.kept, 1 - self.alpha, self.alpha)
+        kernels.accumulate(block, admitted, self.kept, 1.0, -self.alpha)
 
     def received(self, block: Block, average: Tensor) -> None:
         """``H += alpha mean q``; the average is ``mean q`` and the former ``H``, unless what came is not finite."""
-        kernel = kernels.for_device(average.device)
-        if kernel.accumulate(block, average, self.estimate, 1.0, self.alpha):
-            kernel.accumulate(block, self.estimate, average, 1 - self.alpha, 1.0)
+        if kernels.accumulate(block, average, self.estimate, 1.0, self.alpha):
+            kernels.accumulate(block, self.estimate, average, 1 - self.alpha, 1.0)
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ class _DifferenceFeedback(Feedback):
 
     def settle(self, block: Block, admitted: Tensor) -> None:
         """From ``g - h - c``, which the encoder left, to ``-(h + c)``."""
-        kernels.for_device(admitted.device).accumulate(block, admitted, self.residual, 1.0, -1.0)
+        kernels.accumulate(block, admitted, self.residual, 1.0, -1.0)
 
     def received(self, block: Block, average: Tensor) -> None:
         """``H += mean c``; the average is ``H``, unless what came is not finite."""
-        if kernels.for_device(average.device).accumulate(block, average, self.estimate, 1.0, 1.0):
+        if kernels.accumulate(block, average, self.estimate, 1.0, 1.0):
             for known, part in zip(block.parts(self.estimate), block.parts(average), strict=True):
                 part.copy_(known)
 

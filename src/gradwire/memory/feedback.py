@@ -70,7 +70,7 @@ class Feedback:
             positions, rest = positions[whole], rest[whole]
         self.masked(block, positions)
         # Storing what is left takes a third of the time of subtracting in place, which waits for memory.
-        kernels.for_device(rest.device).scatter(block, self.residual, positions, rest)
+        kernels.scatter(block, self.residual, positions, rest)
 
     def settle(self, block: Block, admitted: Tensor) -> None:
         """Called with what was admitted once it is encoded."""
@@ -91,8 +91,7 @@ class Feedback:
         if self.residual is None:
             extremes = [extreme for part in block.parts(gradient) for extreme in torch.aminmax(part)]
             return gradient, bool(torch.stack(extremes).isfinite().all())
-        kernel = kernels.for_device(gradient.device)
-        return self.residual, kernel.accumulate(block, gradient, self.residual, self.beta, self.gamma)
+        return self.residual, kernels.accumulate(block, gradient, self.residual, self.beta, self.gamma)
 
 
 NONE = Feedback(None)

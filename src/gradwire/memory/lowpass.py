@@ -31,7 +31,7 @@ class _LowPassFeedback(StagedFeedback):
             for kept in block.parts(self.kept):
                 kept.zero_()
             return
-        kernels.for_device(admitted.device).accumulate(block, self.residual, self.kept, 1 - self.share, self.share)
+        kernels.accumulate(block, self.residual, self.kept, 1 - self.share, self.share)
 
 
 @dataclass(frozen=True)

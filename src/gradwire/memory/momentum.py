@@ -25,14 +25,13 @@ class _MomentumFeedback(Feedback):
 
     def admit(self, block: Block, gradient: Tensor) -> Tensor:
         """``m = decay * m + (1 - decay) * g``; a gradient that is not finite is itself what to send."""
-        kernel = kernels.for_device(gradient.device)
-        if not kernel.accumulate(block, gradient, self.momentum, self.decay, 1 - self.decay):
+        if not kernels.accumulate(block, gradient, self.momentum, self.decay, 1 - self.decay):
             return self.inner.admit(block, gradient)
         if self.ahead is None:
             return self.inner.admit(block, self.momentum)
         for part, momentum in zip(block.parts(self.ahead), block.parts(self.momentum), strict=True):
             part.copy_(momentum)
-        kernel.accumulate(block, gradient, self.ahead, self.decay, 1 - self.decay)
+        kernels.accumulate(block, gradient, self.ahead, self.decay, 1 - self.decay)
         return self.inner.admit(block, self.ahead)
 
     def settle(self, block: Block, admitted: Tensor) -> None:

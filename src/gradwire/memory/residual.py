@@ -27,7 +27,7 @@ class _HalfFeedback(StagedFeedback):
     def settle(self, block: Block, admitted: Tensor) -> None:
         """Rounds what the encoder left, with new random bits in every step."""
         age = int(self.ages.max()) if len(self.ages) else 0
-        kernels.for_device(admitted.device).narrow(block, self.residual, self.kept, key_of(self.seed, age))
+        kernels.narrow(block, self.residual, self.kept, key_of(self.seed, age))
         self.ages.add_(1)
 
 

@@ -67,13 +67,12 @@ class ACPSGD(Method):
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """One round. The residual is what this worker's own factor leaves, so it is taken before the average."""
-        kernel = kernels.for_device(gradient.device)
         even = step % 2 == 0
         bases = [orthonormal_rows(basis) for basis in (state.q if even else state.p)]
         requests: list[Request] = []
         for matrices, basis in zip(state.groups, bases, strict=True):
             own = basis.new_empty(len(basis), basis.shape[1], matrices.n if even else matrices.m)
-            project = kernel.project_rows if even else kernel.project_columns
+            project = kernels.project_rows if even else kernels.project_columns
             feedback = state.feedback
             for block, fixed, factor in zip(matrices.blocks, basis, own, strict=True):
                 project(block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=True)
@@ -85,4 +84,4 @@ class ACPSGD(Method):
             factor.copy_(torch.where(mean.isfinite().all(), mean, factor))
             p, q = (mean, basis) if even else (basis, mean)
             for block, p_row, q_row in zip(matrices.blocks, p, q, strict=True):
-                kernel.write_product(block, p_row, q_row, gradient, residual=None)
+                kernels.write_product(block, p_row, q_row, gradient, residual=None)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from gradwire import index
 from gradwire.adaptive import AdaptiveSparse
 from gradwire.index import IndexCoding
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import Sign
+from gradwire.quantize import Quantiser
 from gradwire.quantize.values import CodedValues
 from gradwire.select import LocalMaxima
 
@@ -52,7 +53,8 @@ class AdaComp(CodecMethod):
 
     def codec(self) -> AdaptiveSparse:
         """Criterion, capacity, value coding, index coding."""
-        return AdaptiveSparse(LocalMaxima(self.bin), self.capacity, CodedValues(Sign()), index.parse(self.indices))
+        signs = CodedValues(Quantiser(codes.Sign()))
+        return AdaptiveSparse(LocalMaxima(self.bin), self.capacity, signs, index.parse(self.indices))
 
     def error_bound(self, numel: int) -> float:
         """One scale for bins of different sizes may exceed small values by far."""

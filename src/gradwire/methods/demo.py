@@ -127,7 +127,7 @@ class DeMo(Method):
         payloads = yield AllGather(payload)
 
         positions, coefficients, _ = codec.read(block, payloads)
-        kernels.for_device(gradient.device).scatter_mean(block, positions, coefficients, gradient)
+        kernels.scatter_mean(block, positions, coefficients, gradient)
         for chunks in state.chunks:
             chunks.invert(gradient)
         if self.sign:

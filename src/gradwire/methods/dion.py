@@ -81,12 +81,12 @@ class Dion(Method):
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds. Where ``R`` has a zero column, as for zero gradients, that of ``Q`` stays."""
-        kernel, momentum = kernels.for_device(gradient.device), state.momentum.buffer(gradient)
+        momentum = state.momentum.buffer(gradient)
         requests: list[Request] = []
         for matrices, q in zip(state.groups, state.q, strict=True):
             p = q.new_empty(len(q), q.shape[1], matrices.n)
             for block, fixed, factor in zip(matrices.blocks, q, p, strict=True):
-                kernel.project_rows(block, gradient, momentum, 1.0, 1.0, fixed, factor, subtract=False)
+                kernels.project_rows(block, gradient, momentum, 1.0, 1.0, fixed, factor, subtract=False)
             requests.append(AllReduceMean(p))
         ps = [orthonormal_rows(mean) for mean in (yield requests)]
 
@@ -106,5 +106,5 @@ class Dion(Method):
             scale = math.sqrt(matrices.n / matrices.m)
             for block, p_row, r_row, q_row in zip(matrices.blocks, p, r, unit, strict=True):
                 if sent:
-                    kernel.write_product(block, p_row, (1 - self.momentum) * r_row, gradient, momentum)
-                kernel.write_product(block, p_row, scale * q_row, gradient, None)
+                    kernels.write_product(block, p_row, (1 - self.momentum) * r_row, gradient, momentum)
+                kernels.write_product(block, p_row, scale * q_row, gradient, None)

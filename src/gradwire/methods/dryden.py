@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from gradwire import index
 from gradwire.index import IndexCoding
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import TwoMeans
+from gradwire.quantize import Quantiser
 from gradwire.quantize.values import CodedValues
 from gradwire.select import EitherSide
 from gradwire.sparse import Sparse
@@ -43,7 +44,7 @@ class Dryden(CodecMethod):
 
     def codec(self) -> Sparse:
         """Selector, value coding, index coding."""
-        return Sparse(EitherSide(self.ratio), CodedValues(TwoMeans()), index.parse(self.indices))
+        return Sparse(EitherSide(self.ratio), CodedValues(Quantiser(codes.OneBit())), index.parse(self.indices))
 
     def error_bound(self, numel: int) -> float:
         """A mean never adds to the error, and a side that is too few to be sent may hold nearly all."""

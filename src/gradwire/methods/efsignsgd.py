@@ -6,11 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gradwire.errors import ConfigurationError
+from gradwire.kernels import codes
 from gradwire.memory import Memory
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import Sign
+from gradwire.quantize import Quantiser
+
+NORMS = {"l1": 1, "l2": 2}
 
 
 @register("efsignsgd")
@@ -39,12 +43,13 @@ class EFSignSGD(CodecMethod):
     norm: str = "l1"
 
     def __post_init__(self) -> None:
-        self.codec()
+        if self.norm not in NORMS:
+            raise ConfigurationError(f"norm={self.norm!r} is not possible; choose 'l1' or 'l2'")
 
     def error_bound(self, numel: int) -> float:
         """``1 - |x|_1^2 / (d |x|_2^2)``, which is largest for a lone value; none is claimed for the other norm."""
         return 1 - 1 / numel if self.norm == "l1" else math.inf
 
-    def codec(self) -> Sign:
+    def codec(self) -> Quantiser:
         """One bit a value, one scale a segment."""
-        return Sign(self.norm)
+        return Quantiser(codes.Sign(NORMS[self.norm]))

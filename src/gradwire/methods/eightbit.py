@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
-from gradwire.quantize import Dynamic
+from gradwire.quantize import Quantiser
 
 
 @register("eightbit")
@@ -19,9 +20,9 @@ class EightBit(CodecMethod):
     bias = "contractive"
     wire_bits = "2 * (8 * d + 32)"
 
-    def codec(self) -> Dynamic:
+    def codec(self) -> Quantiser:
         """The nearest entry of the tree, times the largest magnitude of a segment."""
-        return Dynamic()
+        return Quantiser(codes.Dynamic())
 
     def error_bound(self, numel: int) -> float:
         """The nearest entry is never worse than zero, which is one of them."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from gradwire import index
 from gradwire.adaptive import AdaptiveSparse
 from gradwire.index import IndexCoding
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.methods.variance import Moments, check_moments
-from gradwire.quantize import Sign
+from gradwire.quantize import Quantiser
 from gradwire.quantize.values import CodedValues
 from gradwire.select import Unambiguous
 from gradwire.select.thresholds import check_threshold
@@ -64,7 +65,7 @@ class Hybrid(CodecMethod):
     def codec(self) -> AdaptiveSparse:
         """Criterion, capacity, value coding, index coding."""
         criterion = Unambiguous(self.alpha, self.decay, self.moments != "step", self.threshold)
-        return AdaptiveSparse(criterion, self.capacity, CodedValues(Sign()), index.parse(self.indices))
+        return AdaptiveSparse(criterion, self.capacity, CodedValues(Quantiser(codes.Sign())), index.parse(self.indices))
 
     def error_bound(self, numel: int) -> float:
         """A step towards a larger value leaves less of it, and all may be ambiguous."""

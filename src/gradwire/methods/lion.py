@@ -25,12 +25,11 @@ class _LionFeedback(Feedback):
 
     def admit(self, block: Block, gradient: Tensor) -> Tensor:
         """``u = beta1 m + (1 - beta1) g``, then ``m = beta2 m + (1 - beta2) g``; a bad gradient goes as it is."""
-        kernel = kernels.for_device(gradient.device)
         for part, kept in zip(block.parts(self.update), block.parts(self.momentum), strict=True):
             part.copy_(kept)
-        if not kernel.accumulate(block, gradient, self.update, self.beta1, 1 - self.beta1):
+        if not kernels.accumulate(block, gradient, self.update, self.beta1, 1 - self.beta1):
             return gradient
-        kernel.accumulate(block, gradient, self.momentum, self.beta2, 1 - self.beta2)
+        kernels.accumulate(block, gradient, self.momentum, self.beta2, 1 - self.beta2)
         return self.update
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod, there_and_back
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import PowerOfTwo, Stochastic
+from gradwire.quantize import BUCKET, Quantiser
 
 
 @register("natural")
@@ -36,17 +37,17 @@ class Natural(CodecMethod):
     def __post_init__(self) -> None:
         self.codec()
 
-    def codec(self) -> PowerOfTwo:
+    def codec(self) -> Quantiser:
         """Exponents and signs."""
-        return PowerOfTwo(self.bits)
+        return Quantiser(codes.Natural(self.bits))
 
-    def owner_codec(self, route: str) -> Stochastic | None:
+    def owner_codec(self, route: str) -> Quantiser | None:
         """Eight bits."""
-        return Stochastic(8) if route == "sharded" else None
+        return Quantiser(codes.QSGD(8), BUCKET) if route == "sharded" else None
 
     def error_bound(self, numel: int) -> float:
         """The workers' powers of two and the owners' levels."""
-        return there_and_back(self.worker_bound(numel), Stochastic(8).error_bound(numel))
+        return there_and_back(self.worker_bound(numel), codes.QSGD(8).error_bound(min(numel, BUCKET)))
 
     def worker_bound(self, numel: int) -> float:
         """An eighth: the worst is a value half-way between two powers."""

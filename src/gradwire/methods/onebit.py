@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import TwoMeans
+from gradwire.quantize import Quantiser
 
 
 @register("onebit")
@@ -28,9 +29,9 @@ class OneBit(CodecMethod):
     bias = "contractive"
     wire_bits = "2 * (d + 64)"
 
-    def codec(self) -> TwoMeans:
+    def codec(self) -> Quantiser:
         """One bit a value, two values a segment."""
-        return TwoMeans()
+        return Quantiser(codes.OneBit())
 
     def error_bound(self, numel: int) -> float:
         """``1 - (a m+^2 + b m-^2) / |x|^2`` with a and b values on either side: largest for a lone value."""

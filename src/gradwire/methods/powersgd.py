@@ -65,12 +65,12 @@ class PowerSGD(Method):
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds."""
-        kernel, feedback = kernels.for_device(gradient.device), state.feedback
+        feedback = state.feedback
         requests: list[Request] = []
         for matrices, q in zip(state.groups, state.q, strict=True):
             p = q.new_empty(len(q), q.shape[1], matrices.n)
             for block, fixed, factor in zip(matrices.blocks, scaled_rows(q), p, strict=True):
-                kernel.project_rows(
+                kernels.project_rows(
                     block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=False
                 )
             requests.append(AllReduceMean(p))
@@ -89,4 +89,4 @@ class PowerSGD(Method):
             kept.copy_(torch.where(finite, q, kept))
             sent = torch.where(finite, q, torch.nan)  # which leaves residuals as they are
             for block, p_row, q_row in zip(matrices.blocks, p, sent, strict=True):
-                kernel.write_product(block, p_row, q_row, gradient, feedback.residual)
+                kernels.write_product(block, p_row, q_row, gradient, feedback.residual)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import Stochastic
+from gradwire.quantize import Quantiser
 
 
 @register("qgz")
@@ -38,9 +39,9 @@ class QgZ(CodecMethod):
     def __post_init__(self) -> None:
         self.codec()
 
-    def codec(self) -> Stochastic:
+    def codec(self) -> Quantiser:
         """Levels against the largest magnitude of a block, the nearest one."""
-        return Stochastic(self.bits, self.bucket, rounding="nearest")
+        return Quantiser(codes.QSGD(self.bits, nearest=True), self.bucket)
 
     def error_bound(self, numel: int) -> float:
         """The worst are one value at the top level and all others half a step from zero, which are lost."""

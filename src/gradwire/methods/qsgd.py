@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gradwire.errors import ConfigurationError
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod, there_and_back
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import Stochastic
+from gradwire.quantize import Quantiser
 
 
 @register("qsgd")
@@ -42,21 +44,23 @@ class QSGD(CodecMethod):
     norm: Literal["max", "l2"] = "max"
 
     def __post_init__(self) -> None:
+        if self.norm not in ("max", "l2"):
+            raise ConfigurationError(f"norm={self.norm!r} is not known; choose 'max' or 'l2'")
         self.codec()
 
-    def codec(self) -> Stochastic:
+    def codec(self) -> Quantiser:
         """A few bits a value, one scale a bucket."""
-        return Stochastic(self.bits, self.bucket, self.norm)
+        return Quantiser(codes.QSGD(self.bits, self.norm == "l2"), self.bucket)
 
-    def owner_codec(self, route: str) -> Stochastic | None:
+    def owner_codec(self, route: str) -> Quantiser | None:
         """Twice the bits, and the largest magnitude."""
-        return Stochastic(min(8, 2 * self.bits), self.bucket) if route == "sharded" else None
+        return Quantiser(codes.QSGD(min(8, 2 * self.bits)), self.bucket) if route == "sharded" else None
 
     def error_bound(self, numel: int) -> float:
         """The workers' and the owners' levels."""
-        owner = Stochastic(min(8, 2 * self.bits), self.bucket)
-        return there_and_back(self.worker_bound(numel), owner.error_bound(numel))
+        owner = codes.QSGD(min(8, 2 * self.bits)).error_bound(min(numel, self.bucket or numel))
+        return there_and_back(self.worker_bound(numel), owner)
 
     def worker_bound(self, numel: int) -> float:
         """Lemma 3.1 of the paper."""
-        return self.codec().error_bound(numel)
+        return codes.QSGD(self.bits).error_bound(min(numel, self.bucket or numel))

@@ -74,7 +74,7 @@ class ScaleCom(Method):
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """Two rounds: the leader's indices, then everybody's values there."""
         site, feedback, block = state.site, state.feedback, state.site.block
-        kernel, coding, select = kernels.for_device(gradient.device), index.parse(self.indices), self.select()
+        coding, select = index.parse(self.indices), self.select()
         leader, counts = step % site.world_size, select.counts(block)
         positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=gradient.device)
         values = torch.empty(positions.shape, dtype=torch.float32, device=gradient.device)
@@ -90,12 +90,12 @@ class ScaleCom(Method):
         payload = yield Broadcast(payload, leader)
 
         coding.decode(payload, block.positions, positions)
-        kernel.gather(block, feedback.buffer(admitted), positions, values)
+        kernels.gather(block, feedback.buffer(admitted), positions, values)
         mean = yield AllReduceMean(torch.where(finite, values, torch.nan))
 
         if feedback.residual is not None:
             values.masked_fill_(~mean.isfinite(), torch.nan)
-            kernel.subtract(block, feedback.residual, positions, values)
+            kernels.subtract(block, feedback.residual, positions, values)
         feedback.settle(block, admitted)
-        kernel.scatter_sum(block, positions[None], mean[None], gradient, 1.0)
+        kernels.scatter_sum(block, positions[None], mean[None], gradient, 1.0)
         feedback.received(block, gradient)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import Vote
+from gradwire.quantize import Quantiser
 
 
 @register("signsgd")
@@ -29,13 +30,13 @@ class SignSGD(CodecMethod):
     why_no_mean = "a vote has no magnitude"
     wire_bits = "2 * (d + 32)"
 
-    def codec(self) -> Vote:
+    def codec(self) -> Quantiser:
         """One bit a value."""
-        return Vote()
+        return Quantiser(codes.Vote())
 
-    def owner_codec(self, route: str) -> Vote:
+    def owner_codec(self, route: str) -> Quantiser:
         """The majority is the sign of the mean of signs."""
-        return Vote()
+        return Quantiser(codes.Vote())
 
 
 @register("signum")

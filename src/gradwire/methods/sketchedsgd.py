@@ -92,7 +92,7 @@ class SketchedSGD(Method):
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds. Estimates are written over the gradient where the memory has taken it in."""
-        kernel, sketch, block = kernels.for_device(gradient.device), self._sketch(), state.site.block
+        sketch, block = self._sketch(), state.site.block
         feedback, counts, key = state.feedback, state.counts, state.site.shared_key(step)
         admitted = feedback.admit(block, gradient)
         values, finite = feedback.compensate(block, admitted)
@@ -106,7 +106,7 @@ class SketchedSGD(Method):
         sketch.estimate(block, table, counts, key, estimates)
         candidates, heavy = _largest(block, estimates, state.candidates)
         exact = torch.empty_like(heavy)
-        kernel.gather(block, values, candidates, exact)
+        kernels.gather(block, values, candidates, exact)
         exact.masked_fill_(heavy.isnan(), torch.nan)
         mean = yield AllReduceMean(exact.clone())
 
@@ -117,8 +117,8 @@ class SketchedSGD(Method):
         positions, sent = candidates[index], exact[index].masked_fill_(heaviest.isnan(), torch.nan)
         feedback.masked(block, positions[sent.isfinite()])
         if feedback.residual is not None:
-            kernel.subtract(block, feedback.residual, positions, sent)
-        kernel.scatter_sum(block, positions[None], heaviest[None], gradient, 1.0)
+            kernels.subtract(block, feedback.residual, positions, sent)
+        kernels.scatter_sum(block, positions[None], heaviest[None], gradient, 1.0)
         feedback.received(block, gradient)
 
 
@@ -126,5 +126,5 @@ def _largest(block: Block, values: Tensor, counts: Int64Array) -> tuple[Tensor, 
     """Positions and values of the ``counts[s]`` largest magnitudes of each segment."""
     positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=values.device)
     largest = torch.empty(positions.shape, dtype=torch.float32, device=values.device)
-    kernels.for_device(values.device).topk_select(block, values, None, 1.0, 1.0, counts, positions, largest)
+    kernels.topk_select(block, values, None, 1.0, 1.0, counts, positions, largest)
     return positions, largest

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from gradwire import index
 from gradwire.adaptive import AdaptiveSparse
 from gradwire.index import IndexCoding
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import Sign
+from gradwire.quantize import Quantiser
 from gradwire.quantize.values import CodedValues
 from gradwire.select import Steps
 
@@ -47,7 +48,8 @@ class Strom(CodecMethod):
 
     def codec(self) -> AdaptiveSparse:
         """Criterion, capacity, value coding, index coding."""
-        return AdaptiveSparse(Steps(self.threshold), self.capacity, CodedValues(Sign()), index.parse(self.indices))
+        signs = CodedValues(Quantiser(codes.Sign()))
+        return AdaptiveSparse(Steps(self.threshold), self.capacity, signs, index.parse(self.indices))
 
     def error_bound(self, numel: int) -> float:
         """A step towards a larger value leaves less of it, and all may lie below tau."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod, there_and_back
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import Stochastic, Ternary
+from gradwire.quantize import BUCKET, Quantiser
 
 
 @register("terngrad")
@@ -40,17 +41,17 @@ class TernGrad(CodecMethod):
     def __post_init__(self) -> None:
         self.codec()
 
-    def codec(self) -> Ternary:
+    def codec(self) -> Quantiser:
         """Five trits a byte."""
-        return Ternary(self.clip)
+        return Quantiser(codes.TernGrad(self.clip))
 
-    def owner_codec(self, route: str) -> Stochastic | None:
+    def owner_codec(self, route: str) -> Quantiser | None:
         """Four bits."""
-        return Stochastic(4) if route == "sharded" else None
+        return Quantiser(codes.QSGD(4), BUCKET) if route == "sharded" else None
 
     def error_bound(self, numel: int) -> float:
         """The workers' three values and the owners' levels."""
-        return there_and_back(self.worker_bound(numel), Stochastic(4).error_bound(numel))
+        return there_and_back(self.worker_bound(numel), codes.QSGD(4).error_bound(min(numel, BUCKET)))
 
     def worker_bound(self, numel: int) -> float:
         """``s |x|_1 / |x|^2 - 1``, largest for one value among ``d - 1`` of ``1 / sqrt(d)`` of it."""

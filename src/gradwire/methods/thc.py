@@ -118,7 +118,7 @@ class THC(Method):
     def _sums(self, codes: Tensor, world_size: int) -> Tensor:
         """The integers of all workers' codes, added up."""
         sums = torch.empty(2 * codes.shape[1] * self._sum_bytes(world_size), dtype=torch.uint8, device=codes.device)
-        kernels.for_device(codes.device).rotated_sums(codes, self._levels().tensor(codes.device), sums)
+        kernels.rotated_sums(codes, self._levels().tensor(codes.device), sums)
         return sums
 
     def _check(self, sums: Tensor, world_size: int) -> None:

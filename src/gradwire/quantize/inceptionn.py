@@ -65,14 +65,14 @@ class Inceptionn(Codec):
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Writes tags and what they say, under the first bound that fits."""
-        kernels.for_device(gradient.device).inceptionn_encode(
+        kernels.inceptionn_encode(
             block, gradient, feedback.residual, feedback.beta, feedback.gamma, payload, self._exponent
         )
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what the tags say, and learns what the next step needs."""
         self.check(block, payloads)
-        kernels.for_device(out.device).inceptionn_decode(block, payloads, out, weight, self._exponent)
+        kernels.inceptionn_decode(block, payloads, out, weight, self._exponent)
         if self.seen is not None and block.numel:
             words = int(payloads[:, 4:8].contiguous().view(torch.int32).max())
             room = min(max(capacity.SPARE * 32 * words / block.numel, LEAST * self.room), float(self.room))

@@ -6,37 +6,34 @@ from collections.abc import Callable, Mapping
 
 from gradwire.codec import Codec
 from gradwire.errors import ConfigurationError
-from gradwire.quantize.dynamic import Dynamic
-from gradwire.quantize.exponent import Exponent
-from gradwire.quantize.power_of_two import PowerOfTwo
+from gradwire.kernels import codes
 from gradwire.quantize.quantile import Quantile
-from gradwire.quantize.sign import Sign
-from gradwire.quantize.stochastic import Stochastic
-from gradwire.quantize.ternary import Ternary
-from gradwire.quantize.three_level import ThreeLevel
-from gradwire.quantize.two_means import TwoMeans
-from gradwire.quantize.vote import Vote
+from gradwire.quantize.quantiser import Quantiser
+from gradwire.quantize.zero_runs import ZeroRuns
+
+BUCKET = 512
+"""Values that share a scale in QSGD's practice."""
 
 _PLAIN: Mapping[str, Callable[[], Codec]] = {
-    "sign": Sign,
-    "vote": Vote,
-    "two-means": TwoMeans,
-    "dynamic": Dynamic,
-    "natural": PowerOfTwo,
-    "terngrad": Ternary,
-    "3lc": ThreeLevel,
-    "exponent": Exponent,
+    "sign": lambda: Quantiser(codes.Sign()),
+    "vote": lambda: Quantiser(codes.Vote()),
+    "onebit": lambda: Quantiser(codes.OneBit()),
+    "dynamic": lambda: Quantiser(codes.Dynamic()),
+    "natural": lambda: Quantiser(codes.Natural()),
+    "terngrad": lambda: Quantiser(codes.TernGrad()),
+    "3lc": ZeroRuns,
+    "exponent": lambda: Quantiser(codes.Exponent()),
 }
 
 _NUMBERED: Mapping[str, Callable[[int], Codec]] = {
-    "natural": PowerOfTwo,
-    "qsgd": Stochastic,
-    "nearest": lambda bits: Stochastic(bits, rounding="nearest"),
+    "natural": lambda bits: Quantiser(codes.Natural(bits)),
+    "qsgd": lambda bits: Quantiser(codes.QSGD(bits), BUCKET),
+    "nearest": lambda bits: Quantiser(codes.QSGD(bits, nearest=True), BUCKET),
     "quantile": Quantile,
 }
 
 
-KNOWN = ", ".join(map(repr, [*_PLAIN, "natural:8", "qsgd:4", "nearest:4", "quantile:256"]))
+KNOWN = ", ".join(map(repr, [*_PLAIN, "natural:9", "qsgd:4", "nearest:4", "quantile:256"]))
 """For messages."""
 
 
@@ -51,9 +48,9 @@ def find(name: str) -> Codec | None:
 
 
 def parse(codec: str | Codec) -> Codec:
-    """Reads ``sign``, ``vote``, ``two-means``, ``dynamic``, ``natural``, ``terngrad``, ``3lc``, ``exponent``.
+    """Reads ``sign``, ``vote``, ``onebit``, ``dynamic``, ``natural``, ``terngrad``, ``3lc``, ``exponent``.
 
-    With a number: ``natural:8``, ``qsgd:BITS``, ``nearest:BITS``, ``quantile:BUCKETS``.
+    With a number: ``natural:9``, ``qsgd:BITS``, ``nearest:BITS``, ``quantile:BUCKETS``.
 
     Raises:
         ConfigurationError: If ``codec`` is neither these nor a codec.

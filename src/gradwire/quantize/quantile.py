@@ -54,7 +54,7 @@ class Quantile(Codec):
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Sorts, writes means, and numbers or groups and sketches."""
-        kernels.for_device(gradient.device).quantile_encode(
+        kernels.quantile_encode(
             block,
             gradient,
             feedback.residual,
@@ -71,6 +71,4 @@ class Quantile(Codec):
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums means."""
         self.check(block, payloads)
-        kernels.for_device(out.device).quantile_decode(
-            block, payloads, out, weight, self.buckets, self.rows, self.columns, self.groups
-        )
+        kernels.quantile_decode(block, payloads, out, weight, self.buckets, self.rows, self.columns, self.groups)

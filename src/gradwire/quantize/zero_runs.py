@@ -12,18 +12,19 @@ from gradwire import kernels
 from gradwire.capacity import Room
 from gradwire.codec import Codec
 from gradwire.errors import PayloadError
-from gradwire.kernels.reference.trits import trits_payload_bytes, trits_stride
+from gradwire.kernels.codes import ThreeLC
+from gradwire.kernels.reference.trits import trits_stride
 from gradwire.kernels.reference.zero_runs import ZEROS
 from gradwire.layout import Block, Slot
 from gradwire.memory import Feedback, Store
-from gradwire.quantize.three_level import ThreeLevel
+from gradwire.quantize.quantiser import Quantiser
 
 _COUNT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class ZeroRuns(Codec):
-    """What :class:`ThreeLevel` writes, with its runs of zeros shortened as in 3LC.
+    """What :class:`~gradwire.kernels.codes.ThreeLC` writes, with its runs of zeros shortened as in 3LC.
 
     How short that is depends on the values, so a payload has room for a quarter more than the neediest rank wanted in
     the step before. What does not fit is read as zeros and stays in the memory: a value that is sent lies between half
@@ -33,7 +34,7 @@ class ZeroRuns(Codec):
     is room for, followed by zeros.
 
     Attributes:
-        sparsity: As in :class:`ThreeLevel`.
+        sparsity: As in :class:`~gradwire.kernels.codes.ThreeLC`.
         room: For the coded trits: a share of the bytes that they take uncoded.
     """
 
@@ -41,10 +42,10 @@ class ZeroRuns(Codec):
     room: Room = field(default_factory=Room)
 
     def __post_init__(self) -> None:
-        self._three_level()
+        self._whole()
 
-    def _three_level(self) -> ThreeLevel:
-        return ThreeLevel(self.sparsity)
+    def _whole(self) -> Quantiser:
+        return Quantiser(ThreeLC(self.sparsity))
 
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> ZeroRuns:
         """With the store for the room."""
@@ -63,10 +64,10 @@ class ZeroRuns(Codec):
         head = 4 * block.segment_count
         edge = head + _COUNT_BYTES
         room = payload.numel() - edge
-        whole = torch.empty(trits_payload_bytes(block), dtype=torch.uint8, device=payload.device)
-        self._three_level().encode(block, gradient, feedback, whole, key)
+        whole = torch.empty(self._whole().payload_bytes(block), dtype=torch.uint8, device=payload.device)
+        self._whole().encode(block, gradient, feedback, whole, key)
         coded = torch.empty_like(whole[head:])
-        wanted = kernels.for_device(gradient.device).zero_runs_encode(whole[head:], coded)
+        wanted = kernels.zero_runs_encode(whole[head:], coded)
         sent = min(wanted, room)
         payload[:head] = whole[:head]
         payload[head:edge].view(torch.int32).fill_(wanted)
@@ -80,20 +81,19 @@ class ZeroRuns(Codec):
         self.check(block, payloads)
         if not block.numel:
             return
-        kernel = kernels.for_device(out.device)
         head = 4 * block.segment_count
         edge = head + _COUNT_BYTES
         room = payloads.shape[1] - edge
         stride = trits_stride(block.positions)
-        whole = torch.empty((len(payloads), trits_payload_bytes(block)), dtype=torch.uint8, device=out.device)
+        whole = torch.empty((len(payloads), self._whole().payload_bytes(block)), dtype=torch.uint8, device=out.device)
         whole[:, :head] = payloads[:, :head]
         for row, payload, wanted in zip(whole, payloads, self._wanted(block, payloads).tolist(), strict=True):
             if not 0 <= wanted <= stride:
                 raise PayloadError(f"a payload says that its trits take {wanted} bytes; uncoded they take {stride}")
-            read = kernel.zero_runs_decode(payload[edge : edge + min(wanted, room)], row[head:])
+            read = kernels.zero_runs_decode(payload[edge : edge + min(wanted, room)], row[head:])
             if wanted <= room and read < stride:
                 raise PayloadError(f"the bytes decode to {read} bytes of trits, fewer than {stride}")
-        kernel.trits_decode(block, whole, out, weight)
+        self._whole().decode(block, whole, out, weight)
 
     def news(self, block: Block, payloads: Tensor) -> Tensor:
         """A float32: the largest share of its uncoded bytes that any payload wanted, or NaN if one is not finite."""
@@ -116,11 +116,10 @@ class ZeroRuns(Codec):
 
 def _take_back(block: Block, whole: Tensor, coded: Tensor, gradient: Tensor, residual: Tensor) -> None:
     """Adds to the residual what the trits stand for of which ``coded`` says nothing any more."""
-    kernel = kernels.for_device(gradient.device)
     head = 4 * block.segment_count
-    read = kernel.zero_runs_decode(coded, torch.empty_like(whole[head:]))
+    read = kernels.zero_runs_decode(coded, torch.empty_like(whole[head:]))
     whole[head : head + read] = ZEROS
     whole[:head].view(torch.float32).nan_to_num_(nan=0.0)  # nothing of a segment that is not finite was sent
     unsent = torch.empty_like(gradient)
-    kernel.trits_decode(block, whole[None], unsent, 1.0)
-    kernel.accumulate(block, unsent, residual, 1.0, 1.0)
+    kernels.decode(ThreeLC(), block, whole[None], unsent, 1.0)
+    kernels.accumulate(block, unsent, residual, 1.0, 1.0)

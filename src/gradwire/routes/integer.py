@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigurationError, PayloadError
-from gradwire.kernels.reference.stochastic import stochastic_bucket_count
+from gradwire.kernels.codes import Integers
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.wire.requests import AllReduceMax, AllReduceSum, Synchronization
@@ -64,35 +64,29 @@ class SharedLevels:
 
     def scales(self, block: Block, admitted: Tensor, feedback: Feedback) -> Tensor:
         """This worker's largest magnitudes; the residual keeps the compensated values."""
-        scales = torch.empty(stochastic_bucket_count(block, self.bucket), device=admitted.device)
-        kernels.for_device(admitted.device).integer_scales(
-            block, admitted, feedback.residual, feedback.beta, feedback.gamma, self.bucket, scales
-        )
+        block, residual = self._segments(block), feedback.residual
+        scales = torch.empty(block.segment_count, device=admitted.device)
+        kernels.integer_scales(self._code(1), block, admitted, residual, feedback.beta, feedback.gamma, scales)
         return scales
 
     def encode(
         self, block: Block, admitted: Tensor, feedback: Feedback, scales: Tensor, workers: int, key: int
     ) -> Tensor:
         """Codes of the compensated values, which are taken from the residual."""
-        codes = torch.empty(block.positions * self.bits // 8, dtype=torch.uint8, device=admitted.device)
-        kernels.for_device(admitted.device).integer_encode(
-            block,
-            feedback.buffer(admitted),
-            feedback.residual is not None,
-            scales,
-            self.levels_for(workers),
-            self.bits,
-            self.bucket,
-            codes,
-            key,
-        )
+        code, values, subtract = self._code(workers), feedback.buffer(admitted), feedback.residual is not None
+        codes = torch.empty(code.layout(block.positions).body, dtype=torch.uint8, device=admitted.device)
+        kernels.integer_encode(code, self._segments(block), values, subtract, scales, codes, key)
         return codes
 
     def decode(self, block: Block, scales: Tensor, codes: Tensor, out: Tensor, workers: int) -> None:
         """Writes the mean that the sum of all workers' codes stands for."""
-        kernels.for_device(out.device).integer_decode(
-            block, scales, codes, out, self.levels_for(workers), self.bits, self.bucket, workers
-        )
+        kernels.integer_decode(self._code(workers), self._segments(block), scales, codes, out)
+
+    def _code(self, workers: int) -> Integers:
+        return Integers(self.bits, self.levels_for(workers), workers)
+
+    def _segments(self, block: Block) -> Block:
+        return block.divided(self.bucket) if self.bucket else block
 
 
 def integer(

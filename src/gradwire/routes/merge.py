@@ -36,14 +36,14 @@ class SparseSet:
     def merged(self, other: SparseSet, counts: Int64Array) -> SparseSet:
         """The largest of the sum of both."""
         result = SparseSet.empty(counts, self.values.device)
-        kernels.for_device(self.values.device).merge_top(
+        kernels.merge_top(
             counts, self.positions, self.values, other.positions, other.values, result.positions, result.values
         )
         return result
 
     def keep(self, positions: Tensor, flags: Tensor) -> None:
         """Clears the flags of ascending positions that the set has no finite value for."""
-        kernels.for_device(flags.device).survivors(positions, self.positions, self.values, flags)
+        kernels.survivors(positions, self.positions, self.values, flags)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,6 @@ def merge(
         rank: This worker.
         world_size: n.
     """
-    kernel = kernels.for_device(gradient.device)
     counts = select.counts(block)
     form = SparseFormat(block, counts, indices)
     core = 1 << (world_size.bit_length() - 1)
@@ -178,7 +177,7 @@ def merge(
 
     feedback.masked(block, own.positions[sent])
     if feedback.residual is not None:
-        kernel.subtract(block, feedback.residual, own.positions[sent], own.values[sent])
+        kernels.subtract(block, feedback.residual, own.positions[sent], own.values[sent])
     feedback.settle(block, admitted)
-    kernel.scatter_sum(block, current.positions[None], current.values[None], gradient, 1 / world_size)
+    kernels.scatter_sum(block, current.positions[None], current.values[None], gradient, 1 / world_size)
     feedback.received(block, gradient)

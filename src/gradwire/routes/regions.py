@@ -122,7 +122,7 @@ def regions(
     Raises:
         PayloadError: If cuts are not finite or positions not ascending, or not of the block.
     """
-    kernel, device, total = kernels.for_device(gradient.device), gradient.device, block.positions
+    device, total = gradient.device, block.positions
     counts = select.counts(block)
     k = int(counts.sum())
     positions = torch.empty(k, dtype=torch.int64, device=device)
@@ -172,13 +172,13 @@ def regions(
     if not whole:
         union, added = _first(block, k, device), torch.full((k,), torch.nan, device=device)
 
-    kernel.survivors(positions, union, added, travelling)
+    kernels.survivors(positions, union, added, travelling)
     sent = positions[travelling]
     feedback.masked(block, sent)
     if feedback.residual is not None:
-        kernel.subtract(block, feedback.residual, sent, values[travelling])
+        kernels.subtract(block, feedback.residual, sent, values[travelling])
     feedback.settle(block, admitted)
-    kernel.scatter_sum(block, union[None], added[None], gradient, 1 / world_size)
+    kernels.scatter_sum(block, union[None], added[None], gradient, 1 / world_size)
     feedback.received(block, gradient)
     return cut
 
@@ -195,7 +195,7 @@ def _reduced(cut: Regions, rank: int, incoming: Tensor) -> tuple[Tensor, bool]:
         return sums, False
     if width:
         inside = (positions < width).sum(1).cpu().numpy()
-        kernels.for_device(incoming.device).scatter_sum(_flat(width), positions, values, sums, 1.0, inside)
+        kernels.scatter_sum(_flat(width), positions, values, sums, 1.0, inside)
     return sums, _finite(sums)
 
 
@@ -208,7 +208,7 @@ def largest(values: Tensor, count: int) -> Tensor:
     if len(values) <= count:
         return torch.arange(len(values), device=values.device)
     chosen = torch.empty(count, dtype=torch.int64, device=values.device)
-    kernels.for_device(values.device).topk_select(
+    kernels.topk_select(
         _flat(len(values)),
         values,
         None,

@@ -41,7 +41,7 @@ class LocalMaxima(Criterion):
         """One pass."""
         of_slot = [self.width or (CONVOLUTION if len(slot.shape) > 2 else OTHER) for slot in block.slots]
         bins = np.array(of_slot, dtype=np.int64)[block.slot_of_run]
-        positions, values, counts, scales = kernels.for_device(gradient.device).collect_local_maxima(
+        positions, values, counts, scales = kernels.collect_local_maxima(
             block, gradient, feedback.residual, feedback.beta, feedback.gamma, bins, room
         )
         return Choice(positions, values, counts, scales)

@@ -57,8 +57,7 @@ class ExponentialTail(Thresholds):
         shares = (self.ratio / FIRST_RATIO) ** (1 / np.maximum(stages - 1, 1))
         for stage in range(1, int(stages[several].max(initial=1))):
             going = several & (stages > stage)
-            kernel = kernels.for_device(source.device)
-            counts, sums = kernel.exceedances(block, source, np.where(going, thresholds, np.float32(np.nan)))
+            counts, sums = kernels.exceedances(block, source, np.where(going, thresholds, np.float32(np.nan)))
             going &= counts > 0
             excess = sums / np.maximum(counts, 1) - thresholds
             thresholds = np.where(going, thresholds - excess * np.log(shares), thresholds).astype(np.float32)

@@ -36,16 +36,15 @@ class SharedRandom(LinearCodec):
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, key: int) -> tuple[Tensor, Decode]:
         """Gathers the chosen values; decoding scatters their mean and leaves zero elsewhere."""
-        kernel = kernels.for_device(gradient.device)
         values, finite = feedback.compensate(block, gradient)
         counts = counts_for(block, self.ratio)
         positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=gradient.device)
-        kernel.randomk_positions(block, counts, positions, key)
+        kernels.randomk_positions(block, counts, positions, key)
         code = torch.empty(positions.shape, dtype=torch.float32, device=gradient.device)
-        kernel.gather(block, values, positions, code)
+        kernels.gather(block, values, positions, code)
 
         def decode(mean: Tensor, out: Tensor) -> None:
-            kernel.scatter_sum(block, positions[None], mean[None], out, 1.0)
+            kernels.scatter_sum(block, positions[None], mean[None], out, 1.0)
 
         if not finite:
             return code.fill_(torch.nan), decode

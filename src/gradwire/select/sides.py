@@ -37,18 +37,17 @@ class EitherSide(Selector):
         self, block: Block, gradient: Tensor, feedback: Feedback, counts: Int64Array, positions: Tensor, values: Tensor
     ) -> None:
         """The largest magnitudes of both sides together, twice as many; they hold each side's own, or nearly always."""
-        kernel = kernels.for_device(gradient.device)
         doubled = np.minimum(2 * counts, block.segment_numels)
         candidates = torch.empty(int(doubled.sum()), dtype=torch.int64, device=gradient.device)
         found = torch.empty(candidates.shape, dtype=torch.float32, device=gradient.device)
-        kernel.topk_select(
+        kernels.topk_select(
             block, gradient, feedback.residual, feedback.beta, feedback.gamma, doubled, candidates, found
         )
         among = Block.dense("candidates", doubled)
         whole = torch.from_numpy(np.repeat(np.isfinite(_largest(among, found)), counts)).to(gradient.device)
         source = feedback.buffer(gradient)
-        positive, negative, zeros = _split(counts, *kernel.sign_counts(block, source))
-        above, below = kernel.sign_counts(among, found)
+        positive, negative, zeros = _split(counts, *kernels.sign_counts(block, source))
+        above, below = kernels.sign_counts(among, found)
         if (above >= positive).all() and (below >= negative).all() and not zeros.any():
             padding = torch.from_numpy(np.repeat(among.runs[:, 2] - among.runs[:, 0], counts)).to(gradient.device)
             chosen = _of_sides(among, found, positive, negative, zeros) - padding
@@ -56,13 +55,13 @@ class EitherSide(Selector):
             torch.index_select(found, 0, chosen, out=values)
         else:
             positions.copy_(_of_sides(block, source.nan_to_num(0.0), positive, negative, zeros))
-            kernel.gather(block, source, positions, values)
+            kernels.gather(block, source, positions, values)
         values.masked_fill_(~whole, torch.nan)
 
 
 def _largest(block: Block, values: Tensor) -> Float32Array:
     """NaN in segments that have a value that is not finite."""
-    return kernels.for_device(values.device).magnitude_statistics(block, values, None, 1.0, 1.0)[1]
+    return kernels.magnitude_statistics(block, values, None, 1.0, 1.0)[1]
 
 
 def _of_sides(block: Block, source: Tensor, positive: Int64Array, negative: Int64Array, zeros: Int64Array) -> Tensor:
@@ -85,5 +84,5 @@ def _split(counts: Int64Array, above: Int64Array, below: Int64Array) -> tuple[In
 def _top(block: Block, side: Tensor, counts: Int64Array) -> Tensor:
     positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=side.device)
     values = torch.empty(positions.shape, dtype=torch.float32, device=side.device)
-    kernels.for_device(side.device).topk_select(block, side, None, 1.0, 1.0, counts, positions, values)
+    kernels.topk_select(block, side, None, 1.0, 1.0, counts, positions, values)
     return positions

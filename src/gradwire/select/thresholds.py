@@ -68,9 +68,8 @@ class HalfMaximum(Thresholds):
 def _reaching(least: np.float32, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
     """All magnitudes of at least this one."""
     thresholds = np.full(block.segment_count, least, dtype=np.float32)
-    kernel = kernels.for_device(gradient.device)
     return Choice(
-        *kernel.collect_reaching(block, gradient, feedback.residual, feedback.beta, feedback.gamma, thresholds, room)
+        *kernels.collect_reaching(block, gradient, feedback.residual, feedback.beta, feedback.gamma, thresholds, room)
     )
 
 

@@ -33,6 +33,6 @@ class TopMagnitudes(Selector):
         self, block: Block, gradient: Tensor, feedback: Feedback, counts: Int64Array, positions: Tensor, values: Tensor
     ) -> None:
         """Radix selection, one pass to compensate and count, one to collect."""
-        kernels.for_device(gradient.device).topk_select(
+        kernels.topk_select(
             block, gradient, feedback.residual, feedback.beta, feedback.gamma, counts, positions, values
         )

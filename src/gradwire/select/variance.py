@@ -65,7 +65,7 @@ class Unambiguous(Criterion):
     def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
         """One pass over gradient, residual and ``v``."""
         moments = torch.zeros_like(gradient) if self.moments is None else self.moments
-        positions, values, counts = kernels.for_device(gradient.device).collect_unambiguous(
+        positions, values, counts = kernels.collect_unambiguous(
             block,
             gradient,
             feedback.residual,
@@ -85,9 +85,8 @@ class Unambiguous(Criterion):
         """``v = 0``; with steps ``v = max(v - 2 |r| step + step**2, 0)``."""
         if self.moments is None:
             return
-        kernel = kernels.for_device(values.device)
         left = torch.zeros_like(values)
         if self.step:
-            kernel.gather(block, self.moments, positions, left)
+            kernels.gather(block, self.moments, positions, left)
             left = (left - 2 * self.step * values.abs() + self.step**2).clamp(min=0)
-        kernel.scatter(block, self.moments, positions, left)
+        kernels.scatter(block, self.moments, positions, left)

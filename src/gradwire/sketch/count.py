@@ -46,10 +46,10 @@ class CountSketch:
         """The tables of a block, one after another; of finite values they are finite."""
         widths = self.widths(counts)
         table = torch.empty(self.rows * int(widths.sum()), dtype=torch.float32, device=values.device)
-        kernels.for_device(values.device).sketch(block, values, widths, self.rows, key, table)
+        kernels.sketch(block, values, widths, self.rows, key, table)
         return table.nan_to_num_(0.0)  # sums of huge values overflow
 
     def estimate(self, block: Block, table: Tensor, counts: Int64Array, key: int, out: Tensor) -> None:
         """Writes what the tables say of each value to the block's elements of ``out``."""
         widths = self.widths(counts)
-        kernels.for_device(out.device).sketch_estimates(block, table, widths, self.rows, key, out)
+        kernels.sketch_estimates(block, table, widths, self.rows, key, out)

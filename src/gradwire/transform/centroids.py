@@ -57,7 +57,7 @@ class RotatedCentroids(Codec):
         stop = edge + block.positions * self.bits // 8
         payload[:head].view(torch.int32).fill_((key & MASK32) - ((key & 1 << 31) << 1))
         payload[stop:] = 0
-        kernels.for_device(gradient.device).centroids_encode(
+        kernels.centroids_encode(
             _rotation(block, self.rotation).pieces,
             gradient,
             feedback.residual,
@@ -75,7 +75,7 @@ class RotatedCentroids(Codec):
         head, edge = self._edges(block)
         stop = edge + block.positions * self.bits // 8
         for number, payload in enumerate(payloads.contiguous()):
-            kernels.for_device(out.device).centroids_decode(
+            kernels.centroids_decode(
                 _rotation(block, self.rotation).pieces,
                 payload[head:edge].view(torch.float32),
                 payload[edge:stop],

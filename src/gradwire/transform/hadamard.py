@@ -120,7 +120,7 @@ class Rotation:
     def scales(self, values: Tensor) -> Tensor:
         """Root mean square of each piece."""
         scales = torch.empty(len(self.pieces), dtype=torch.float32, device=values.device)
-        kernels.for_device(values.device).rotated_scales(self.pieces, values, scales)
+        kernels.rotated_scales(self.pieces, values, scales)
         return scales
 
     def encode(
@@ -134,7 +134,7 @@ class Rotation:
         payload: Tensor,
     ) -> None:
         """Rotates with the shared key, rounds with one's own, and takes what is sent from the residual."""
-        kernels.for_device(values.device).rotated_encode(
+        kernels.rotated_encode(
             self.pieces,
             values,
             residual,
@@ -148,7 +148,7 @@ class Rotation:
 
     def decode(self, sums: Tensor, count: int, scales: Tensor, levels: Levels, shared: int, out: Tensor) -> None:
         """Writes the mean of ``count`` workers from the sums of their integers."""
-        kernels.for_device(out.device).rotated_decode(
+        kernels.rotated_decode(
             self.pieces,
             sums,
             count,

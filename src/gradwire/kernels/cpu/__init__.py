@@ -6,12 +6,11 @@ that nothing is left to compile within a training step.
 
 from __future__ import annotations
 
+from gradwire.kernels.cpu import dynamic, exponent, natural, onebit, qsgd, sign, terngrad, threelc, vote
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.cpu.checksum import checksums
-from gradwire.kernels.cpu.dynamic import dynamic_decode, dynamic_encode
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
-from gradwire.kernels.cpu.exponent import exponent_decode, exponent_encode
 from gradwire.kernels.cpu.gaps import gaps_decode, gaps_encode
 from gradwire.kernels.cpu.inceptionn import inceptionn_decode, inceptionn_encode
 from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
@@ -19,32 +18,13 @@ from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_pr
 from gradwire.kernels.cpu.memory import accumulate
 from gradwire.kernels.cpu.merge import merge_top, survivors
 from gradwire.kernels.cpu.narrow import narrow
-from gradwire.kernels.cpu.power_of_two import power_of_two_decode, power_of_two_encode
 from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
+from gradwire.kernels.cpu.quantise import CODES, decode, encode
 from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.cpu.senders import scatter_mean
-from gradwire.kernels.cpu.sign import sign_decode, sign_encode
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
 from gradwire.kernels.cpu.statistics import exceedances, magnitude_statistics, sign_counts
-from gradwire.kernels.cpu.stochastic import stochastic_decode, stochastic_encode
-from gradwire.kernels.cpu.ternary import ternary_encode
-from gradwire.kernels.cpu.three_level import three_level_encode
 from gradwire.kernels.cpu.threshold import collect_local_maxima, collect_reaching, collect_unambiguous
 from gradwire.kernels.cpu.topk import topk_select
-from gradwire.kernels.cpu.trits import trits_decode
-from gradwire.kernels.cpu.two_means import two_means_decode, two_means_encode
-from gradwire.kernels.cpu.vote import vote_encode
 from gradwire.kernels.cpu.zero_runs import zero_runs_decode, zero_runs_encode
-from gradwire.kernels.reference import (
-    dynamic_payload_bytes,
-    elias_fano_bytes,
-    exponent_payload_bytes,
-    inceptionn_payload_bytes,
-    power_of_two_payload_bytes,
-    quantile_payload_bytes,
-    sign_payload_bytes,
-    stochastic_payload_bytes,
-    trits_payload_bytes,
-    two_means_payload_bytes,
-)

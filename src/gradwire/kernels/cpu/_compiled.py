@@ -9,10 +9,11 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import extending
-from numba.core import types
+from numba.core import config, types
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
+from gradwire.kernels.cpu._disk import keep
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Float32Array as Float32Array
 from gradwire.layout import Float64Array as Float64Array
@@ -20,14 +21,21 @@ from gradwire.layout import Int64Array
 from gradwire.randomness import FIRST_FACTOR, SECOND_FACTOR
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def inlined(function: Callable[..., Any]) -> Any:
+    """As :func:`compiled`, for what is called so often that its callers are to contain it."""
+    return compiled(function, forceinline=True)
+
+
+def compiled(function: Callable[..., Any], forceinline: bool = False) -> Any:
     """Compiles a function for one signature, on first use; without fastmath, so that bits are those of the reference.
 
     Raises:
-        ConfigurationError: If what is compiled can be kept nowhere.
+        ConfigurationError: If what is compiled can be kept nowhere, or Numba is told to compile nothing.
     """
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        raise ConfigurationError("NUMBA_DISABLE_JIT is set, and the kernels for the CPU must be compiled; unset it")
     try:
-        return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+        return keep(numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=forceinline)(function))
     except RuntimeError as error:
         raise ConfigurationError(
             f"compiled kernels can be kept neither beside {function.__code__.co_filename} nor in this user's cache: no "
@@ -80,7 +88,7 @@ def rows_of_bytes(payloads: Tensor) -> tuple[UInt8Array, int]:
     return array(payloads.as_strided(((rows - 1) * stride + size,), (1,))), stride
 
 
-@compiled
+@inlined
 def compensate(
     gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32, t: Float32Array
 ) -> None:
@@ -99,23 +107,8 @@ def largest_magnitude(t: Float32Array) -> np.uint32:
     return largest
 
 
-@compiled
-def largest_of_runs(
-    runs: Int64Array, gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32
-) -> np.uint32:
-    """Bits of the largest ``|t|`` of some runs; at least ``INFINITE`` if any is not finite."""
-    largest = np.uint32(0)
-    for run in range(len(runs)):
-        start, length = runs[run, 0], runs[run, 1]
-        largest = max(
-            largest,
-            _largest_compensated(gradient[start : start + length], residual[start : start + length], beta, gamma),
-        )
-    return largest
-
-
-@compiled
-def _largest_compensated(
+@inlined
+def largest_compensated(
     gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32
 ) -> np.uint32:
     """Bits of the largest ``|t|``."""
@@ -230,6 +223,18 @@ def hash32(low_key: np.uint32, high_key: np.uint32, counter: np.uint32) -> np.ui
     bits = np.uint32(np.uint32(bits ^ (bits >> np.uint32(16))) * np.uint32(FIRST_FACTOR))
     bits = np.uint32(np.uint32(bits ^ (bits >> np.uint32(15)) ^ high_key) * np.uint32(SECOND_FACTOR))
     return np.uint32(bits ^ (bits >> np.uint32(15)))
+
+
+@inlined
+def halves(key: np.uint64) -> tuple[np.uint32, np.uint32]:
+    """The low and the high half of a key."""
+    return np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+
+
+@inlined
+def float_of(bits: np.uint32) -> np.float32:
+    """The float32 of these bits."""
+    return np.uint32(bits).view(np.float32)
 
 
 _BYTE_LANES = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import UInt8Array, compiled
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, add_either, compiled, negative_byte, put_either
 
 
 @compiled
@@ -41,3 +41,26 @@ def unpack(packed: UInt8Array, bits: int, codes: UInt8Array) -> None:
         for i in range(packed.size):
             quad = np.uint32(packed[i])
             quads[i] = np.uint32((quad | quad << 6 | quad << 12 | quad << 18) & 0x03030303)
+
+
+@compiled
+def pack_signs(t: Float32Array, count: int, packed: UInt8Array) -> None:
+    """Packs the first ``count`` values of ``t``, of which the size is a multiple of 8."""
+    stop = -(-count // 8) * 8
+    t[count:stop] = 0
+    for byte in range(stop // 8):
+        packed[byte] = negative_byte(t, byte * 8)
+
+
+@compiled
+def put_bits(packed: UInt8Array, if_clear: np.float32, if_set: np.float32, total: Float32Array) -> None:
+    """``total`` = what the bits choose; up to 7 values behind it are written, too."""
+    for byte in range((total.size + 7) // 8):
+        put_either(total, 8 * byte, packed[byte], if_set, if_clear)
+
+
+@compiled
+def add_bits(packed: UInt8Array, if_clear: np.float32, if_set: np.float32, total: Float32Array) -> None:
+    """Adds what the bits choose; up to 7 values behind ``total`` are written, too."""
+    for byte in range((total.size + 7) // 8):
+        add_either(total, 8 * byte, packed[byte], if_set, if_clear)

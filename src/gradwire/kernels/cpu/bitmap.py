@@ -11,13 +11,11 @@ from gradwire.layout import Int64Array
 
 
 def bitmap_encode(positions: Tensor, universe: int, payload: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.bitmap_encode`."""
     payload.zero_()
     _encode(array(positions), array(payload).view(np.uint32))
 
 
 def bitmap_decode(payload: Tensor, universe: int, positions: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.bitmap_decode`."""
     if not _decode(array(payload).view(np.uint32), universe, array(positions)):
         raise no_such_bitmap(positions.numel(), universe)
 

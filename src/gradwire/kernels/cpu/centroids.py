@@ -19,9 +19,8 @@ from gradwire.kernels.cpu._compiled import (
     total_square,
 )
 from gradwire.kernels.cpu.rotation import _flip, _hadamard, _restore
-from gradwire.kernels.reference._torch import LANES
+from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.rotation import LARGEST
-from gradwire.kernels.reference.stochastic import SMALLEST_SCALE
 from gradwire.layout import Int64Array, UInt64Array
 
 
@@ -36,7 +35,6 @@ def centroids_encode(
     scales: Tensor,
     codes: Tensor,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.centroids_encode`."""
     values, memory, keeps, memory_weight, weight = compensation(gradient, residual, beta, gamma)
     table = array(centroids)
     boundaries = (table[1:] + table[:-1]) / np.float32(2)
@@ -53,7 +51,6 @@ def centroids_decode(
     add: bool,
     weight: float,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.centroids_decode`."""
     _decode(pieces, array(scales), array(codes), array(centroids), keys, array(out), add, np.float32(weight))
 
 

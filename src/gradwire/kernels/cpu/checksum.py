@@ -12,7 +12,6 @@ TWO = np.uint32(2)
 
 
 def checksums(words: Tensor, sums: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.checksums`."""
     _checksums(array(words).view(np.uint32), array(sums))
 
 

@@ -12,11 +12,6 @@ from gradwire.layout import Int64Array
 
 
 def elias_fano_encode(positions: Tensor, universe: int, payload: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.elias_fano_encode`.
-
-    Raises:
-        PayloadError: If positions are not ascending, distinct and below ``universe``.
-    """
     count = positions.numel()
     if not count:
         return
@@ -26,7 +21,6 @@ def elias_fano_encode(positions: Tensor, universe: int, payload: Tensor) -> None
 
 
 def elias_fano_decode(payload: Tensor, universe: int, positions: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.elias_fano_decode`."""
     count = positions.numel()
     if not count:
         return

@@ -12,11 +12,6 @@ from gradwire.layout import Int64Array
 
 
 def gaps_encode(positions: Tensor, universe: int, classes: Tensor, low: Tensor) -> int:
-    """See :meth:`gradwire.kernels.Kernels.gaps_encode`.
-
-    Raises:
-        PayloadError: If positions are not ascending, distinct and below ``universe``.
-    """
     words = _encode(array(positions), universe, array(classes), array(low).view(np.uint32))
     if words < 0:
         raise PayloadError(f"positions to encode must be ascending, distinct and in [0, {universe})")
@@ -24,7 +19,6 @@ def gaps_encode(positions: Tensor, universe: int, classes: Tensor, low: Tensor) 
 
 
 def gaps_decode(classes: Tensor, low: Tensor, universe: int, positions: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.gaps_decode`."""
     if not _decode(array(classes), array(low).view(np.uint32), universe, array(positions)):
         raise not_gaps(classes.numel(), universe)
 

@@ -48,7 +48,6 @@ NEVER = 255
 def inceptionn_encode(
     block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor, bound: int
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.inceptionn_encode`."""
     values, memory, keep, memory_weight, weight = compensation(gradient, residual, beta, gamma)
     before_tags, before_values = inceptionn_offsets(block)
     room = payload.numel() - before_values - SLACK
@@ -69,7 +68,6 @@ def inceptionn_encode(
 
 
 def inceptionn_decode(block: Block, payloads: Tensor, out: Tensor, weight: float, bound: int) -> None:
-    """See :meth:`gradwire.kernels.Kernels.inceptionn_decode`."""
     before_tags, before_values = inceptionn_offsets(block)
     for payload in payloads:
         tags = array(payload)[before_tags : before_tags + block.positions // 4]

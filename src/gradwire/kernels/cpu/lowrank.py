@@ -46,7 +46,6 @@ def project_rows(
     p: Tensor,
     subtract: bool,
 ) -> bool:
-    """See :meth:`gradwire.kernels.Kernels.project_rows`."""
     return _project(_project_rows, block, gradient, residual, beta, gamma, q, p, subtract)
 
 
@@ -60,12 +59,10 @@ def project_columns(
     q: Tensor,
     subtract: bool,
 ) -> bool:
-    """See :meth:`gradwire.kernels.Kernels.project_columns`."""
     return _project(_project_columns, block, gradient, residual, beta, gamma, p, q, subtract)
 
 
 def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
-    """See :meth:`gradwire.kernels.Kernels.write_product`."""
     written, memory, keeps = values_and_memory(out, residual)
     _write_product(int(block.runs[0, 0]), _in_fours(array(p)), _in_fours(array(q)), written, memory, keeps)
 

@@ -10,6 +10,5 @@ from gradwire.layout import Block
 
 
 def accumulate(block: Block, gradient: Tensor, residual: Tensor, beta: float, gamma: float) -> bool:
-    """See :meth:`gradwire.kernels.Kernels.accumulate`."""
     values, memory, _ = values_and_memory(gradient, residual)
     return bool(add_compensated(block.runs, values, memory, np.float32(beta), np.float32(gamma)))

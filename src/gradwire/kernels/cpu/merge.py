@@ -23,13 +23,11 @@ def merge_top(
     positions: Tensor,
     values: Tensor,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.merge_top`."""
     first, second = (first_positions, first_values), (second_positions, second_values)
     _merge(counts, *map(array, (*first, *second, positions, values)))
 
 
 def survivors(positions: Tensor, kept_positions: Tensor, kept_values: Tensor, flags: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.survivors`."""
     _survivors(array(positions), array(kept_positions), array(kept_values), array(flags))
 
 

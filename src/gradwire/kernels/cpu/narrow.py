@@ -17,7 +17,6 @@ UInt16Array = np.ndarray[Any, np.dtype[np.uint16]]
 
 
 def narrow(block: Block, values: Tensor, kept: Tensor, key: int) -> None:
-    """See :meth:`gradwire.kernels.Kernels.narrow`."""
     words, halves = array(values).view(np.uint32), kept.view(torch.int16).numpy().view(np.uint16)
     _narrow(block.runs, block.origins, run_keys(key, block.streams), words, halves)
 

@@ -47,7 +47,6 @@ def quantile_encode(
     groups: int,
     key: int,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.quantile_encode`."""
     values, memory, keep = values_and_memory(gradient, residual)
     if not keep:
         beta, gamma = 0.0, 1.0
@@ -87,7 +86,6 @@ def quantile_decode(
     columns: float,
     groups: int,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.quantile_decode`."""
     head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns, groups)
     sums = array(out)
     for number, payload in enumerate(payloads):

@@ -21,9 +21,8 @@ from gradwire.kernels.cpu._compiled import (
     rows_of_bytes,
     total_square,
 )
-from gradwire.kernels.reference._torch import LANES
+from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.rotation import LARGEST
-from gradwire.kernels.reference.stochastic import SMALLEST_SCALE
 from gradwire.layout import Int64Array, UInt64Array
 
 _LANES = 8
@@ -35,7 +34,6 @@ Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def rotated_scales(pieces: Int64Array, values: Tensor, scales: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.rotated_scales`."""
     _scales(pieces, array(values), array(scales))
 
 
@@ -50,7 +48,6 @@ def rotated_encode(
     own: UInt64Array,
     payload: Tensor,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.rotated_encode`."""
     table = array(levels).astype(np.float32)
     lower = (np.searchsorted(array(levels), np.arange(int(levels[-1])), side="right") - 1).astype(np.int32)
     memory = array(values if residual is None else residual)
@@ -72,7 +69,6 @@ def rotated_encode(
 
 
 def rotated_sums(payloads: Tensor, levels: Tensor, sums: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.rotated_sums`."""
     if not payloads.numel():
         return
     packed, stride = rows_of_bytes(payloads)
@@ -90,7 +86,6 @@ def rotated_decode(
     shared: UInt64Array,
     out: Tensor,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.rotated_decode`."""
     positions = int(pieces[-1, 2] + pieces[-1, 3]) if len(pieces) else 0
     _decode(
         pieces,

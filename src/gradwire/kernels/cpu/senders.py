@@ -12,11 +12,6 @@ from gradwire.layout import Block, Int64Array
 
 
 def scatter_mean(block: Block, positions: Tensor, values: Tensor, out: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.scatter_mean`.
-
-    Raises:
-        PayloadError: If a position lies in no run; nothing has been written then.
-    """
     places = array(positions)
     for row in places:
         _check(block, row)

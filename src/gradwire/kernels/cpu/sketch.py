@@ -29,13 +29,11 @@ BATCH = 64
 
 
 def sketch(block: Block, values: Tensor, columns: Int64Array, rows: int, key: int, table: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.sketch`."""
     keys = run_keys(key, block.streams)
     _sketch(block.runs, block.segments, block.origins, keys, array(values), columns, rows, array(table))
 
 
 def sketch_estimates(block: Block, table: Tensor, columns: Int64Array, rows: int, key: int, out: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.sketch_estimates`."""
     keys = run_keys(key, block.streams)
     _estimate(block.runs, block.segments, block.origins, keys, array(table), columns, rows, array(out))
 

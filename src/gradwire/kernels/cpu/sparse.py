@@ -16,27 +16,23 @@ AT_ONCE = 256
 
 
 def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: int) -> None:
-    """See :meth:`gradwire.kernels.Kernels.randomk_positions`."""
     keys = run_keys(key, block.streams)
     _permute(block.runs, block.segments, block.origins, keys, block.segment_numels, counts, array(positions))
 
 
 def gather(block: Block, source: Tensor, positions: Tensor, values: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.gather`."""
     places = array(positions)
     _check(block, places)
     _gather(block.runs, array(source), places, array(values))
 
 
 def subtract(block: Block, residual: Tensor, positions: Tensor, values: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.subtract`."""
     places = array(positions)
     _check(block, places)
     _subtract(block.runs, array(residual), places, array(values))
 
 
 def scatter(block: Block, target: Tensor, positions: Tensor, values: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.scatter`."""
     places = array(positions)
     _check(block, places)
     _put(block.runs, array(target), places, array(values))
@@ -50,11 +46,6 @@ def scatter_sum(
     weight: float,
     filled: Int64Array | None = None,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.scatter_sum`.
-
-    Raises:
-        PayloadError: If a position lies in no run; nothing has been written then.
-    """
     places = array(positions)
     counts = np.full(len(places), places.shape[1], np.int64) if filled is None else filled
     ascending = [_check(block, row[:count]) for row, count in zip(places, counts, strict=True)]

@@ -22,7 +22,6 @@ from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
 def magnitude_statistics(
     block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
 ) -> tuple[Float64Array, Float32Array]:
-    """See :meth:`gradwire.kernels.Kernels.magnitude_statistics`."""
     values, memory, keep = values_and_memory(gradient, residual)
     if not keep:
         beta, gamma = 0.0, 1.0
@@ -33,14 +32,12 @@ def magnitude_statistics(
 
 
 def sign_counts(block: Block, source: Tensor) -> tuple[Int64Array, Int64Array]:
-    """See :meth:`gradwire.kernels.Kernels.sign_counts`."""
     above, below = np.zeros(block.segment_count, np.int64), np.zeros(block.segment_count, np.int64)
     _sign_counts(block.runs, block.segments, array(source), above, below)
     return above, below
 
 
 def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple[Int64Array, Float64Array]:
-    """See :meth:`gradwire.kernels.Kernels.exceedances`."""
     counts, totals = np.zeros(block.segment_count, np.int64), np.zeros(block.segment_count)
     _exceedances(block.runs, block.segments, array(source), thresholds, counts, totals)
     return counts, totals

@@ -30,7 +30,6 @@ def collect_reaching(
     thresholds: Float32Array,
     room: int,
 ) -> tuple[Tensor, Tensor, Int64Array]:
-    """See :meth:`gradwire.kernels.Kernels.collect_reaching`."""
     compensated = compensation(gradient, residual, beta, gamma)
     counts = np.empty(len(block.runs), np.int64)
     found = _collect_reaching(block.runs, block.segments, *compensated, thresholds, room, counts)
@@ -50,7 +49,6 @@ def collect_unambiguous(
     threshold: float,
     room: int,
 ) -> tuple[Tensor, Tensor, Int64Array]:
-    """See :meth:`gradwire.kernels.Kernels.collect_unambiguous`."""
     counts = np.empty(len(block.runs), np.int64)
     found = _collect_unambiguous(
         block.runs,
@@ -77,7 +75,6 @@ def collect_local_maxima(
     bins: Int64Array,
     room: int,
 ) -> tuple[Tensor, Tensor, Int64Array, Float32Array]:
-    """See :meth:`gradwire.kernels.Kernels.collect_local_maxima`."""
     compensated = compensation(gradient, residual, beta, gamma)
     counts = np.empty(len(block.runs), np.int64)
     scales = np.zeros(block.segment_count, np.float32)

@@ -55,7 +55,6 @@ def topk_select(
     positions: Tensor,
     values: Tensor,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.topk_select`."""
     source, memory, keep = values_and_memory(gradient, residual)
     if not keep:
         beta, gamma = 0.0, 1.0

@@ -3,80 +3,29 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import (
-    INFINITE,
-    Float32Array,
-    UInt8Array,
-    add_compensated,
-    array,
-    compensate,
-    compensation,
-    compiled,
-    hash32,
-    largest_of_runs,
-)
-from gradwire.kernels.cpu.sign import pack_signs
-from gradwire.kernels.reference._torch import CHUNK
-from gradwire.layout import Block, Int64Array, UInt64Array
-from gradwire.randomness import run_keys
+from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, compiled, halves, hash32, inlined
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read, peak
+from gradwire.kernels.cpu.sign import add_signs, store_signs, write_signs
+from gradwire.kernels.reference.vote import Vote
 
 
-def vote_encode(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor, key: int
-) -> None:
-    """See :meth:`gradwire.kernels.Kernels.vote_encode`."""
-    head = 4 * block.segment_count
-    packed = array(payload)
-    _encode(
-        block.runs,
-        block.segments,
-        block.origins,
-        run_keys(key, block.streams),
-        *compensation(gradient, residual, beta, gamma),
-        packed[:head].view(np.float32),
-        packed[head:],
-    )
+@inlined
+def _measure(code: Vote, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
+    scale[0] = 1
+    return bool(peak(source) < INFINITE)
 
 
-@compiled
-def _encode(
-    runs: Int64Array,
-    segments: Int64Array,
-    origins: Int64Array,
-    keys: UInt64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
-    scales: Float32Array,
-    packed: UInt8Array,
-) -> None:
-    t, sent = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    packed[:] = 0
-    for segment in range(scales.size):
-        first_run, last_run = segments[segment], segments[segment + 1]
-        if largest_of_runs(runs[first_run:last_run], gradient, residual, beta, gamma) >= INFINITE:
-            scales[segment] = np.nan
-            if keep:
-                add_compensated(runs[first_run:last_run], gradient, residual, beta, gamma)
-            continue
-        scales[segment] = 1
-        for run in range(first_run, last_run):
-            start, length, position = runs[run]
-            low_key = np.uint32(keys[run] & np.uint64(0xFFFFFFFF))
-            high_key = np.uint32(keys[run] >> np.uint64(32))
-            for first in range(0, length, CHUNK):
-                low, high = start + first, start + min(first + CHUNK, length)
-                memory, values = residual[low:high], t[: high - low]
-                compensate(gradient[low:high], memory, beta, gamma, values)
-                _vote(values, low_key, high_key, origins[run] + first, sent)
-                pack_signs(sent, high - low, packed[(position + first) // 8 :])
-                if keep:
-                    for i in range(values.size):
-                        memory[i] = values[i] - sent[i]
+@inlined
+def _put(code: Vote, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
+    t, sent, memory = scratch.t[piece.low : piece.high], scratch.parts[piece.low : piece.high], piece.memory
+    low_key, high_key = halves(piece.key)
+    _vote(t, low_key, high_key, piece.origin, sent)
+    for i in range(t.size):
+        value = t[i]
+        t[i] = sent[i]
+        if piece.keep:
+            memory[i] = value - sent[i]
 
 
 @compiled
@@ -93,3 +42,6 @@ def _vote(t: Float32Array, low_key: np.uint32, high_key: np.uint32, origin: int,
             if t[i] == 0:
                 sent[i] = np.float32(1) - np.float32(minus) * np.float32(2)
             counter = np.uint32(counter + np.uint32(1))
+
+
+CODES[Vote] = Compiled(_measure, _put, write_signs, nothing_to_read, add_signs, store_signs)

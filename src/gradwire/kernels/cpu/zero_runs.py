@@ -21,7 +21,6 @@ _STORE = 16
 
 
 def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
-    """See :meth:`gradwire.kernels.Kernels.zero_runs_encode`."""
     used = _encode(array(trits), array(coded))
     if used == _NOT_TRITS:
         raise PayloadError(f"byte {int(trits.max())} is not five trits: it must be below {RUNS}")
@@ -29,7 +28,6 @@ def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
 
 
 def zero_runs_decode(coded: Tensor, trits: Tensor) -> int:
-    """See :meth:`gradwire.kernels.Kernels.zero_runs_decode`."""
     length = _decoded_length(array(coded))
     if length == _NOT_FEWEST:
         raise PayloadError("the bytes of a run of zeros are not the fewest")

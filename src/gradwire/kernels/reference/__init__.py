@@ -8,9 +8,7 @@ from __future__ import annotations
 from gradwire.kernels.reference.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.reference.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.reference.checksum import checksums
-from gradwire.kernels.reference.dynamic import dynamic_decode, dynamic_encode, dynamic_payload_bytes
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
-from gradwire.kernels.reference.exponent import exponent_decode, exponent_encode, exponent_payload_bytes
 from gradwire.kernels.reference.gaps import gaps_decode, gaps_encode, gaps_low_bytes
 from gradwire.kernels.reference.inceptionn import inceptionn_decode, inceptionn_encode, inceptionn_payload_bytes
 from gradwire.kernels.reference.integer import integer_decode, integer_encode, integer_scales
@@ -18,15 +16,10 @@ from gradwire.kernels.reference.lowrank import project_columns, project_rows, wr
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.merge import merge_top, survivors
 from gradwire.kernels.reference.narrow import narrow
-from gradwire.kernels.reference.power_of_two import (
-    power_of_two_decode,
-    power_of_two_encode,
-    power_of_two_payload_bytes,
-)
 from gradwire.kernels.reference.quantile import quantile_decode, quantile_encode, quantile_payload_bytes
+from gradwire.kernels.reference.quantise import decode, encode
 from gradwire.kernels.reference.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.reference.senders import scatter_mean
-from gradwire.kernels.reference.sign import sign_decode, sign_encode, sign_payload_bytes
 from gradwire.kernels.reference.sketch import sketch, sketch_estimates
 from gradwire.kernels.reference.sparse import (
     gather,
@@ -37,11 +30,5 @@ from gradwire.kernels.reference.sparse import (
     topk_select,
 )
 from gradwire.kernels.reference.statistics import exceedances, magnitude_statistics, sign_counts
-from gradwire.kernels.reference.stochastic import stochastic_decode, stochastic_encode, stochastic_payload_bytes
-from gradwire.kernels.reference.ternary import ternary_encode
-from gradwire.kernels.reference.three_level import three_level_encode
 from gradwire.kernels.reference.threshold import collect_local_maxima, collect_reaching, collect_unambiguous
-from gradwire.kernels.reference.trits import trits_decode, trits_payload_bytes
-from gradwire.kernels.reference.two_means import two_means_decode, two_means_encode, two_means_payload_bytes
-from gradwire.kernels.reference.vote import vote_encode
 from gradwire.kernels.reference.zero_runs import zero_runs_decode, zero_runs_encode

@@ -16,6 +16,12 @@ CHUNK = 4096
 LANES = 32
 """Interleaved partial sums within a chunk."""
 
+SMALLEST_SCALE = 2.0**-118
+"""A segment with a smaller norm is sent as zeros: dividing by it would overflow."""
+
+LARGEST_SCALE = (2 - 2.0**-21) * 2.0**127
+"""A larger scale counts as this one: decoding the highest level would overflow."""
+
 
 def flat_runs(block: Block, segment: int) -> list[tuple[int, int, int, int]]:
     """Number, start, one past the last element, and position of each run of a segment."""
@@ -71,11 +77,11 @@ def keep_all(pieces: list[Piece]) -> None:
         keep(piece.memory, piece.t)
 
 
-def largest(pieces: list[Piece]) -> float:
-    """The largest magnitude; NaN if any value is not finite."""
-    if not all(bool(piece.t.isfinite().all()) for piece in pieces):
+def largest(values: list[Tensor]) -> float:
+    """The largest magnitude of some runs; NaN if any value is not finite."""
+    if not all(bool(t.isfinite().all()) for t in values):
         return torch.nan
-    return max(float(piece.t.abs().max()) for piece in pieces)
+    return max(float(t.abs().max()) for t in values)
 
 
 def draws(block: Block, keys: list[int], piece: Piece) -> Tensor:

@@ -10,14 +10,14 @@ from gradwire.kernels.reference._torch import pack, unpack
 
 
 def bitmap_encode(positions: Tensor, universe: int, payload: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.bitmap_encode`."""
+    """Bit ``p % 8`` of byte ``p // 8`` is set where position ``p``, below ``universe``, is there."""
     bits = torch.zeros(8 * payload.numel(), dtype=torch.uint8, device=positions.device)
     bits[positions] = 1
     payload.copy_(pack(bits, 1))
 
 
 def bitmap_decode(payload: Tensor, universe: int, positions: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.bitmap_decode`."""
+    """Reads ``positions.numel()`` positions; PayloadError unless there are so many, all below ``universe``."""
     found = unpack(payload, 1).nonzero().flatten()
     if found.numel() != positions.numel() or bool((found >= universe).any()):
         raise no_such_bitmap(positions.numel(), universe)

@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import compensated, keep, pack, run_total, unpack
+from gradwire.kernels.reference._torch import SMALLEST_SCALE, compensated, keep, pack, run_total, unpack
 from gradwire.kernels.reference.rotation import LARGEST, _float, _hadamard, _restored, _signs
-from gradwire.kernels.reference.stochastic import SMALLEST_SCALE
 from gradwire.layout import Int64Array, UInt64Array
 
 
@@ -24,7 +23,7 @@ def centroids_encode(
     scales: Tensor,
     codes: Tensor,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.centroids_encode`.
+    """Rotates pieces and writes the nearest centroid of every coordinate, at a scale that keeps all along the piece.
 
     With ``y`` the rotated piece over its root mean square ``s``, and ``c`` its centroids, the scale is
     ``s * size / sum(c * y)``; of a piece with ``s`` below ``SMALLEST_SCALE`` it is 0, with codes 0.
@@ -61,7 +60,7 @@ def centroids_decode(
     add: bool,
     weight: float,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.centroids_decode`."""
+    """Writes what one payload's pieces stand for, or adds it to ``out``, and weighs the sum."""
     chosen = unpack(codes, (len(centroids) - 1).bit_length()).long()
     for (start, length, size, position, counter, run), scale in zip(pieces.tolist(), scales, strict=True):
         signs = _signs(counter, size, int(keys[run]), out.device)

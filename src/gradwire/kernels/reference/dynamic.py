@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import (
-    keep,
-    keep_all,
-    largest,
-    padded,
-    pieces_of,
-    segment_of_positions,
-    write_mean,
-    write_payload,
-)
-from gradwire.kernels.reference.stochastic import SMALLEST_SCALE
-from gradwire.layout import Block
+from gradwire.kernels.code import Draws, Layout
+from gradwire.kernels.reference._torch import SMALLEST_SCALE, largest
 
 EXPONENTS = 7
 """Decades of the table: with ``n`` leading zeros before the flag, ``6 - n`` bits are left for the fraction."""
@@ -42,44 +33,37 @@ def thresholds() -> Tensor:
     return ((table[1:] + table[:-1]) / 2).float()
 
 
-def dynamic_payload_bytes(block: Block) -> int:
-    """See :meth:`gradwire.kernels.Kernels.dynamic_payload_bytes`."""
-    return padded(4 * block.segment_count + block.positions)
+class Dynamic(NamedTuple):
+    """A sign and the nearest of 128 magnitudes, the dynamic tree of Dettmers 2016.
 
+    Magnitudes are relative to the largest of a segment. They cover seven decades, the highest one in 64 steps. A value
+    above a hundred-thousandth of the largest is off by less than half of itself; the largest one by 0.7 %.
+    """
 
-def dynamic_encode(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
-) -> None:
-    """See :meth:`gradwire.kernels.Kernels.dynamic_encode`."""
-    table, edges = magnitudes().to(gradient.device), thresholds().to(gradient.device)
-    scales = torch.zeros(block.segment_count, device=gradient.device)
-    codes = torch.zeros(block.positions, dtype=torch.uint8, device=gradient.device)
-    for segment in range(block.segment_count):
-        pieces = pieces_of(block, segment, gradient, residual, beta, gamma)
-        peak = largest(pieces)
-        if math.isnan(peak):
-            scales[segment] = torch.nan
-            keep_all(pieces)
-            continue
-        scales[segment] = scale = gradient.new_tensor(peak if peak >= SMALLEST_SCALE else 0.0)
+    def check(self) -> None:
+        """Has no parameters."""
+
+    def layout(self, positions: int) -> Layout:
+        """A byte a position and 4 bytes a segment."""
+        return Layout(1, positions)
+
+    def measure(self, values: list[Tensor]) -> Tensor | None:
+        """The largest magnitude, 0 if too small to divide by."""
+        peak = largest(values)
+        return None if math.isnan(peak) else values[0].new_tensor([peak if peak >= SMALLEST_SCALE else 0.0])
+
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """The number of the nearest entry, and above it the sign."""
         inverse = 1 / scale if scale > 0 else torch.zeros_like(scale)
-        for piece in pieces:
-            negative = piece.t < 0
-            code = torch.bucketize(piece.t.abs() * inverse, edges)
-            codes[piece.span] = (code + 128 * negative).to(torch.uint8)
-            sent = table[code] * scale
-            keep(piece.memory, piece.t - torch.where(negative, -sent, sent))
-    write_payload(payload, scales, codes)
+        code = torch.bucketize(t.abs() * inverse, thresholds().to(t.device))
+        sent = magnitudes().to(t.device)[code] * scale
+        return code + 128 * (t < 0), torch.where(t < 0, -sent, sent)
 
+    def pack(self, codes: Tensor) -> Tensor:
+        """A byte each."""
+        return codes.to(torch.uint8)
 
-def dynamic_decode(block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
-    """See :meth:`gradwire.kernels.Kernels.dynamic_decode`."""
-    head = 4 * block.segment_count
-    table = magnitudes().to(out.device)
-    table = torch.cat((table, -table))
-    segments = segment_of_positions(block, out.device)
-    rows = torch.zeros(len(payloads), block.positions, device=out.device)
-    for row, payload in zip(rows, payloads, strict=True):
-        scales = payload[:head].contiguous().view(torch.float32)
-        row.copy_(table[payload[head : head + block.positions].long()] * scales[segments])
-    write_mean(block, rows, out, weight)
+    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+        """Scaled table entries."""
+        table = magnitudes().to(body.device)
+        return torch.cat((table, -table))[body.long()] * scales[:, 0]

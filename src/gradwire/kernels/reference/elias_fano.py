@@ -10,7 +10,7 @@ from gradwire.kernels.reference._torch import pack, unpack
 
 
 def elias_fano_bytes(count: int, universe: int) -> int:
-    """See :meth:`gradwire.kernels.Kernels.elias_fano_bytes`."""
+    """Size of ``count`` ascending distinct positions below ``universe``."""
     if not count:
         return 0
     width = _elias_fano_low_width(count, universe)
@@ -36,7 +36,7 @@ def _elias_fano_low_width(count: int, universe: int) -> int:
 
 
 def elias_fano_encode(positions: Tensor, universe: int, payload: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.elias_fano_encode`.
+    """Writes ascending distinct positions in at most ``2 + log2(universe / count)`` bits each.
 
     Raises:
         PayloadError: If positions are not ascending, distinct and below ``universe``.
@@ -56,7 +56,7 @@ def elias_fano_encode(positions: Tensor, universe: int, payload: Tensor) -> None
 
 
 def elias_fano_decode(payload: Tensor, universe: int, positions: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.elias_fano_decode`."""
+    """Reads ``positions.numel()`` positions; PayloadError unless ascending, distinct and below ``universe``."""
     count = positions.numel()
     if not count:
         return

@@ -3,69 +3,55 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import (
-    keep,
-    keep_all,
-    largest,
-    pack,
-    padded,
-    pieces_of,
-    segment_of_positions,
-    unpack,
-    write_mean,
-    write_payload,
-)
-from gradwire.layout import Block
+from gradwire.kernels.code import Draws, Layout
+from gradwire.kernels.reference._torch import largest, pack, unpack
 
 ZERO = 7
 """The distance that stands for zero."""
 
 
-def exponent_payload_bytes(block: Block) -> int:
-    """See :meth:`gradwire.kernels.Kernels.exponent_payload_bytes`."""
-    return padded(4 * block.segment_count + block.positions // 2)
+class Exponent(NamedTuple):
+    """The nearest of seven powers of two, or zero, as variance-based compression writes its values.
 
-
-def exponent_encode(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor
-) -> None:
-    """See :meth:`gradwire.kernels.Kernels.exponent_encode`.
-
-    The nearest power of two is the exponent field of ``|t|`` after half of the fraction was added; 0 counts as zero.
+    The largest power is ``2**floor(log2 M)`` for the largest magnitude ``M`` of a segment. Larger values are cut down
+    to it, and what is nearer to a power below the seventh is sent as zero. (The published coding has an eighth power,
+    and leaves the rest out.) In between a value is off by a third of itself at most. It is biased and needs error
+    feedback.
     """
-    scales = torch.zeros(block.segment_count, device=gradient.device)
-    codes = torch.zeros(block.positions, dtype=torch.int32, device=gradient.device)
-    for segment in range(block.segment_count):
-        pieces = pieces_of(block, segment, gradient, residual, beta, gamma)
-        peak = largest(pieces)
+
+    def check(self) -> None:
+        """Has no parameters."""
+
+    def layout(self, positions: int) -> Layout:
+        """Four bits a position and 4 bytes a segment."""
+        return Layout(1, positions // 2)
+
+    def measure(self, values: list[Tensor]) -> Tensor | None:
+        """The largest power."""
+        peak = largest(values)
         if math.isnan(peak):
-            scales[segment] = torch.nan
-            keep_all(pieces)
-            continue
-        top = int(gradient.new_tensor(peak).view(torch.int32)) >> 23
-        scales[segment] = scale = gradient.new_tensor(top << 23, dtype=torch.int32).view(torch.float32)
-        for piece in pieces:
-            field = (piece.t.abs().view(torch.int32) + (1 << 22)) >> 23
-            distance = (top - field).clamp(0, ZERO).masked_fill(field == 0, ZERO)
-            code = distance | (piece.t < 0).int() << 3
-            codes[piece.span] = code
-            keep(piece.memory, piece.t - _parts(code) * scale)
-    write_payload(payload, scales, pack(codes, 4))
+            return None
+        return (values[0].new_tensor([peak]).view(torch.int32) >> 23 << 23).view(torch.float32)
 
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """The distance to the exponent field of ``|t|`` after half of the fraction was added, and above it the sign."""
+        field = (t.abs().view(torch.int32) + (1 << 22)) >> 23
+        distance = ((scale.view(torch.int32) >> 23) - field).clamp(0, ZERO).masked_fill(field == 0, ZERO)
+        code = distance | (t < 0).int() << 3
+        return code, _parts(code) * scale
 
-def exponent_decode(block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
-    """See :meth:`gradwire.kernels.Kernels.exponent_decode`."""
-    head = 4 * block.segment_count
-    segments = segment_of_positions(block, out.device)
-    rows = torch.zeros(len(payloads), block.positions, device=out.device)
-    for row, payload in zip(rows, payloads, strict=True):
-        scales = payload[:head].contiguous().view(torch.float32)
-        row.copy_(_parts(unpack(payload[head : head + block.positions // 2], 4)) * scales[segments])
-    write_mean(block, rows, out, weight)
+    def pack(self, codes: Tensor) -> Tensor:
+        """Two a byte."""
+        return pack(codes, 4)
+
+    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+        """Signed powers."""
+        return _parts(unpack(body, 4)) * scales[:, 0]
 
 
 def _parts(codes: Tensor) -> Tensor:

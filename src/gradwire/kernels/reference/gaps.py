@@ -18,7 +18,7 @@ def gaps_low_bytes(count: int, universe: int) -> int:
 
 
 def gaps_encode(positions: Tensor, universe: int, classes: Tensor, low: Tensor) -> int:
-    """See :meth:`gradwire.kernels.Kernels.gaps_encode`.
+    """A class ``uint8[n]`` for each gap, and low bits in ``uint8[gaps_low_bytes]``: returns how many bytes.
 
     Raises:
         PayloadError: If positions are not ascending, distinct and below ``universe``.
@@ -38,7 +38,7 @@ def gaps_encode(positions: Tensor, universe: int, classes: Tensor, low: Tensor) 
 
 
 def gaps_decode(classes: Tensor, low: Tensor, universe: int, positions: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.gaps_decode`."""
+    """Reads positions back; raises PayloadError unless they are distinct and below ``universe``."""
     kinds = classes.tolist()
     widths = [_low_width(kind // 2) for kind in kinds]
     if any(not 1 <= kind <= LARGEST_CLASS for kind in kinds) or sum(widths) > 8 * low.numel():

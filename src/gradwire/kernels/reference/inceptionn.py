@@ -39,7 +39,7 @@ def inceptionn_offsets(block: Block) -> tuple[int, int]:
 
 
 def inceptionn_payload_bytes(block: Block, room: int) -> int:
-    """See :meth:`gradwire.kernels.Kernels.inceptionn_payload_bytes`."""
+    """Size of an INCEPTIONN payload with room for ``room`` bytes of values, a multiple of 4."""
     return inceptionn_offsets(block)[1] + room + SLACK
 
 
@@ -52,7 +52,7 @@ def _tags(bits: Tensor, edges: tuple[int, int, int]) -> Tensor:
 def inceptionn_encode(
     block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor, bound: int
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.inceptionn_encode`."""
+    """Shifted mantissas, cut off below ``2**-bound``; the bound is doubled until they fit the payload."""
     before_tags, before_values = inceptionn_offsets(block)
     room = payload.numel() - before_values - SLACK
     widths = torch.tensor(WIDTHS, device=gradient.device)
@@ -130,7 +130,7 @@ def _gaps(block: Block) -> list[slice]:
 
 
 def inceptionn_decode(block: Block, payloads: Tensor, out: Tensor, weight: float, bound: int) -> None:
-    """See :meth:`gradwire.kernels.Kernels.inceptionn_decode`."""
+    """``out = weight * sum of the decoded payloads`` over the runs, in row order; PayloadError unless sound."""
     before_tags, _ = inceptionn_offsets(block)
     widths = torch.tensor(WIDTHS, device=payloads.device)
     for payload in payloads:

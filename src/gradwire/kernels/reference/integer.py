@@ -2,85 +2,97 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import compensated, flat_runs, keep, pack, unpack
-from gradwire.kernels.reference.stochastic import LARGEST_SCALE, SMALLEST_SCALE
+from gradwire.kernels.code import Draws, Layout
+from gradwire.kernels.reference._torch import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    keep_all,
+    largest,
+    pack,
+    pieces_of,
+    unpack,
+    write_mean,
+)
+from gradwire.kernels.reference.qsgd import check_bits, uniform16
+from gradwire.kernels.reference.quantise import put_all, read_all
 from gradwire.layout import Block
-from gradwire.randomness import hash32, run_keys
 
 
-def _pieces(block: Block, bucket: int) -> list[list[tuple[int, int, int, int]]]:
-    """The pieces (run, first element in the run, one past the last, position) of each bucket."""
-    if not bucket:
-        return [
-            [(run, 0, stop - start, position) for run, start, stop, position in flat_runs(block, segment)]
-            for segment in range(block.segment_count)
-        ]
-    return [
-        [(run, first, min(first + bucket, length), position + first)]
-        for run, (_, length, position) in enumerate(block.runs.tolist())
-        for first in range(0, length, bucket)
-    ]
+class Integers(NamedTuple):
+    """QSGD's levels against a scale that all workers have: a code is written by one, and the sum of all is read.
+
+    Attributes:
+        bits: Bits a value: 2, 4 or 8.
+        levels: s, levels on either side of zero, with ``2 * s * workers < 2**bits``.
+        workers: How many codes are added up.
+    """
+
+    bits: int
+    levels: int
+    workers: int
+
+    def check(self) -> None:
+        """Knows how to pack codes of 2, 4 or 8 bits."""
+        check_bits(self.bits)
+
+    def layout(self, positions: int) -> Layout:
+        """``bits`` a position; scales travel apart."""
+        return Layout(1, positions * self.bits // 8)
+
+    def measure(self, values: list[Tensor]) -> Tensor | None:
+        """The largest magnitude."""
+        peak = largest(values)
+        return None if math.isnan(peak) else values[0].new_tensor([peak])
+
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """A level of either sign, plus s."""
+        step = self._step(scale)
+        clamped = scale.clamp(max=LARGEST_SCALE)
+        inverse = torch.full_like(scale, self.levels) / clamped if step > 0 else torch.zeros_like(scale)
+        code = (t * inverse + (uniform16(draws()) + self.levels)).to(torch.int32).clamp(max=2 * self.levels)
+        return code, (code - self.levels).float() * step
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Lowest bits first."""
+        return pack(codes, self.bits)
+
+    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+        """What sums of codes stand for, divided by the number of workers."""
+        zero = self.levels * self.workers
+        sums = unpack(body, self.bits).clamp(max=2 * zero) - zero
+        return sums.float() * (self._step(scales[:, 0]) * torch.tensor(1 / self.workers, dtype=torch.float32))
+
+    def _step(self, scale: Tensor) -> Tensor:
+        """What one level is worth: 0 for a scale too small to divide by, NaN for one that is not finite."""
+        clamped = scale.clamp(max=LARGEST_SCALE)
+        step = torch.where(scale >= SMALLEST_SCALE, clamped / torch.full_like(scale, self.levels), 0)
+        return step.masked_fill(~scale.isfinite(), torch.nan)
 
 
 def integer_scales(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, bucket: int, scales: Tensor
+    code: Integers, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, scales: Tensor
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.integer_scales`."""
-    for number, pieces in enumerate(_pieces(block, bucket)):
-        largest = torch.zeros((), device=gradient.device)
-        for run, first, last, _ in pieces:
-            start = int(block.runs[run, 0])
-            kept = None if residual is None else residual[start + first : start + last]
-            t = compensated(gradient[start + first : start + last], kept, beta, gamma)
-            infinite = torch.full_like(largest, torch.inf)
-            largest = torch.maximum(largest, t.abs().max() if t.isfinite().all() else infinite)
-            keep(kept, t)
-        scales[number] = largest
-
-
-def _step(scale: Tensor, levels: int) -> Tensor:
-    """What one level is worth: 0 for a bucket too small to divide by, NaN for one that is not finite."""
-    if not scale.isfinite():
-        return torch.full_like(scale, torch.nan)
-    clamped = scale.clamp(max=LARGEST_SCALE)
-    return torch.where(scale >= SMALLEST_SCALE, clamped / torch.full_like(scale, levels), torch.zeros_like(scale))
+    """The largest ``|t|`` of each segment, infinity where any ``t`` is not finite; leaves ``t`` in the residual."""
+    for segment in range(block.segment_count):
+        pieces = pieces_of(block, segment, gradient, residual, beta, gamma)
+        scale = code.measure([piece.t for piece in pieces])
+        scales[segment] = torch.inf if scale is None else scale
+        keep_all(pieces)
 
 
 def integer_encode(
-    block: Block, values: Tensor, subtract: bool, scales: Tensor, levels: int, bits: int, bucket: int, codes: Tensor,
-    key: int,
-) -> None:  # fmt: skip
-    """See :meth:`gradwire.kernels.Kernels.integer_encode`. A level is drawn as in a stochastic payload."""
-    keys = run_keys(key, block.streams).tolist()
-    unpacked = torch.zeros(block.positions, dtype=torch.uint8, device=values.device)
-    for scale, pieces in zip(scales, _pieces(block, bucket), strict=True):
-        step = _step(scale, levels)
-        if step.isnan():
-            continue
-        clamped = scale.clamp(max=LARGEST_SCALE)
-        inverse = torch.full_like(scale, levels) / clamped if step > 0 else torch.zeros_like(scale)
-        for run, first, last, position in pieces:
-            start = int(block.runs[run, 0])
-            t = values[start + first : start + last]
-            counters = torch.arange(first, last, device=values.device) + int(block.origins[run])
-            uniform = ((hash32(keys[run], counters) >> 16).float() * 2.0**-16 + 2.0**-17) + levels
-            code = (t * inverse + uniform).to(torch.int32).clamp(max=2 * levels)
-            unpacked[position : position + last - first] = code.to(torch.uint8)
-            if subtract:
-                t.sub_((code - levels).float() * step)
-    codes.copy_(pack(unpacked, bits))
-
-
-def integer_decode(
-    block: Block, scales: Tensor, codes: Tensor, out: Tensor, levels: int, bits: int, bucket: int, workers: int
+    code: Integers, block: Block, values: Tensor, subtract: bool, scales: Tensor, codes: Tensor, key: int
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.integer_decode`."""
-    sums = unpack(codes, bits).clamp(max=2 * levels * workers) - levels * workers
-    for scale, pieces in zip(scales, _pieces(block, bucket), strict=True):
-        step = _step(scale, levels) * torch.tensor(1 / workers, dtype=torch.float32)
-        for run, first, last, position in pieces:
-            start = int(block.runs[run, 0])
-            out[start + first : start + last] = sums[position : position + last - first].float() * step
+    """Writes values against the largest scales of all workers; with ``subtract`` takes what is sent from them."""
+    codes.copy_(put_all(code, block, values, values if subtract else None, 0.0, 1.0, key, scales[:, None].unbind()))
+
+
+def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+    """``out`` = what codes added up over all workers stand for, divided by their number."""
+    write_mean(block, read_all(code, block, scales, codes)[None], out, 1.0)

@@ -19,7 +19,11 @@ def project_rows(
     p: Tensor,
     subtract: bool,
 ) -> bool:
-    """See :meth:`gradwire.kernels.Kernels.project_rows`."""
+    """``p = q @ t.T`` for a block of one matrix ``t [n, m]``, ``q [r, m]``, ``p [r, n]``.
+
+    Leaves ``t``, or with ``subtract`` ``t - p.T @ q``, in the residual. Returns whether ``t`` is finite; if not,
+    ``p`` is NaN and nothing is subtracted.
+    """
     t = _matrix(block, gradient, residual, beta, gamma, p, q)
     p.copy_(q @ t.mT)
     return _leave(block, t, residual, p, q, p, subtract)
@@ -35,14 +39,14 @@ def project_columns(
     q: Tensor,
     subtract: bool,
 ) -> bool:
-    """See :meth:`gradwire.kernels.Kernels.project_columns`."""
+    """``q = p @ t``; otherwise as :meth:`project_rows`."""
     t = _matrix(block, gradient, residual, beta, gamma, p, q)
     q.copy_(p @ t)
     return _leave(block, t, residual, p, q, q, subtract)
 
 
 def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
-    """See :meth:`gradwire.kernels.Kernels.write_product`."""
+    """``out = p.T @ q`` over a block of one matrix, taken from the residual if one is given."""
     whole = _whole(block)
     product = p.mT @ q
     out[whole] = product.flatten()

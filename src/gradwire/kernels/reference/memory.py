@@ -9,7 +9,7 @@ from gradwire.layout import Block
 
 
 def accumulate(block: Block, gradient: Tensor, residual: Tensor, beta: float, gamma: float) -> bool:
-    """See :meth:`gradwire.kernels.Kernels.accumulate`."""
+    """``residual = beta * residual + gamma * gradient`` over the block's runs; returns whether all is finite."""
     finite = True
     for start, length, _ in block.runs.tolist():
         kept = residual[start : start + length]

@@ -17,7 +17,12 @@ def merge_top(
     positions: Tensor,
     values: Tensor,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.merge_top`. Of equal magnitudes the lowest position goes first."""
+    """The ``counts[s]`` largest magnitudes of the sum of two sparse sets with as many values in each segment ``s``.
+
+    A segment whose sum is not finite has its first positions, with values NaN.
+
+    Of equal magnitudes the lowest position goes first.
+    """
     written = 0
     for count in counts.tolist():
         own = slice(written, written + count)
@@ -38,7 +43,7 @@ def merge_top(
 
 
 def survivors(positions: Tensor, kept_positions: Tensor, kept_values: Tensor, flags: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.survivors`."""
+    """Clears the flags, ``bool``, of ascending positions where an ascending set has no finite value."""
     if not len(kept_positions):
         flags.fill_(False)
         return

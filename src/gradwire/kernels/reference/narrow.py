@@ -13,7 +13,11 @@ INFINITE_BITS = 0x7F80
 
 
 def narrow(block: Block, values: Tensor, kept: Tensor, key: int) -> None:
-    """See :meth:`gradwire.kernels.Kernels.narrow`."""
+    """``kept``, bfloat16, takes the finite ``values`` over the block's runs: exactly on average, never infinite.
+
+    Each is rounded to one of its two neighbours, to the farther one with a probability that is its distance from
+    the nearer one as a share of theirs.
+    """
     keys = run_keys(key, block.streams).tolist()
     for run, (start, length, _) in enumerate(block.runs.tolist()):
         words = values[start : start + length].view(torch.int32).to(torch.int64) & 0xFFFFFFFF

@@ -48,7 +48,7 @@ def quantile_offsets(block: Block, buckets: int, rows: int, columns: float, grou
 
 
 def quantile_payload_bytes(block: Block, buckets: int, rows: int, columns: float, groups: int) -> int:
-    """See :meth:`gradwire.kernels.Kernels.quantile_payload_bytes`."""
+    """Size of a payload; without a sketch if ``rows`` is 0."""
     return quantile_offsets(block, buckets, rows, columns, groups)[-1]
 
 
@@ -65,7 +65,7 @@ def quantile_encode(
     groups: int,
     key: int,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.quantile_encode`."""
+    """Means of equally filled buckets, and each value's bucket or a MinMaxSketch of them."""
     bits, firsts = quantile_bits(buckets), quantile_means(block, buckets).tolist()
     means = torch.zeros(firsts[-1], device=gradient.device)
     codes = torch.zeros(block.positions, dtype=torch.uint8, device=gradient.device)
@@ -189,7 +189,7 @@ def quantile_decode(
     columns: float,
     groups: int,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.quantile_decode`."""
+    """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
     decoded = [_decoded(block, payload, buckets, rows, columns, groups) for payload in payloads]
     for start, length, position in block.runs.tolist():
         out[start : start + length] = sum_in_order([row[position : position + length] for row in decoded]) * weight

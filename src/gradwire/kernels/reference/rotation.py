@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import pack, run_total, unpack
-from gradwire.kernels.reference.stochastic import SMALLEST_SCALE
+from gradwire.kernels.reference._torch import SMALLEST_SCALE, pack, run_total, unpack
 from gradwire.layout import Int64Array, UInt64Array
 from gradwire.randomness import hash32
 
@@ -16,7 +15,10 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def rotated_scales(pieces: Int64Array, values: Tensor, scales: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.rotated_scales`. A scale below ``SMALLEST_SCALE`` is 0."""
+    """Root mean square of each piece of a :class:`gradwire.transform.Rotation`, zeros past its values included.
+
+    A scale below ``SMALLEST_SCALE`` is 0.
+    """
     for number, (start, length, size, *_) in enumerate(pieces.tolist()):
         scale = math.sqrt(run_total(values[start : start + length].double().square()) / size)
         scales[number] = scale if scale >= SMALLEST_SCALE else 0.0
@@ -33,7 +35,18 @@ def rotated_encode(
     own: UInt64Array,
     payload: Tensor,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.rotated_encode`.
+    """4-bit codes of the levels to which each rotated piece's coordinates are rounded.
+
+    Args:
+        pieces: As of a rotation.
+        values: ``float32`` flat buffer.
+        residual: Holds the values; what is sent is subtracted.
+        scales: Of each piece; where not finite or 0, codes are 0 and nothing is subtracted.
+        levels: ``uint8[16]``, ascending from 0.
+        reach: What the last level stands for; the first stands for its negative.
+        shared: Each run's key for the signs of the rotation.
+        own: Each run's key for rounding.
+        payload: ``uint8``, two codes a byte, lower half first.
 
     A coordinate ``y`` of the rotated and scaled piece lies at ``y / reach * g / 2 + g / 2``, clamped to [0, g], between
     two levels; it takes the upper one with the probability that makes it unbiased, rounded to 16 bits.
@@ -65,7 +78,7 @@ def rotated_encode(
 
 
 def rotated_sums(payloads: Tensor, levels: Tensor, sums: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.rotated_sums`."""
+    """Adds up the integers of all rows' codes, to one byte each or two, little-endian, as ``sums`` has room for."""
     total = torch.stack([levels.to(torch.int32)[unpack(row, 4).long()] for row in payloads]).sum(0)
     if sums.numel() == total.numel():
         sums.copy_(total)
@@ -83,7 +96,10 @@ def rotated_decode(
     shared: UInt64Array,
     out: Tensor,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.rotated_decode`. Overflowing values become the largest finite ones."""
+    """Rotates back the mean of ``count`` workers; a piece whose scale is not finite becomes NaN.
+
+    Overflowing values become the largest finite ones.
+    """
     grain = int(levels[-1])
     positions = int(pieces[-1, 2] + pieces[-1, 3]) if len(pieces) else 0
     total = sums.to(torch.int32)

@@ -10,7 +10,7 @@ from gradwire.layout import Block
 
 
 def scatter_mean(block: Block, positions: Tensor, values: Tensor, out: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.scatter_mean`.
+    """``out`` = the mean over those sparse rows, ascending each, that have the position; zero elsewhere.
 
     Raises:
         PayloadError: If a position lies in no run; nothing has been written then.

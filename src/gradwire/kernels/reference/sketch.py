@@ -17,7 +17,7 @@ MOST_ROWS = 9
 
 
 def sketch(block: Block, values: Tensor, columns: Int64Array, rows: int, key: int, table: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.sketch`.
+    """Count sketches, one a segment: ``table`` holds ``rows`` rows of ``columns[s]``, segment after segment.
 
     A run is cut into lines of ``LINE`` elements. In every row of its segment's table a line has a first column and a
     sign for each element, hashed from the index of its first element; element ``i`` is added to column ``i`` after the
@@ -37,7 +37,7 @@ def sketch(block: Block, values: Tensor, columns: Int64Array, rows: int, key: in
 
 
 def sketch_estimates(block: Block, table: Tensor, columns: Int64Array, rows: int, key: int, out: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.sketch_estimates`.
+    """Each element's median over the rows of its segment's sketch; ``rows`` is odd.
 
     Rows are sorted by ``rows`` rounds of comparing neighbours, which swap if the first is larger.
     """

@@ -25,7 +25,11 @@ def topk_select(
     positions: Tensor,
     values: Tensor,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.topk_select`. Of equal magnitudes the lowest position goes first.
+    """The ``counts[s]`` largest magnitudes of each segment: ascending positions and their ``t``.
+
+    Leaves all of ``t`` in the residual: ``subtract`` takes away what the value coding really sent.
+
+    Of equal magnitudes the lowest position goes first.
 
     A segment with a value that is not finite selects its first positions, with values NaN.
     """
@@ -49,7 +53,7 @@ def topk_select(
 
 
 def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: int) -> None:
-    """See :meth:`gradwire.kernels.Kernels.randomk_positions`.
+    """``counts[s]`` distinct positions of each segment, uniform, from ``key`` alone.
 
     Element ``j`` of the choice is ``permutation(j)``, a keyed Feistel network over the smallest power of two that is
     not below the segment's number of elements, applied again while it leads out of the segment. The key is that of the
@@ -120,18 +124,21 @@ def lies_in_no_run(block: Block, position: int) -> PayloadError:
 
 
 def gather(block: Block, source: Tensor, positions: Tensor, values: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.gather`."""
+    """``values[j] = source`` at ``positions[j]``."""
     values.copy_(source[_places(block, positions)])
 
 
 def subtract(block: Block, residual: Tensor, positions: Tensor, values: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.subtract`. Positions are distinct."""
+    """``residual -= values`` at ``positions``; values that are not finite count as not sent.
+
+    Positions are distinct.
+    """
     places = _places(block, positions)
     residual[places] = torch.where(values.isfinite(), residual[places] - values, residual[places])
 
 
 def scatter(block: Block, target: Tensor, positions: Tensor, values: Tensor) -> None:
-    """See :meth:`gradwire.kernels.Kernels.scatter`. Positions are distinct."""
+    """``target = values`` at ``positions``. Positions are distinct."""
     target[_places(block, positions)] = values
 
 
@@ -143,7 +150,11 @@ def scatter_sum(
     weight: float,
     filled: Int64Array | None = None,
 ) -> None:
-    """See :meth:`gradwire.kernels.Kernels.scatter_sum`. The positions of a row are distinct.
+    """``out = weight * sum over rows`` of sparse rows ``positions[n, K]``, ``values[n, K]``; zero elsewhere.
+
+    With ``filled`` only the first ``filled[n]`` entries of each row count.
+
+    The positions of a row are distinct.
 
     Raises:
         PayloadError: If a position lies in no run; nothing has been written then.

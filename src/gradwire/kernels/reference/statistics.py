@@ -15,7 +15,10 @@ from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
 def magnitude_statistics(
     block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
 ) -> tuple[Float64Array, Float32Array]:
-    """See :meth:`gradwire.kernels.Kernels.magnitude_statistics`. Runs are added up in order."""
+    """``sum |t|`` and ``max |t|`` of each segment, NaN where ``t`` is not finite; leaves ``t`` in the residual.
+
+    Runs are added up in order.
+    """
     totals = np.full(block.segment_count, math.nan)
     largest = np.full(block.segment_count, math.nan, dtype=np.float32)
     for segment in range(block.segment_count):
@@ -33,7 +36,7 @@ def magnitude_statistics(
 
 
 def sign_counts(block: Block, source: Tensor) -> tuple[Int64Array, Int64Array]:
-    """See :meth:`gradwire.kernels.Kernels.sign_counts`."""
+    """How many values of each segment are positive, and how many negative."""
     above, below = np.zeros(block.segment_count, dtype=np.int64), np.zeros(block.segment_count, dtype=np.int64)
     for segment in range(block.segment_count):
         for _, start, stop, _ in flat_runs(block, segment):
@@ -43,7 +46,10 @@ def sign_counts(block: Block, source: Tensor) -> tuple[Int64Array, Int64Array]:
 
 
 def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple[Int64Array, Float64Array]:
-    """See :meth:`gradwire.kernels.Kernels.exceedances`. Runs are added up in order."""
+    """How many magnitudes of ``source`` reach their segment's threshold, and their sum; 0 for a NaN threshold.
+
+    Runs are added up in order.
+    """
     counts = np.zeros(block.segment_count, dtype=np.int64)
     totals = np.zeros(block.segment_count)
     for segment, threshold in enumerate(thresholds.tolist()):

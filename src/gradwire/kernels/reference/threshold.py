@@ -24,7 +24,21 @@ def collect_reaching(
     thresholds: Float32Array,
     room: int,
 ) -> tuple[Tensor, Tensor, Int64Array]:
-    """See :meth:`gradwire.kernels.Kernels.collect_reaching`."""
+    """All ``t`` but zeros whose magnitude reaches the threshold of their segment; leaves ``t`` in the residual.
+
+    Args:
+        block: Which elements, in which segments.
+        gradient: ``float32`` flat buffer.
+        residual: As :meth:`accumulate`; None for none.
+        beta: Weight of the residual.
+        gamma: Weight of the gradient.
+        thresholds: ``float32[S]``; NaN for a segment of which nothing is to be chosen.
+        room: How many are expected.
+
+    Returns:
+        Ascending positions; their values; how many of each run, or -1 for runs of a segment with threshold NaN or
+        with a ``t`` that is not finite.
+    """
     chosen = _Chosen(block, gradient.device)
     for segment, threshold in enumerate(thresholds.tolist()):
         finite = True
@@ -52,7 +66,11 @@ def collect_unambiguous(
     threshold: float,
     room: int,
 ) -> tuple[Tensor, Tensor, Int64Array]:
-    """See :meth:`gradwire.kernels.Kernels.collect_unambiguous`."""
+    """All ``t`` with ``t**2 > alpha * v`` and ``|t| > threshold``, after ``v = moments + squares``.
+
+    Leaves ``t`` in the residual and ``v`` in ``moments``, times ``decay`` where not chosen; neither takes in what
+    is not finite. ``squares`` are zeroed; None stands for the gradient's. Otherwise as :meth:`collect_reaching`.
+    """
     chosen = _Chosen(block, gradient.device)
     for segment in range(block.segment_count):
         finite = True
@@ -84,7 +102,11 @@ def collect_local_maxima(
     bins: Int64Array,
     room: int,
 ) -> tuple[Tensor, Tensor, Int64Array, Float32Array]:
-    """See :meth:`gradwire.kernels.Kernels.collect_local_maxima`."""
+    """All ``t`` but zeros with ``|t + gamma * gradient|`` at least the largest ``|t|`` of their bin.
+
+    Bins are ``bins[R]`` consecutive elements of a run, the last one perhaps fewer. Leaves ``t`` in the residual.
+    Otherwise as :meth:`collect_unambiguous`, and with the mean over bins of that largest ``|t|`` of each segment.
+    """
     chosen = _Chosen(block, gradient.device)
     scales = np.zeros(block.segment_count, dtype=np.float32)
     for segment in range(block.segment_count):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import segment_of_positions, write_mean
-from gradwire.layout import Block, aligned
+from gradwire.layout import aligned
 
 DIGITS = 5
 """Digits of base 3 in a byte."""
@@ -15,11 +14,6 @@ DIGITS = 5
 def trits_stride(positions: int) -> int:
     """How many bytes hold ``positions`` digits, and how far apart the digits of one byte are."""
     return aligned(-(-positions // DIGITS))
-
-
-def trits_payload_bytes(block: Block) -> int:
-    """See :meth:`gradwire.kernels.Kernels.trits_payload_bytes`."""
-    return 4 * block.segment_count + trits_stride(block.positions)
 
 
 def pack_trits(digits: Tensor) -> Tensor:
@@ -36,12 +30,6 @@ def unpack_trits(packed: Tensor, positions: int) -> Tensor:
     return torch.cat(rows)[:positions]
 
 
-def trits_decode(block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
-    """See :meth:`gradwire.kernels.Kernels.trits_decode`."""
-    head = 4 * block.segment_count
-    segments = segment_of_positions(block, out.device)
-    rows = torch.zeros(len(payloads), block.positions, device=out.device)
-    for row, payload in zip(rows, payloads, strict=True):
-        scales = payload[:head].contiguous().view(torch.float32)
-        row.copy_((unpack_trits(payload[head:], block.positions) - 1).float() * scales[segments])
-    write_mean(block, rows, out, weight)
+def read_trits(packed: Tensor, scales: Tensor) -> Tensor:
+    """Digits less one, scaled."""
+    return (unpack_trits(packed, len(scales)) - 1).float() * scales[:, 0]

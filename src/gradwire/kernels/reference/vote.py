@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import draws, keep, keep_all, largest, pack, pieces_of, write_payload
-from gradwire.layout import Block
-from gradwire.randomness import run_keys
+from gradwire.kernels.code import Draws, Layout
+from gradwire.kernels.reference._torch import largest
+from gradwire.kernels.reference.sign import Sign
 
 
-def vote_encode(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor, key: int
-) -> None:
-    """See :meth:`gradwire.kernels.Kernels.vote_encode`. The random sign is the highest bit of an element's hash."""
-    keys = run_keys(key, block.streams).tolist()
-    scales = torch.ones(block.segment_count, device=gradient.device)
-    negative = torch.zeros(block.positions, dtype=torch.uint8, device=gradient.device)
-    for segment in range(block.segment_count):
-        pieces = pieces_of(block, segment, gradient, residual, beta, gamma)
-        if math.isnan(largest(pieces)):
-            scales[segment] = torch.nan
-            keep_all(pieces)
-            continue
-        for piece in pieces:
-            minus = torch.where(piece.t == 0, draws(block, keys, piece) >> 31 == 1, piece.t < 0)
-            negative[piece.span] = minus
-            keep(piece.memory, piece.t - torch.where(minus, -1.0, 1.0))
-    write_payload(payload, scales, pack(negative, 1))
+class Vote(NamedTuple):
+    """The sign of every value, +1 or -1, as SignSGD sends it; a zero takes a random sign.
+
+    The majority of votes is the vote on their mean. Its ties are zeros, so they are broken fairly, and equally wherever
+    the same key is used. A payload is that of :class:`Sign` with scales of 1.
+    """
+
+    def check(self) -> None:
+        """Has no parameters."""
+
+    def layout(self, positions: int) -> Layout:
+        """One bit a position and 4 bytes a segment."""
+        return Sign().layout(positions)
+
+    def measure(self, values: list[Tensor]) -> Tensor | None:
+        """1."""
+        return None if math.isnan(largest(values)) else values[0].new_ones(1)
+
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """1 where negative; for a zero the highest random bit."""
+        minus = torch.where(t == 0, draws() >> 31 == 1, t < 0)
+        return minus.int(), torch.where(minus, -1.0, 1.0)
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Eight bits a byte."""
+        return Sign().pack(codes)
+
+    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+        """Signs."""
+        return Sign().read(body, scales)

@@ -23,7 +23,10 @@ RUNS = 243
 
 
 def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
-    """See :meth:`gradwire.kernels.Kernels.zero_runs_encode`."""
+    """Writes packed trits with their runs of zeros shortened to ``coded``, of at least their size.
+
+    Returns how many bytes that took; PayloadError if a byte is not five trits.
+    """
     shorter: list[int] = []
     run = 0
     for byte in [*trits.tolist(), None]:
@@ -43,7 +46,10 @@ def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
 
 
 def zero_runs_decode(coded: Tensor, trits: Tensor) -> int:
-    """See :meth:`gradwire.kernels.Kernels.zero_runs_decode`."""
+    """Reads all of ``coded`` to ``trits``, whose rest is zeros then, and returns how many bytes that made.
+
+    PayloadError, and nothing written, unless an encoder can have written it, and has for no more than ``trits``.
+    """
     longer: list[int] = []
     ended = True
     for byte in coded.tolist():

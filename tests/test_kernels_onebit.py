@@ -1,11 +1,12 @@
 import torch
 
 from codec_checks import check_compiled_once, decoded, encoded
+from gradwire.kernels import codes
 from gradwire.memory import NONE
-from gradwire.quantize import TwoMeans
+from gradwire.quantize import Quantiser
 from kernel_inputs import BLOCKS, block_of, normal
 
-CODEC = TwoMeans()
+CODEC = Quantiser(codes.OneBit())
 
 
 def test_means_of_either_side() -> None:
@@ -29,4 +30,4 @@ def test_contracts_by_what_it_sends() -> None:
 
 
 def test_compiled_once() -> None:
-    check_compiled_once("two_means", "sign")
+    check_compiled_once("onebit", "quantise", "_packed")

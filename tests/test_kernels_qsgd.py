@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from codec_checks import check_compiled_once
-from gradwire.kernels import cpu, reference
+from gradwire.kernels import cpu, payload_bytes, reference
+from gradwire.kernels.codes import QSGD
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.randomness import key_of
 from kernel_inputs import BLOCKS, BUFFER, KEY, block_of, same
@@ -16,11 +17,11 @@ def test_stochastic_rounding_is_unbiased(bits: int) -> None:
     numel, draws = 512, 1000
     block = Block.cut([Slot("weight", (numel,), 0)], Granularity("layer"))
     gradient = torch.linspace(-1, 1, numel)
-    payload = torch.zeros(draws, cpu.stochastic_payload_bytes(block, bits, 0), dtype=torch.uint8)
+    payload = torch.zeros(draws, payload_bytes(QSGD(bits), block), dtype=torch.uint8)
     for draw in range(draws):
-        cpu.stochastic_encode(block, gradient, None, 1.0, 1.0, payload[draw], bits, 0, False, key_of(0, draw, 0))
+        cpu.encode(QSGD(bits), block, gradient, None, 1.0, 1.0, payload[draw], key_of(0, draw, 0))
     mean = torch.zeros(numel)
-    cpu.stochastic_decode(block, payload, mean, 1 / draws, bits, 0)
+    cpu.decode(QSGD(bits), block, payload, mean, 1 / draws)
     level = 1 / (2 ** (bits - 1) - 1)
     error = mean - gradient
     assert error.abs().max() <= 5 * (level / 2) / math.sqrt(draws)
@@ -38,10 +39,10 @@ def test_rounding_does_not_depend_on_segments(granularity: str) -> None:
     gradient[cut.runs[:, 0]] = 1.0
     outs = []
     for block in (whole, cut):
-        payload = torch.zeros(1, cpu.stochastic_payload_bytes(block, 4, 0), dtype=torch.uint8)
+        payload = torch.zeros(1, payload_bytes(QSGD(4), block), dtype=torch.uint8)
         outs.append(torch.zeros(BUFFER))
-        cpu.stochastic_encode(block, gradient, None, 1.0, 1.0, payload[0], 4, 0, False, KEY)
-        cpu.stochastic_decode(block, payload, outs[-1], 1.0, 4, 0)
+        cpu.encode(QSGD(4), block, gradient, None, 1.0, 1.0, payload[0], KEY)
+        cpu.decode(QSGD(4), block, payload, outs[-1], 1.0)
     assert torch.equal(*outs)
 
 
@@ -49,13 +50,13 @@ def test_any_codes_decode_to_finite_values() -> None:
     block = BLOCKS["odd layers"]
     scales = torch.tensor([3.4028235e38, -3.4028235e38, 1.0, 1e-45, 3.4028235e38])
     for bits in (2, 4, 8):
-        payload = torch.full((1, cpu.stochastic_payload_bytes(block, bits, 0)), 0xFF, dtype=torch.uint8)
+        payload = torch.full((1, payload_bytes(QSGD(bits), block)), 0xFF, dtype=torch.uint8)
         for byte in (0x00, 0xFF):
             payload.fill_(byte)
             payload[0, :20] = scales.view(torch.uint8)
             out, other = torch.zeros(BUFFER), torch.zeros(BUFFER)
-            cpu.stochastic_decode(block, payload, out, 1.0, bits, 0)
-            reference.stochastic_decode(block, payload, other, 1.0, bits, 0)
+            cpu.decode(QSGD(bits), block, payload, out, 1.0)
+            reference.decode(QSGD(bits), block, payload, other, 1.0)
             assert out.isfinite().all()
             assert same(out, other)
 
@@ -63,10 +64,10 @@ def test_any_codes_decode_to_finite_values() -> None:
 def test_sizes() -> None:
     block = block_of([5, 64, 17])
     assert block.positions == 96
-    assert cpu.stochastic_payload_bytes(block, 4, 0) == 3 * 4 + 48
-    assert cpu.stochastic_payload_bytes(block, 8, 16) == (1 + 4 + 2) * 4 + 96
-    assert cpu.stochastic_payload_bytes(block, 2, 512) == 3 * 4 + 24
+    assert payload_bytes(QSGD(4), block) == 3 * 4 + 48
+    assert payload_bytes(QSGD(8), block.divided(16)) == (1 + 4 + 2) * 4 + 96
+    assert payload_bytes(QSGD(2), block.divided(512)) == 3 * 4 + 24
 
 
 def test_compiled_once() -> None:
-    check_compiled_once("stochastic", "_packed")
+    check_compiled_once("qsgd", "_packed", "quantise")

@@ -1,0 +1,129 @@
+"""Evenly spaced levels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gradwire.kernels.cpu._compiled import (
+    INFINITE,
+    Float32Array,
+    Float64Array,
+    UInt8Array,
+    compiled,
+    float_of,
+    halves,
+    hash32,
+    inlined,
+    total_square,
+)
+from gradwire.kernels.cpu._packed import pack, unpack
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, peak
+from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
+from gradwire.kernels.reference.qsgd import QSGD
+
+
+@inlined
+def _measure(code: QSGD, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
+    largest = peak(source)
+    norm = float(float_of(largest))
+    if code.euclidean:
+        norm = math.sqrt(_square(source, scratch.lanes[0]))
+    scale[0] = min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0
+    return bool(largest < INFINITE)
+
+
+@compiled
+def _square(source: Source, lanes: Float64Array) -> float:
+    """The sum of squares."""
+    total = 0.0
+    for run in range(source.first, source.last):
+        low, high = source.runs[run, 0], source.runs[run, 0] + source.runs[run, 1]
+        total += total_square(source.gradient[low:high], source.residual[low:high], source.beta, source.gamma, lanes)
+    return total
+
+
+@inlined
+def _put(code: QSGD, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
+    levels, codes = (1 << (code.bits - 1)) - 1, scratch.codes[piece.low : piece.high]
+    low_key, high_key = halves(piece.key)
+    _quantise(scratch.t[piece.low : piece.high], piece, codes, scale[0], levels, code.nearest, low_key, high_key)
+
+
+@inlined
+def _pack(code: QSGD, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
+    pack(scratch.codes, count, code.bits, body[position * code.bits // 8 :])
+
+
+@inlined
+def _read(code: QSGD, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
+    begin = position * code.bits // 8
+    unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
+
+
+@inlined
+def _quantise(
+    t: Float32Array,
+    piece: Piece,
+    codes: UInt8Array,
+    scale: np.float32,
+    levels: int,
+    nearest: bool,
+    low_key: np.uint32,
+    high_key: np.uint32,
+) -> None:
+    """Writes one code a byte, and leaves in the residual what the codes do not stand for."""
+    residual, keep = piece.memory, piece.keep
+    step = _step(scale, levels)
+    zero = np.float32(levels)
+    inverse = np.float32(zero / scale) if scale > 0 else np.float32(0)
+    half = np.float32(levels + 2.0**-17)
+    highest = np.int32(2 * levels)
+    if nearest:
+        middle = np.float32(levels + 0.5)
+        for i in range(t.size):
+            code = min(np.int32(t[i] * inverse + middle), highest)
+            codes[i] = code
+            if keep:
+                residual[i] = t[i] - (np.float32(code) - zero) * step
+        return
+    counter = np.uint32(piece.origin)
+    for i in range(t.size):
+        uniform = np.float32(hash32(low_key, high_key, counter) >> np.uint32(16))
+        offset = uniform * np.float32(2.0**-16) + half
+        code = min(np.int32(t[i] * inverse + offset), highest)
+        codes[i] = code
+        if keep:
+            residual[i] = t[i] - (np.float32(code) - zero) * step
+        counter = np.uint32(counter + np.uint32(1))
+
+
+@inlined
+def _add(
+    code: QSGD, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
+) -> None:
+    levels = (1 << (code.bits - 1)) - 1
+    _add_levels(scratch.codes[low:high], _step(scale[0], levels), levels, scratch.t[low:high])
+
+
+@inlined
+def _step(scale: np.float32, levels: int) -> np.float32:
+    """What one level is worth."""
+    largest = np.float32(LARGEST_SCALE)
+    if scale > largest:
+        scale = largest
+    if scale < -largest:
+        scale = -largest
+    return np.float32(scale / np.float32(levels))
+
+
+@compiled
+def _add_levels(codes: UInt8Array, step: np.float32, levels: int, total: Float32Array) -> None:
+    """Adds what the codes stand for."""
+    zero, highest = np.float32(levels), np.uint8(2 * levels)
+    for i in range(codes.size):
+        total[i] += (np.float32(min(codes[i], highest)) - zero) * step
+
+
+CODES[QSGD] = Compiled(_measure, _put, _pack, _read, _add)

@@ -1,0 +1,361 @@
+"""Encodes and decodes a block segment by segment, whatever the code: the only loops over segments, runs and chunks.
+
+A code's class chooses what it measures of a segment, how it writes a chunk, and how it adds one up again. Numba
+compiles the loops for each class and keeps them on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.extending import overload
+from torch import Tensor
+
+from gradwire.kernels.code import Code
+from gradwire.kernels.cpu._compiled import (
+    Float32Array,
+    Float64Array,
+    UInt8Array,
+    add_compensated,
+    array,
+    compensate,
+    compensation,
+    compiled,
+    inlined,
+    largest_compensated,
+    rows_of_bytes,
+)
+from gradwire.kernels.reference._torch import CHUNK, LANES
+from gradwire.layout import ALIGNMENT, Block, Int64Array, UInt64Array
+from gradwire.randomness import run_keys
+
+
+class Source(NamedTuple):
+    """What a segment is read from: ``t = beta * residual + gamma * gradient`` over runs ``first`` to ``last - 1``."""
+
+    runs: Int64Array
+    first: int
+    last: int
+    gradient: Float32Array
+    residual: Float32Array
+    beta: np.float32
+    gamma: np.float32
+
+
+class Piece(NamedTuple):
+    """Consecutive values of a run, in a chunk of several if they are few.
+
+    Attributes:
+        low: Where they begin in the scratch,
+        high: and end.
+        memory: Their residual.
+        keep: Whether there is one, for what is not sent.
+        key: Their run's random numbers,
+        origin: and the number of the first one.
+    """
+
+    low: int
+    high: int
+    memory: Float32Array
+    keep: bool
+    key: np.uint64
+    origin: int
+
+
+class Scratch(NamedTuple):
+    """Room for a chunk.
+
+    Attributes:
+        t: ``float32[CHUNK]``: compensated values, or sums of what they were sent as; 0 in gaps.
+        parts: ``float32[CHUNK]``, for a code's own use.
+        codes: ``uint8[CHUNK]``: what is packed; 0 in gaps.
+        lanes: ``float64[2, LANES]``, for sums.
+    """
+
+    t: Float32Array
+    parts: Float32Array
+    codes: UInt8Array
+    lanes: Float64Array
+
+
+class Payloads(NamedTuple):
+    """What is summed: numbers of segments and bodies, of which those of a row lie apart from those of the next.
+
+    Attributes:
+        scales: The numbers, ``scales_stride`` apart.
+        scales_stride: 0 for those that all rows have in common.
+        bodies: The bodies, ``stride`` bytes apart.
+        stride: See ``bodies``.
+        size: Bytes of a body.
+        rows: How many there are.
+        words: Numbers of a segment.
+    """
+
+    scales: Float32Array
+    scales_stride: int
+    bodies: UInt8Array
+    stride: int
+    size: int
+    rows: int
+    words: int
+
+
+class Compiled(NamedTuple):
+    """What a code is to the loops.
+
+    Attributes:
+        measure: ``(code, source, scale, scratch) -> bool``: fills ``scale`` for a segment; False if a value is not
+            finite.
+        put: ``(code, piece, scale, scratch)``: writes ``t`` to ``codes``, and leaves in the memory what is not sent.
+        pack: ``(code, position, count, body, scratch)``: writes ``codes`` of so many positions, or signs of ``t``.
+        read: ``(code, position, count, body, scratch)``: reads them, to where ``add`` wants them.
+        add: ``(code, low, high, position, scale, body, scratch)``: adds what some positions stand for to ``t``.
+        store: As ``add``, of the first row; without it that is added to -0.0, which makes it that row, whichever its
+            sign of zero.
+    """
+
+    measure: Callable[..., Any]
+    put: Callable[..., Any]
+    pack: Callable[..., Any]
+    read: Callable[..., Any]
+    add: Callable[..., Any]
+    store: Callable[..., Any] | None = None
+
+
+CODES: dict[type, Compiled] = {}
+"""The codes that are compiled, by their class."""
+
+
+def encode(
+    code: Code,
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    payload: Tensor,
+    key: int,
+) -> None:
+    words, size, _ = code.layout(block.positions)
+    packed, head = array(payload), 4 * words * block.segment_count
+    packed[head:] = 0
+    values = compensation(gradient, residual, beta, gamma)
+    put_all(code, block, *values, packed[:head].view(np.float32), packed[head : head + size], key)
+
+
+def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+    words, size, _ = code.layout(block.positions)
+    packed, stride = rows_of_bytes(payloads)
+    head, scales = 4 * words * block.segment_count, packed.view(np.float32)
+    rows = Payloads(scales, stride // 4, packed[head:], stride, size, len(payloads), words)
+    read_all(code, block, rows, out, weight)
+
+
+def put_all(
+    code: Code,
+    block: Block,
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
+    scales: Float32Array,
+    body: UInt8Array,
+    key: int,
+) -> None:
+    """Writes a body of zeros, and the scales unless they are agreed."""
+    (words, _, mark), keys, values = (
+        code.layout(0),
+        run_keys(key, block.streams),
+        (gradient, residual, keep, beta, gamma),
+    )
+    _encode(code, words, mark, block.runs, block.segments, block.origins, keys, *values, scales, body)
+
+
+def read_all(code: Code, block: Block, payloads: Payloads, out: Tensor, weight: float) -> None:
+    """Writes the weighted sum of payloads."""
+    _decode(code, block.runs, block.segments, payloads, array(out), np.float32(weight))
+
+
+@inlined
+def peak(source: Source) -> np.uint32:
+    """Bits of the largest ``|t|``; at least ``INFINITE`` if any is not finite."""
+    gradient, residual, largest = source.gradient, source.residual, np.uint32(0)
+    for run in range(source.first, source.last):
+        low, high = source.runs[run, 0], source.runs[run, 0] + source.runs[run, 1]
+        largest = max(largest, largest_compensated(gradient[low:high], residual[low:high], source.beta, source.gamma))
+    return largest
+
+
+@inlined
+def add_parts(parts: Float32Array, unit: np.float32, total: Float32Array) -> None:
+    """``total += parts * unit``."""
+    for i in range(total.size):
+        total[i] += parts[i] * unit
+
+
+@compiled
+def nothing_to_read(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
+    """For codes that add up what is packed."""
+
+
+def _measure(code: Any, *others: Any) -> Any: ...
+
+
+def _put(code: Any, *others: Any) -> Any: ...
+
+
+def _pack(code: Any, *others: Any) -> Any: ...
+
+
+def _read(code: Any, *others: Any) -> Any: ...
+
+
+def _add(code: Any, *others: Any) -> Any: ...
+
+
+def _store(code: Any, *others: Any) -> Any: ...
+
+
+def _choosing(number: int) -> Callable[..., Any]:
+    return lambda code, *others: _calling(CODES[code.instance_class][number])
+
+
+def _calling(function: Any) -> Callable[..., Any]:
+    return lambda code, *others: function(code, *others)
+
+
+def _clearing(add: Callable[..., Any]) -> Callable[..., Any]:
+    def clear_and_add(code, low, high, position, scale, body, scratch):  # type: ignore[no-untyped-def]
+        scratch.t[low:high] = -0.0
+        add(code, low, high, position, scale, body, scratch)
+
+    return clear_and_add
+
+
+def _storing(code: Compiled) -> Callable[..., Any]:
+    store = code.store
+    if store is None:
+        return _clearing(code.add)
+    return lambda code, low, high, position, scale, body, scratch: store(
+        code, low, high, position, scale, body, scratch
+    )
+
+
+for _stage, _number in ((_measure, 0), (_put, 1), (_pack, 2), (_read, 3), (_add, 4)):
+    overload(_stage, jit_options={"forceinline": True})(_choosing(_number))
+overload(_store, jit_options={"forceinline": True})(
+    lambda code, low, high, position, scale, body, scratch: _storing(CODES[code.instance_class])
+)
+
+
+@compiled
+def _scratch() -> Scratch:
+    t, parts, codes = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.uint8)
+    return Scratch(t, parts, codes, np.empty((2, LANES), np.float64))
+
+
+@compiled
+def _encode(
+    code: Any,
+    words: int,
+    mark: int,
+    runs: Int64Array,
+    segments: Int64Array,
+    origins: Int64Array,
+    keys: UInt64Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
+    scales: Float32Array,
+    body: UInt8Array,
+) -> None:
+    scratch, filled, position = _scratch(), 0, 0
+    t, codes = scratch.t, scratch.codes
+    for segment in range(segments.size - 1):
+        first_run, last_run = segments[segment], segments[segment + 1]
+        scale = scales[words * segment : words * (segment + 1)]
+        finite = _measure(code, Source(runs, first_run, last_run, gradient, residual, beta, gamma), scale, scratch)
+        if not finite:
+            scale[:] = np.nan
+            if keep:
+                add_compensated(runs[first_run:last_run], gradient, residual, beta, gamma)
+        for run in range(first_run, last_run):
+            start, length = runs[run, 0], runs[run, 1]
+            for first in range(0, length, CHUNK):
+                numel = min(CHUNK, length - first)
+                if filled + numel > CHUNK:
+                    _pack(code, position, filled, body, scratch)
+                    position += filled
+                    filled = 0
+                low, high = filled, filled + numel
+                if finite:
+                    memory = residual[start + first : start + first + numel]
+                    compensate(gradient[start + first : start + first + numel], memory, beta, gamma, t[low:high])
+                    _put(code, Piece(low, high, memory, keep, keys[run], origins[run] + first), scale, scratch)
+                else:
+                    t[low:high] = 0
+                    codes[low:high] = mark
+                filled = -(-high // ALIGNMENT) * ALIGNMENT
+                for gap in range(high, filled):
+                    t[gap] = 0
+                    codes[gap] = 0
+    if filled:
+        _pack(code, position, filled, body, scratch)
+
+
+@compiled
+def _decode(
+    code: Any, runs: Int64Array, segments: Int64Array, payloads: Payloads, out: Float32Array, weight: np.float32
+) -> None:
+    scratch, pieces, count, filled, position = _scratch(), np.empty((CHUNK // ALIGNMENT, 4), np.int64), 0, 0, 0
+    for segment in range(segments.size - 1):
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length = runs[run, 0], runs[run, 1]
+            for first in range(0, length, CHUNK):
+                numel = min(CHUNK, length - first)
+                if filled + numel > CHUNK:
+                    _sum(code, pieces[:count], position, filled, payloads, out, weight, scratch)
+                    position += filled
+                    count = filled = 0
+                piece = pieces[count]
+                piece[0], piece[1], piece[2], piece[3] = filled, filled + numel, segment, start + first
+                count += 1
+                filled = -(-(filled + numel) // ALIGNMENT) * ALIGNMENT
+    if count:
+        _sum(code, pieces[:count], position, filled, payloads, out, weight, scratch)
+
+
+@compiled
+def _sum(
+    code: Any,
+    pieces: Int64Array,
+    position: int,
+    filled: int,
+    payloads: Payloads,
+    out: Float32Array,
+    weight: np.float32,
+    scratch: Scratch,
+) -> None:
+    """Sums the pieces of a chunk: where each begins and ends in it, its segment, and where it goes to."""
+    words = payloads.words
+    for row in range(payloads.rows):
+        body = payloads.bodies[row * payloads.stride : row * payloads.stride + payloads.size]
+        _read(code, position, filled, body, scratch)
+        for piece in range(len(pieces)):
+            low, high = pieces[piece, 0], pieces[piece, 1]
+            base = row * payloads.scales_stride + words * pieces[piece, 2]
+            scale = payloads.scales[base : base + words]
+            if row == 0:
+                _store(code, low, high, position + low, scale, body, scratch)
+            else:
+                _add(code, low, high, position + low, scale, body, scratch)
+    for piece in range(len(pieces)):
+        low, high, start = pieces[piece, 0], pieces[piece, 1], pieces[piece, 3]
+        source, target = scratch.t[low:high], out[start : start + high - low]
+        for i in range(target.size):
+            target[i] = source[i] * weight

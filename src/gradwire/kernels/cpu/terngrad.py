@@ -1,0 +1,104 @@
+"""Minus one, zero or one, drawn so that the mean is right."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gradwire.kernels.cpu._compiled import (
+    INFINITE,
+    Float32Array,
+    Float64Array,
+    UInt8Array,
+    compensate,
+    compiled,
+    float_of,
+    halves,
+    hash32,
+    inlined,
+    sum_of_lanes,
+)
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read, peak
+from gradwire.kernels.cpu.trits import add_trits, write_trits
+from gradwire.kernels.reference._torch import CHUNK, LANES, SMALLEST_SCALE
+from gradwire.kernels.reference.terngrad import SMALLEST_VARIANCE, TernGrad
+
+
+@inlined
+def _measure(code: TernGrad, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
+    bits = peak(source)
+    largest = float(np.float64(float_of(bits)))
+    if code.clip and bits < INFINITE:
+        mean, mean_square = _moments(source, scratch)
+        variance = mean_square - mean * mean
+        if variance > SMALLEST_VARIANCE * mean_square:
+            largest = min(largest, code.clip * math.sqrt(variance))
+    scale[0] = 0.0 if largest < SMALLEST_SCALE else largest
+    return bool(bits < INFINITE)
+
+
+@compiled
+def _moments(source: Source, scratch: Scratch) -> tuple[float, float]:
+    """Means of ``t`` and of ``t * t``, summed in the order the reference defines."""
+    t, sums, squares = scratch.parts, scratch.lanes[0], scratch.lanes[1]
+    total, square, numel = 0.0, 0.0, 0
+    for run in range(source.first, source.last):
+        start, length = source.runs[run, 0], source.runs[run, 1]
+        total_of_run, square_of_run = 0.0, 0.0
+        for first in range(0, length, CHUNK):
+            low, high = start + first, start + min(first + CHUNK, length)
+            compensate(source.gradient[low:high], source.residual[low:high], source.beta, source.gamma, t[: high - low])
+            _add_moments(t[: high - low], sums, squares)
+            total_of_run += sum_of_lanes(sums)
+            square_of_run += sum_of_lanes(squares)
+        total += total_of_run
+        square += square_of_run
+        numel += length
+    return total / numel, square / numel
+
+
+@compiled
+def _add_moments(t: Float32Array, sums: Float64Array, squares: Float64Array) -> None:
+    """Sums of one chunk in lanes."""
+    sums[:] = 0.0
+    squares[:] = 0.0
+    whole = t.size // LANES * LANES
+    for first in range(0, whole, LANES):
+        row = t[first : first + LANES]
+        for i in range(LANES):
+            value = np.float64(row[i])
+            sums[i] += value
+            squares[i] += value * value
+    for i in range(t.size - whole):
+        value = np.float64(t[whole + i])
+        sums[i] += value
+        squares[i] += value * value
+
+
+@inlined
+def _put(code: TernGrad, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
+    low_key, high_key = halves(piece.key)
+    digits = scratch.codes[piece.low : piece.high]
+    _draw(scratch.t[piece.low : piece.high], piece, scale[0], low_key, high_key, digits)
+
+
+@inlined
+def _draw(
+    t: Float32Array, piece: Piece, scale: np.float32, low_key: np.uint32, high_key: np.uint32, digits: UInt8Array
+) -> None:
+    """Draws one digit a value, and leaves in the residual what the digits do not stand for."""
+    residual, keep = piece.memory, piece.keep
+    inverse = np.float32(np.float32(1) / scale) if scale > 0 else np.float32(0)
+    counter = np.uint32(piece.origin)
+    for i in range(t.size):
+        part = np.float32(np.int32(hash32(low_key, high_key, counter) >> np.uint32(9)))
+        sent = part * np.float32(2.0**-23) + np.float32(2.0**-24) < abs(t[i]) * inverse
+        digit = np.int32(sent) * (np.int32(1) - np.int32(2) * np.int32(t[i] < 0))
+        digits[i] = np.uint8(digit + np.int32(1))
+        if keep:
+            residual[i] = t[i] - np.float32(digit) * scale
+        counter = np.uint32(counter + np.uint32(1))
+
+
+CODES[TernGrad] = Compiled(_measure, _put, write_trits, nothing_to_read, add_trits)

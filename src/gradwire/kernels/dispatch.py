@@ -1,0 +1,58 @@
+"""Which function a tensor's device runs: its own, or the reference's where it has none."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PACKAGES = {"cpu": "gradwire.kernels.cpu"}
+"""Where the kernels of a type of device are: functions of the reference's names, and ``CODES``, what they encode."""
+
+KERNELS: dict[str, Callable[..., Any]] = {}
+"""The reference's functions, by name."""
+
+
+def by_device(reference: Callable[P, R]) -> Callable[P, R]:
+    """Runs what the device of the first tensor has under the function's name, and the function itself if nothing."""
+    name = reference.__name__
+    coded = next(iter(inspect.signature(reference).parameters)) == "code"
+    KERNELS[name] = reference
+
+    @wraps(reference)
+    def dispatched(*args: P.args, **kwargs: P.kwargs) -> R:
+        device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        own = overrides(device.type)
+        if coded and type(args[0]) not in own.get("CODES", ()):
+            return reference(*args, **kwargs)
+        function: Callable[P, R] = own.get(name, reference)
+        return function(*args, **kwargs)
+
+    return dispatched
+
+
+@cache
+def overrides(device: str) -> Mapping[str, Any]:
+    """What a type of device offers, imported when the first of its tensors comes.
+
+    Raises:
+        ConfigurationError: If its kernels cannot be compiled as things are.
+    """
+    return vars(importlib.import_module(PACKAGES[device])) if device in PACKAGES else {}
+
+
+def by_reference(device: torch.device) -> tuple[str, ...]:
+    """The kernels and codes that run by the reference on a device, which is slow."""
+    from gradwire.kernels import codes
+
+    own = overrides(device.type)
+    missing = [name for name in KERNELS if name not in own]
+    return (*missing, *(code.__name__ for code in codes.ALL if code not in own.get("CODES", ())))

@@ -1,0 +1,83 @@
+"""Powers of two, drawn so that the mean is right."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigurationError
+from gradwire.kernels.code import Draws, Layout
+from gradwire.kernels.reference._torch import largest, pack, unpack
+
+FRACTION_BITS = 23
+"""Bits of a float32 below its exponent."""
+
+LARGEST_EXPONENT = 254
+"""The largest exponent field of a finite float32."""
+
+NOT_FINITE = 255
+"""The exponent field that marks a value of a segment that could not be sent."""
+
+DISTANCES = 127
+"""Exponents that 7 bits tell apart, beside zero."""
+
+
+class Natural(NamedTuple):
+    """Every value as one of the two powers of two around it, as natural compression has it.
+
+    The larger power is taken with the probability that makes the value right on average; the squared error is at most
+    1/8 of the squared value. Magnitudes above ``2**127`` count as ``2**127``. Denormal values become 0 or ``2**-126``,
+    without bias.
+
+    Attributes:
+        bits: 9 for a sign and all exponents of float32; 8 for a sign and the 127 exponents below the largest of a
+            segment. Smaller values become 0 or the smallest of these powers, without bias to within ``2**-24`` of it.
+    """
+
+    bits: int = 8
+
+    def check(self) -> None:
+        """Has exponents of 7 or 8 bits."""
+        if self.bits not in (8, 9):
+            raise ConfigurationError(f"bits={self.bits!r} is not possible; choose 9, or 8 for exponents of 7 bits")
+
+    def layout(self, positions: int) -> Layout:
+        """``bits`` a position, and 4 bytes a segment with 8 bits."""
+        return Layout(1, positions) if self.bits == 8 else Layout(0, positions + positions // 8, NOT_FINITE)
+
+    def measure(self, values: list[Tensor]) -> Tensor | None:
+        """The unit, a power of two: so many exponents does a segment go without, to need 127 at most."""
+        peak = largest(values)
+        if math.isnan(peak):
+            return None
+        field = math.frexp(peak)[1] + 126 if peak else 0
+        shift = max(0, min(field + 1, LARGEST_EXPONENT) - DISTANCES)
+        return values[0].new_tensor([2.0**shift] if self.bits == 8 else [])
+
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """The exponent field, after random bits were added to the fraction, and above it the sign."""
+        unit = scale if self.bits == 8 else scale.new_ones(1)
+        shift = math.frexp(float(unit))[1] - 1
+        scaled = t.abs() * unit.new_tensor(2.0**-shift)
+        field = (scaled.view(torch.int32) + (draws() >> 32 - FRACTION_BITS).int()) >> FRACTION_BITS
+        field = field.clamp(max=LARGEST_EXPONENT - shift)
+        sent = (field << FRACTION_BITS).view(torch.float32) * unit
+        return field | (t < 0).int() << 8, torch.where(t < 0, -sent, sent)
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """With 8 bits one byte a position, else all fields and then all signs."""
+        if self.bits == 8:
+            return (codes & 127 | codes >> 8 << 7).to(torch.uint8)
+        return torch.cat(((codes & 255).to(torch.uint8), pack(codes >> 8, 1)))
+
+    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+        """Signed powers."""
+        codes = body[: len(scales)].int()
+        if self.bits == 8:
+            magnitudes = ((codes & 127) << FRACTION_BITS).view(torch.float32) * scales[:, 0]
+            return torch.where(codes >> 7 == 1, -magnitudes, magnitudes)
+        magnitudes = (codes << FRACTION_BITS).view(torch.float32).masked_fill(codes == NOT_FINITE, torch.nan)
+        return torch.where(unpack(body[len(scales) :], 1) == 1, -magnitudes, magnitudes)

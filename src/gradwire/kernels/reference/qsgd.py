@@ -1,0 +1,94 @@
+"""Evenly spaced levels."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigurationError
+from gradwire.kernels.code import Draws, Layout
+from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, pack, run_total, unpack
+
+
+class QSGD(NamedTuple):
+    """Levels between zero and the norm of a segment, rounded as QSGD does it, so that nothing is biased.
+
+    The level of ``x = t / scale * s`` is ``floor(x + u)``, formed as ``floor(x + (s + u)) - s`` in float32, with ``u``
+    the middle of one of ``2**16`` equal parts of [0, 1): level ``floor(x) + 1`` has the probability ``x - floor(x)``,
+    rounded to 16 bits. To the ``nearest`` level, as block quantisation has it, ``u`` is 1/2: every value is off by half
+    a level at most, but biased, which needs error feedback.
+
+    Attributes:
+        bits: Bits a value with its sign: 2, 4 or 8.
+        euclidean: Whether the norm is that of the paper's theory, and not of its practice, the largest magnitude.
+        nearest: Whether no level is drawn.
+    """
+
+    bits: int = 4
+    euclidean: bool = False
+    nearest: bool = False
+
+    def check(self) -> None:
+        """Knows how to pack codes of 2, 4 or 8 bits."""
+        check_bits(self.bits)
+
+    def layout(self, positions: int) -> Layout:
+        """``bits`` a position and 4 bytes a segment."""
+        return Layout(1, positions * self.bits // 8)
+
+    def measure(self, values: list[Tensor]) -> Tensor | None:
+        """The norm, 0 if too small to divide by."""
+        norm = largest(values)
+        if math.isnan(norm):
+            return None
+        if self.euclidean:
+            norm = math.sqrt(sum(run_total(t.double().square()) for t in values))
+        return values[0].new_tensor([min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0])
+
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """A level of either sign, plus s."""
+        levels, step = self.levels, _step(scale, self.levels)
+        inverse = torch.full_like(scale, levels) / scale if scale > 0 else torch.zeros_like(scale)
+        offset = torch.full_like(t, 0.5) if self.nearest else uniform16(draws())
+        code = (t * inverse + (offset + levels)).to(torch.int32).clamp(max=2 * levels)
+        return code, (code - levels).float() * step
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Lowest bits first."""
+        return pack(codes, self.bits)
+
+    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+        """Scaled levels."""
+        levels = self.levels
+        return (unpack(body, self.bits).clamp(max=2 * levels) - levels).float() * _step(scales[:, 0], levels)
+
+    def error_bound(self, count: int) -> float:
+        """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for ``count`` values of a segment, if levels are drawn.
+
+        A quarter of ``count / s^2``, or ``sqrt(count) / s`` (lemma 3.1 of Alistarh et al. 2017, arXiv:1610.02132).
+        """
+        return min(count / (4 * self.levels**2), math.sqrt(count) / self.levels)
+
+    @property
+    def levels(self) -> int:
+        """s, levels on either side of zero."""
+        return (1 << (self.bits - 1)) - 1
+
+
+def _step(scale: Tensor, levels: int) -> Tensor:
+    """What one level is worth."""
+    return scale.clamp(-LARGEST_SCALE, LARGEST_SCALE) / torch.full_like(scale, levels)
+
+
+def uniform16(bits: Tensor) -> Tensor:
+    """The middle of one of ``2**16`` equal parts of [0, 1)."""
+    return (bits >> 16).float() * 2.0**-16 + 2.0**-17
+
+
+def check_bits(bits: int) -> None:
+    """Raises ConfigurationError unless codes of so many bits can be packed."""
+    if bits not in (2, 4, 8):
+        raise ConfigurationError(f"bits={bits!r} is not possible; choose 2, 4 or 8")

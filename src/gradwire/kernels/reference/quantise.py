@@ -1,0 +1,102 @@
+"""Encodes and decodes a block segment by segment, whatever the code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.code import Code
+from gradwire.kernels.reference._torch import (
+    as_bytes,
+    draws,
+    keep,
+    pieces_of,
+    segment_of_positions,
+    write_mean,
+    write_payload,
+)
+from gradwire.layout import Block
+from gradwire.randomness import run_keys
+
+
+def encode(
+    code: Code,
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    payload: Tensor,
+    key: int,
+) -> None:
+    """Writes ``t`` by a code and leaves what was not sent in the residual.
+
+    Args:
+        code: How values are written.
+        block: Which elements, in which segments.
+        gradient: ``float32`` flat buffer.
+        residual: As ``gradient``; ``t = beta * residual + gamma * gradient``. Without one, ``t = gradient``.
+        beta: See ``residual``.
+        gamma: See ``residual``.
+        payload: ``uint8[payload_bytes(code, block)]``.
+        key: For the numbers that a code draws.
+    """
+    scales = [
+        code.measure([piece.t for piece in pieces_of(block, segment, gradient, residual, beta, gamma)])
+        for segment in range(block.segment_count)
+    ]
+    marked = torch.full((code.layout(0).words,), torch.nan, device=gradient.device)
+    heads = [as_bytes(marked if scale is None else scale) for scale in scales]
+    write_payload(payload, *heads, put_all(code, block, gradient, residual, beta, gamma, key, scales))
+
+
+def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+    """``out = weight * sum of the decoded payloads`` over the runs, summed in row order.
+
+    Args:
+        code: As encoded.
+        block: As encoded; its starts may lie in another buffer.
+        payloads: ``uint8[n, payload_bytes(code, block)]``.
+        out: ``float32`` flat buffer.
+        weight: Usually 1 / n.
+    """
+    words, body, _ = code.layout(block.positions)
+    head = 4 * words * block.segment_count
+    rows = [
+        read_all(code, block, payload[:head].contiguous().view(torch.float32), payload[head : head + body])
+        for payload in payloads
+    ]
+    write_mean(block, torch.stack(rows), out, weight)
+
+
+def put_all(
+    code: Code,
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    key: int,
+    scales: Sequence[Tensor | None],
+) -> Tensor:
+    """The body of a payload, written against the scales of its segments; None or NaN marks one that is not finite."""
+    keys, mark = run_keys(key, block.streams).tolist(), code.layout(0).mark
+    codes = torch.zeros(block.positions, dtype=torch.int32, device=gradient.device)
+    for segment, scale in enumerate(scales):
+        for piece in pieces_of(block, segment, gradient, residual, beta, gamma):
+            if scale is None or not scale.isfinite().all():
+                codes[piece.span] = mark
+                keep(piece.memory, piece.t)
+            else:
+                codes[piece.span], sent = code.put(piece.t, scale, partial(draws, block, keys, piece))
+                keep(piece.memory, piece.t - sent)
+    return code.pack(codes)
+
+
+def read_all(code: Code, block: Block, scales: Tensor, body: Tensor) -> Tensor:
+    """What the body of a payload stands for, at all positions."""
+    numbers = segment_of_positions(block, body.device)
+    return code.read(body, scales.view(block.segment_count, code.layout(0).words)[numbers])

@@ -1,0 +1,72 @@
+"""Which kernels a device runs, and that they are what the reference says."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from gradwire import kernels
+from gradwire.kernels import cpu, dispatch, reference
+from gradwire.kernels.cpu import _disk
+from kernel_inputs import BLOCKS, KEY, normal
+
+
+@pytest.mark.parametrize("name", dispatch.KERNELS)
+def test_an_override_has_the_signature_of_the_reference(name: str) -> None:
+    override, specified = getattr(cpu, name), getattr(reference, name)
+    assert inspect.signature(override) == inspect.signature(specified) == inspect.signature(getattr(kernels, name))
+    assert override is not specified
+
+
+def test_everything_is_compiled_for_the_cpu_and_nothing_for_others() -> None:
+    assert kernels.by_reference(torch.device("cpu")) == ()
+    assert set(kernels.by_reference(torch.device("meta"))) == {
+        *dispatch.KERNELS,
+        *(code.__name__ for code in kernels.codes.ALL),
+    }
+
+
+def test_what_a_device_does_not_have_runs_by_the_reference() -> None:
+    block, code = BLOCKS["odd layers"], kernels.codes.Sign()
+    payload = torch.empty(kernels.payload_bytes(code, block), dtype=torch.uint8)
+    for missing in ({}, {"encode": cpu.encode, "CODES": {}}):
+        with (
+            mock.patch.object(dispatch, "overrides", return_value=missing),
+            mock.patch.object(cpu.quantise, "_encode", side_effect=AssertionError("compiled")),
+        ):
+            kernels.encode(code, block, normal(), None, 1.0, 1.0, payload, KEY)
+
+
+def test_importing_compiles_nothing() -> None:
+    command = "import sys, gradwire; assert not {'numba', 'llvmlite', 'gradwire.kernels.cpu'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", command], check=True)
+
+
+def test_compiled_kernels_go_with_any_of_their_sources(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    sources = [tmp_path / "folder" / "called.py", tmp_path / "alone.py"]
+    for source in sources:
+        source.write_text("1")
+    stamps = [_disk.stamp_of(tmp_path / "folder", sources[1])]
+    for source in sources:
+        source.write_text("2")
+        stamps.append(_disk.stamp_of(tmp_path / "folder", sources[1]))
+    assert len(set(stamps)) == 3
+    index = cpu.quantise._encode._cache._cache_file
+    assert isinstance(index, _disk.Index)
+    assert index._source_stamp == _disk.STAMP
+
+
+def test_what_was_kept_for_a_class_that_has_gone_is_not_read(tmp_path: Path) -> None:
+    index = _disk.Index(str(tmp_path), "kernel", "stamp")
+    index._save_index({"signature": "file"})
+    assert index._load_index() == {"signature": "file"}
+    assert _disk.Index(str(tmp_path), "kernel", "another")._load_index() == {}
+    with mock.patch("pickle.loads", side_effect=AttributeError("no class Gone")):
+        assert index._load_index() == {}
