@@ -19,6 +19,7 @@ from gradwire.methods.inceptionn import INCEPTIONN
 from gradwire.methods.loco import LoCo
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.natural import Natural
+from gradwire.methods.nuqsgd import NUQSGD
 from gradwire.methods.oktopk import OkTopk
 from gradwire.methods.onebit import OneBit
 from gradwire.methods.powersgd import PowerSGD
@@ -46,6 +47,7 @@ __all__ = [
     "EF21",
     "FP16",
     "INCEPTIONN",
+    "NUQSGD",
     "QSGD",
     "THC",
     "AdaComp",

@@ -16,6 +16,9 @@ there are none; then ``P`` bits as in sign. A segment with a value that is not f
 ``level * (scale / s)``; a larger code than ``2 * s`` reads as ``2 * s``. Codes of alignment gaps are 0. A segment with
 a value that is not finite has scale NaN and codes 0; one whose scale is below ``SMALLEST_SCALE`` has scale 0.
 
+**NUQSGD.** As QSGD; a code is ``number + negative * 2**(bits - 1)``, and number ``i`` of ``m = 2**(bits - 1) - 1``
+stands for ``2**(i - m)`` times the scale, or for 0 if it is 0.
+
 **Quantile.** With a sketch, 4 bytes: the low half of the key, ``h``. Then ``min(numel, buckets)`` float32 means for
 each segment: those of its negative values first, each side by magnitude. Without a sketch follow ``P`` codes of
 ``log2(buckets)`` bits, packed as above, codes of gaps 0: the number of each position's mean within its segment. With
