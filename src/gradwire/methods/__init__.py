@@ -24,6 +24,7 @@ from gradwire.methods.lion import Lion
 from gradwire.methods.loco import LoCo
 from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
 from gradwire.methods.natural import Natural
+from gradwire.methods.nuqsgd import NUQSGD
 from gradwire.methods.oktopk import OkTopk
 from gradwire.methods.onebit import OneBit
 from gradwire.methods.powersgd import PowerSGD
@@ -54,6 +55,7 @@ __all__ = [
     "EF21SGDM",
     "FP16",
     "INCEPTIONN",
+    "NUQSGD",
     "QSGD",
     "THC",
     "AdaComp",

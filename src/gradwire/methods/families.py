@@ -9,6 +9,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "one bit a value": ("efsignsgd", "blocksgdm", "onebit", "signsgd", "signum", "lion"),
     "a few bits": (
         "qsgd",
+        "nuqsgd",
         "globalqsgd",
         "terngrad",
         "natural",

@@ -29,13 +29,13 @@ def _measure(code: QSGD, source: Source, scale: Float32Array, scratch: Scratch) 
     largest = peak(source)
     norm = float(float_of(largest))
     if code.euclidean:
-        norm = math.sqrt(_square(source, scratch.lanes[0]))
+        norm = math.sqrt(total_of_squares(source, scratch.lanes[0]))
     scale[0] = min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0
     return bool(largest < INFINITE)
 
 
 @compiled
-def _square(source: Source, lanes: Float64Array) -> float:
+def total_of_squares(source: Source, lanes: Float64Array) -> float:
     """The sum of squares."""
     total = 0.0
     for run in range(source.first, source.last):
