@@ -27,7 +27,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "efsignsgd": [{}, {"norm": "l2"}],
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3, "indices": "entropy"}],
     "ef21": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],
-    "ef21sgdm": [{"ratio": 0.1}],
+    "ef21sgdm": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],
     "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
     "gtopk": [{"ratio": 0.05}, {"ratio": 0.3, "indices": "raw"}],
     "sketchml": [

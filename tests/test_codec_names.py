@@ -44,7 +44,7 @@ def test_every_name_is_a_codec(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_codes_the_values_of_a_sparse_method(name: str) -> None:
     vector = torch.randn(5000, generator=torch.Generator().manual_seed(1))
-    decoded = gradwire.roundtrip(vector, "topk", ratio=0.1, values=name).decoded
+    decoded = gradwire.roundtrip(vector, "topk", ratio=0.1, values=name, memory="none").decoded
     assert decoded.isfinite().all()
     assert 0 < decoded.count_nonzero() <= 500
 

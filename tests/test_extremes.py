@@ -78,7 +78,7 @@ def averages(world: Together, extreme: Extreme, steps: int) -> Iterator[tuple[to
 
 
 def remembered(world: Together) -> Iterator[tuple[str, torch.Tensor]]:
-    for engine in world._engines:
+    for engine in world.engines:
         for field, kept in engine.store.state().items():
             yield from ((f"{field} of {name}", tensor) for name, tensor in kept.items())
 
@@ -86,7 +86,7 @@ def remembered(world: Together) -> Iterator[tuple[str, torch.Tensor]]:
 def owed(world: Together, case: Case) -> torch.Tensor:
     """The mean of what workers did not send, and what owners did not."""
     total = torch.zeros(NUMEL, dtype=torch.float64)
-    for rank, engine in enumerate(world._engines):
+    for rank, engine in enumerate(world.engines):
         for slot in SLOTS:
             if (kept := engine.store.get("residual", slot.name)) is not None:
                 total[slot.offset : slot.stop] += kept.flatten().double() / WORKERS

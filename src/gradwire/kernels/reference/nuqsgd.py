@@ -57,6 +57,14 @@ class NUQSGD(NamedTuple):
         """Scaled levels."""
         return self._values(unpack(body, self.bits)) * scales[:, 0]
 
+    def error_bound(self, count: int) -> float:
+        """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for ``count`` values of a segment.
+
+        An eighth between powers; below the smallest, ``l``, at most ``l^2 / 4`` a value, and ``l |x|_1`` in all.
+        """
+        smallest = 2.0 ** (2 - (1 << (self.bits - 1)))
+        return 1 / 8 + min(count * smallest**2 / 4, math.sqrt(count) * smallest)
+
     def _values(self, codes: Tensor) -> Tensor:
         top = (1 << (self.bits - 1)) - 1
         levels = torch.tensor([0.0, *(2.0 ** (number - top) for number in range(1, top + 1))], device=codes.device)
