@@ -55,7 +55,7 @@ def momentum(inputs: Sequence[Sequence[torch.Tensor]], nesterov: bool = False) -
 def test_the_memory_does_to_dense_tensors_what_it_does_to_compressed_ones(name: str) -> None:
     """With masked momentum it is SGD's momentum; with any other memory what ``dense`` averages with it."""
     inputs, kind = noise(), methods.get(name)
-    for carried in possible_memories(kind):
+    for carried in possible_memories(kind, OPTIONS.get(name, [{}])[0]):
         found = averaged(name, inputs, memory=carried)
         plain = "none" if carried == "diana" else carried  # dense, which has no error, has no use for it
         expected = momentum(inputs) if carried == "dgc" else averaged("dense", inputs, memory=plain)

@@ -125,7 +125,7 @@ def test_averages_tend_to_the_mean_whatever_the_owner_makes_of_them(method: str,
 
 
 @pytest.mark.parametrize(
-    "values", ["fp16", "sign", "qsgd:4", "nearest:2", "quantile:16", "dynamic", "two-means", "3lc"]
+    "values", ["fp16", "sign", "qsgd:4", "nearest:2", "quantile:16", "dynamic", "onebit", "3lc"]
 )
 def test_averages_tend_to_the_mean_however_chosen_values_are_written(values: str) -> None:
     for method, options in (("topk", {"ratio": 0.1}), ("threshold", {"threshold": 0.1})):

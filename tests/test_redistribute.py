@@ -152,6 +152,7 @@ def test_every_field_is_of_its_kind() -> None:
         "owner_residual.filtered": Kind.OWNED,
         "owner_residual.age": Kind.SHARED,
         "delta": Kind.MEAN,
+        "momentum": Kind.MEAN,
         "second_moments": Kind.MEAN,
         "p": Kind.SHARED,
         "q": Kind.SHARED,
