@@ -7,9 +7,9 @@ from typing import Any
 
 from gradwire import memory as memories
 from gradwire import methods
+from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
 from gradwire.memory import MaskedMomentum, Memory, Momentum
-from gradwire.train.configuration import Configuration
 
 # Options under which a method does something visible on tensors as small as the tests'.
 OPTIONS: dict[str, list[dict[str, Any]]] = {

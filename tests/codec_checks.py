@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numba import types
 from torch import Tensor
 
-from gradwire.codec import Codec
+from gradwire.codecs.codec import Codec
 from gradwire.kernels import codes, dispatch
 from gradwire.layout import Block
 from gradwire.memory import Feedback

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.train.configuration import Configuration
-from gradwire.train.rehearsal import rehearse
+from gradwire.attach.rehearsal import rehearse
+from gradwire.engine.configuration import Configuration
 
 ENDINGS = {"returns": 0, "raises": 1, "exits": 3}
 """Ways for the first worker to end, and its exit code."""

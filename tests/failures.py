@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.train.configuration import Configuration
-from gradwire.train.rehearsal import rehearse
+from gradwire.attach.rehearsal import rehearse
+from gradwire.engine.configuration import Configuration
 from gradwire.wire import Line, Pending
 
 STEPS = 5

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from catalogue import Case, cases
 from gradwire import methods
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.policy import DensePolicy
 from gradwire.layout import Slot, flat_slots
-from gradwire.train.configuration import Configuration
-from gradwire.train.policy import DensePolicy
-from gradwire.train.together import Together
+from gradwire.local.world import LocalWorld
 from gradwire.wire import Meter, Request, Transport, scheduler
 from gradwire.wire.fusion import Flight, issue
 
@@ -108,7 +108,7 @@ def _record(
         case.method, case.options, case.granularity, case.route, case.memory, dense=everything, seed=7
     )
     slots = flat_slots(shapes)
-    world = Together(choices, slots, WORKERS)
+    world = LocalWorld(choices, slots, WORKERS)
     record: Record = {}
     for step in range(steps):
         gradients = [gradient(slots, rank, step) for rank in range(WORKERS)]

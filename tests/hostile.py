@@ -19,17 +19,18 @@ import torch
 from torch import Tensor
 
 from catalogue import Case, cases
-from gradwire import methods, quantize
-from gradwire.codec import Codec
+from gradwire import methods
+from gradwire.codecs import quantize
+from gradwire.codecs.codec import Codec
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.engine import Engine
+from gradwire.engine.policy import DensePolicy
 from gradwire.errors import PayloadError
 from gradwire.kernels import dispatch
 from gradwire.layout import Block, Granularity, flat_slots
+from gradwire.local.world import LocalWorld
 from gradwire.memory import Feedback, Store
 from gradwire.methods.method import CodecMethod
-from gradwire.train.configuration import Configuration
-from gradwire.train.engine import Engine
-from gradwire.train.policy import DensePolicy
-from gradwire.train.together import Together
 from gradwire.wire import Meter, Pending, Scheduler, Transport
 from guarded import copied, guarded, release
 
@@ -310,7 +311,7 @@ class World:
             transports.append(Kept(transport))
             return transports[-1]
 
-        world = Together(self.configuration, SLOTS, WORKERS, around=kept)
+        world = LocalWorld(self.configuration, SLOTS, WORKERS, around=kept)
         for step in range(STEPS):
             world.average([noise(10 * step + rank) for rank in range(WORKERS)])
         return [transport.landed for transport in transports]

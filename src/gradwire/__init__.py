@@ -10,54 +10,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradwire import lab, memory, methods, optim
-    from gradwire.analysis import Analysis, analyze
-    from gradwire.codec import FORMAT_VERSION
+    from gradwire import codecs, lab, memory, methods, optim, wire
+    from gradwire.attach import Handle, SecondMoments, Synchronizer, compress
+    from gradwire.engine import Audit, DensePolicy, Deviation, Stats
     from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
-    from gradwire.train import (
-        Audit,
-        DensePolicy,
-        Deviation,
-        Handle,
-        PerRank,
-        Roundtrip,
-        SecondMoments,
-        Stats,
-        Synchronizer,
-        compress,
-        redistribute,
-        roundtrip,
-    )
-    from gradwire.train.periodic import Periodic, periodic
+    from gradwire.local import Analysis, Roundtrip, analyze, roundtrip
+    from gradwire.periodic import Periodic, periodic
+    from gradwire.state import PerRank, redistribute
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "FORMAT_VERSION": "gradwire.codec",
-    "Analysis": "gradwire.analysis",
-    "Audit": "gradwire.train",
+    "FORMAT_VERSION": "gradwire.codecs.codec",
+    "Analysis": "gradwire.local",
+    "Audit": "gradwire.engine",
     "ConfigurationError": "gradwire.errors",
-    "DensePolicy": "gradwire.train",
-    "Deviation": "gradwire.train",
+    "DensePolicy": "gradwire.engine",
+    "Deviation": "gradwire.engine",
     "DivergenceError": "gradwire.errors",
     "GradwireError": "gradwire.errors",
-    "Handle": "gradwire.train",
+    "Handle": "gradwire.attach",
     "LabError": "gradwire.errors",
     "PayloadError": "gradwire.errors",
-    "PerRank": "gradwire.train",
-    "Periodic": "gradwire.train.periodic",
-    "Roundtrip": "gradwire.train",
-    "SecondMoments": "gradwire.train",
-    "Stats": "gradwire.train",
-    "Synchronizer": "gradwire.train",
+    "PerRank": "gradwire.state",
+    "Periodic": "gradwire.periodic",
+    "Roundtrip": "gradwire.local",
+    "SecondMoments": "gradwire.attach",
+    "Stats": "gradwire.engine",
+    "Synchronizer": "gradwire.attach",
     "WireError": "gradwire.errors",
-    "analyze": "gradwire.analysis",
-    "compress": "gradwire.train",
-    "redistribute": "gradwire.train",
-    "periodic": "gradwire.train.periodic",
-    "roundtrip": "gradwire.train",
+    "analyze": "gradwire.local",
+    "compress": "gradwire.attach",
+    "redistribute": "gradwire.state",
+    "periodic": "gradwire.periodic",
+    "roundtrip": "gradwire.local",
 }
-_ROOMS = ("lab", "memory", "methods", "optim")
+_ROOMS = ("codecs", "lab", "memory", "methods", "optim", "wire")
 
 __all__ = [
     "FORMAT_VERSION",
@@ -79,6 +67,7 @@ __all__ = [
     "Synchronizer",
     "WireError",
     "analyze",
+    "codecs",
     "compress",
     "lab",
     "memory",
@@ -87,6 +76,7 @@ __all__ = [
     "periodic",
     "redistribute",
     "roundtrip",
+    "wire",
 ]
 
 

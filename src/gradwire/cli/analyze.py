@@ -39,11 +39,11 @@ def analyze(
         dataset: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         json: Write all figures to this file too.
     """
-    from gradwire import analysis
     from gradwire import methods as catalogue
-    from gradwire.bench import data, report
-    from gradwire.bench.contenders import Contender
-    from gradwire.bench.gradients import real_gradients
+    from gradwire.local import analysis
+    from gradwire_bench import data, report
+    from gradwire_bench.contenders import Contender
+    from gradwire_bench.gradients import real_gradients
 
     console = new_console()
     chosen = [Contender.parse(each) for each in method]

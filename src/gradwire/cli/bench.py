@@ -17,11 +17,11 @@ from gradwire.errors import GradwireError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gradwire.bench.contenders import Contender
-    from gradwire.bench.data import DataSource
-    from gradwire.bench.sync import SyncRow
-    from gradwire.bench.train import TrainRow
-    from gradwire.bench.workloads import Workload
+    from gradwire_bench.contenders import Contender
+    from gradwire_bench.data import DataSource
+    from gradwire_bench.sync import SyncRow
+    from gradwire_bench.train import TrainRow
+    from gradwire_bench.workloads import Workload
 
 Section = Literal["claim", "speedup", "volume", "overhead"]
 
@@ -59,9 +59,9 @@ def sync(
     """
     from rich.live import Live
 
-    from gradwire.bench import report
-    from gradwire.bench import shapes as shape_sets
-    from gradwire.bench import sync as bench_sync
+    from gradwire_bench import report
+    from gradwire_bench import shapes as shape_sets
+    from gradwire_bench import sync as bench_sync
 
     console = new_console()
     numel = shape_sets.numel(shape_sets.get(shapes))
@@ -123,10 +123,10 @@ def train(
         json: Where the JSON goes; train.json in the folder if not given.
     """
     from gradwire import lab
-    from gradwire.bench import pictures, report
-    from gradwire.bench import train as bench_train
-    from gradwire.bench.sync import NO_LINK, link_rate
-    from gradwire.bench.workloads import WORKLOADS
+    from gradwire_bench import pictures, report
+    from gradwire_bench import train as bench_train
+    from gradwire_bench.sync import NO_LINK, link_rate
+    from gradwire_bench.workloads import WORKLOADS
 
     console = new_console()
     task = WORKLOADS[workload]
@@ -200,9 +200,9 @@ def periodic(
         out: Folder for the JSON files and the pictures.
     """
     from gradwire import lab
-    from gradwire.bench.periodic_report import Bench
-    from gradwire.bench.sync import NO_LINK, link_rate
-    from gradwire.bench.workloads import WORKLOADS
+    from gradwire_bench.periodic_report import Bench
+    from gradwire_bench.sync import NO_LINK, link_rate
+    from gradwire_bench.workloads import WORKLOADS
 
     console = new_console()
     if link_rate(link) is not None and not (allowed := lab.availability()).possible:
@@ -244,8 +244,8 @@ def kernels(
         segments: one segment of all elements, or the layers of ResNet-50.
         json: Write all measurements to this file too.
     """
-    from gradwire.bench import kernels as bench_kernels
-    from gradwire.bench import report
+    from gradwire_bench import kernels as bench_kernels
+    from gradwire_bench import report
 
     console = new_console()
     with console.status("compiling") as status:
@@ -269,8 +269,8 @@ def _race(
     **options: int,
 ) -> list[TrainRow]:
     """Trains with a live bar for each contender."""
-    from gradwire.bench import train as bench_train
-    from gradwire.bench.progress import bars
+    from gradwire_bench import train as bench_train
+    from gradwire_bench.progress import bars
 
     with bars(console) as progress:
         tasks = [

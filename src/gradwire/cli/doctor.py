@@ -20,8 +20,8 @@ def doctor(*, json: Json = None) -> None:
     Args:
         json: Write the findings to this file too.
     """
-    from gradwire import diagnosis
-    from gradwire.bench import report
+    from gradwire.cli import diagnosis
+    from gradwire_bench import report
 
     findings = diagnosis.examine()
     colours = {"ok": "green", "limited": "yellow", "broken": "red"}

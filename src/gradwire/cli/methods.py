@@ -41,8 +41,8 @@ def methods(
         accuracy: Training results of gradwire bench train, whose accuracies the page is to show.
         json: Write what is known, and what was measured, to this file too.
     """
-    from gradwire.bench import catalogue, data, handbook, pictures, report
-    from gradwire.bench.gradients import real_gradients
+    from gradwire_bench import catalogue, data, handbook, pictures, report
+    from gradwire_bench.gradients import real_gradients
 
     console = new_console()
     entries = catalogue.entries(names)

@@ -22,7 +22,7 @@ def new_console() -> Console:
 
 def write(path: Path | None, content: dict[str, Any]) -> None:
     """Writes a JSON file if one is asked for, and says so."""
-    from gradwire.bench import report
+    from gradwire_bench import report
 
     if path is not None:
         report.write_json(path, content)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.lowrank import Matrices, check_rank, gains, group, orthonormal_rows
+from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
 from gradwire.methods.published import Published

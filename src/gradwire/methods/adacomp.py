@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gradwire import index
-from gradwire.adaptive import AdaptiveSparse
-from gradwire.index import IndexCoding
+from gradwire.codecs import index
+from gradwire.codecs.adaptive import AdaptiveSparse
+from gradwire.codecs.index import IndexCoding
+from gradwire.codecs.quantize import Quantiser
+from gradwire.codecs.quantize.values import CodedValues
+from gradwire.codecs.select import LocalMaxima
 from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import Quantiser
-from gradwire.quantize.values import CodedValues
-from gradwire.select import LocalMaxima
 
 
 @register("adacomp")

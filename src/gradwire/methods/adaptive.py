@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire import index
-from gradwire.adaptive import AdaptiveSparse
-from gradwire.index import IndexCoding
+from gradwire.codecs import index
+from gradwire.codecs.adaptive import AdaptiveSparse
+from gradwire.codecs.index import IndexCoding
+from gradwire.codecs.quantize import values
+from gradwire.codecs.quantize.values import ValueCoding
+from gradwire.codecs.select import HalfMaximum
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.methods.threshold import bound_of_a_subset
-from gradwire.quantize import values
-from gradwire.quantize.values import ValueCoding
-from gradwire.select import HalfMaximum
 
 
 @register("adaptive")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.lowrank import gains
+from gradwire.codecs.lowrank import gains
+from gradwire.codecs.transform import Atoms
+from gradwire.codecs.transform.atoms import variance_bound
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.transform import Atoms
-from gradwire.transform.atoms import variance_bound
 
 
 @register("atomo")

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.codecs.index import EliasFano
+from gradwire.codecs.quantize import values
+from gradwire.codecs.quantize.values import FloatValues, ValueCoding
+from gradwire.codecs.select import Selector, TopMagnitudes
+from gradwire.codecs.sparse import Sparse
+from gradwire.codecs.transform import Chunks, chunk_block
 from gradwire.errors import ConfigurationError
-from gradwire.index import EliasFano
 from gradwire.layout import Block, Int64Array
 from gradwire.memory import Feedback, Residual
 from gradwire.methods.method import Method, Site
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import values
-from gradwire.quantize.values import FloatValues, ValueCoding
-from gradwire.select import Selector, TopMagnitudes
-from gradwire.sparse import Sparse
-from gradwire.transform import Chunks, chunk_block
 from gradwire.wire.requests import AllGather, Synchronization
 
 

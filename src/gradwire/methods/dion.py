@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.codecs.lowrank import Matrices, gains, group, orthonormal_rows
 from gradwire.errors import ConfigurationError
-from gradwire.lowrank import Matrices, gains, group, orthonormal_rows
 from gradwire.memory import Feedback, Residual
 from gradwire.methods.method import Method, Site
 from gradwire.methods.registry import register

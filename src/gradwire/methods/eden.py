@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.codecs.transform import RotatedCentroids
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
-from gradwire.transform import RotatedCentroids
 
 
 @register("eden")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradwire import index
-from gradwire.index import IndexCoding
+from gradwire.codecs import index
+from gradwire.codecs.index import IndexCoding
+from gradwire.codecs.select import TopMagnitudes, count_for
+from gradwire.codecs.sparse import Sparse
 from gradwire.memory import Memory
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.select import TopMagnitudes, count_for
-from gradwire.sparse import Sparse
 
 
 @register("ef21")

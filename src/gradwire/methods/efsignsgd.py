@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gradwire.codecs.quantize import Quantiser
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import codes
 from gradwire.memory import Memory
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import Quantiser
 
 NORMS = {"l1": 1, "l2": 2}
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from gradwire.codecs.quantize import Cast
 from gradwire.methods.method import LinearMethod
 from gradwire.methods.registry import register
-from gradwire.quantize import Cast
 
 
 @register("dense")

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.codecs.lowrank import check_rank
+from gradwire.codecs.transform import Slices, principal_components
 from gradwire.errors import ConfigurationError
-from gradwire.lowrank import check_rank
 from gradwire.memory import Feedback, Kind
 from gradwire.methods.method import Method, Site
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.transform import Slices, principal_components
 from gradwire.wire.requests import AllReduceMean, Request, Synchronization
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire import index
-from gradwire.index import IndexCoding
+from gradwire.codecs import index
+from gradwire.codecs.index import IndexCoding
+from gradwire.codecs.select import TopMagnitudes, count_for
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import merge
-from gradwire.select import TopMagnitudes, count_for
 from gradwire.wire.requests import Synchronization
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire import index
-from gradwire.adaptive import AdaptiveSparse
-from gradwire.index import IndexCoding
+from gradwire.codecs import index
+from gradwire.codecs.adaptive import AdaptiveSparse
+from gradwire.codecs.index import IndexCoding
+from gradwire.codecs.quantize import Quantiser
+from gradwire.codecs.quantize.values import CodedValues
+from gradwire.codecs.select import Unambiguous
+from gradwire.codecs.select.thresholds import check_threshold
 from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.methods.variance import Moments, check_moments
-from gradwire.quantize import Quantiser
-from gradwire.quantize.values import CodedValues
-from gradwire.select import Unambiguous
-from gradwire.select.thresholds import check_threshold
 
 
 @register("hybrid")

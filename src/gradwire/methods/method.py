@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gradwire.codec import Codec, LinearCodec
+from gradwire.codecs.codec import Codec, LinearCodec
 from gradwire.layout import Block, Slot
 from gradwire.memory import NAMES, NONE, Feedback, Kind, Memory, Remainder, Store
 from gradwire.methods.published import Published

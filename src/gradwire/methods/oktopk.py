@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import index
+from gradwire.codecs import index
+from gradwire.codecs.index import IndexCoding
+from gradwire.codecs.select import TopMagnitudes, count_for
 from gradwire.errors import ConfigurationError
-from gradwire.index import IndexCoding
 from gradwire.memory import Feedback, Kind
 from gradwire.methods.method import Method, Site
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import Regions, regions
-from gradwire.select import TopMagnitudes, count_for
 from gradwire.wire.requests import Synchronization
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gradwire.codecs.quantize import Quantiser
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod, there_and_back
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import Quantiser
 
 
 @register("qsgd")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.codecs.select import SharedRandom, count_for
 from gradwire.methods.method import LinearMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.select import SharedRandom, count_for
 
 
 @register("randomk")

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import index, kernels
-from gradwire.index import IndexCoding
+from gradwire import kernels
+from gradwire.codecs import index
+from gradwire.codecs.index import IndexCoding
+from gradwire.codecs.select import TopMagnitudes, count_for
 from gradwire.memory import Feedback, LowPass
 from gradwire.methods.method import Method, Site
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.select import TopMagnitudes, count_for
 from gradwire.wire.requests import AllReduceMean, Broadcast, Synchronization
 
 

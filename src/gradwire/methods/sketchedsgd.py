@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.codecs.select import counts_for
+from gradwire.codecs.select.selector import check_ratio
+from gradwire.codecs.sketch import CountSketch
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Granularity, Int64Array, flat_slots
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.select import counts_for
-from gradwire.select.selector import check_ratio
-from gradwire.sketch import CountSketch
 from gradwire.wire.requests import AllReduceMean, Synchronization
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire import index
-from gradwire.index import IndexCoding
+from gradwire.codecs import index
+from gradwire.codecs.index import IndexCoding
+from gradwire.codecs.quantize.quantile import Quantile
+from gradwire.codecs.quantize.values import CodedValues
+from gradwire.codecs.select import TopMagnitudes
+from gradwire.codecs.sparse import Sparse
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize.quantile import Quantile
-from gradwire.quantize.values import CodedValues
-from gradwire.select import TopMagnitudes
-from gradwire.sparse import Sparse
 
 
 @register("sketchml")

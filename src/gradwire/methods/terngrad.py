@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gradwire.codecs.quantize import BUCKET, Quantiser
 from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod, there_and_back
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import BUCKET, Quantiser
 
 
 @register("terngrad")

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.codecs.transform import Levels, Rotation
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.memory import Feedback
 from gradwire.methods.method import Method, Site
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import Shards, check_largest
-from gradwire.transform import Levels, Rotation
 from gradwire.wire.requests import AllGather, AllReduceMax, AllToAll, Synchronization
 
 

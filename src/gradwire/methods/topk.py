@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gradwire import index
-from gradwire.index import IndexCoding
+from gradwire.codecs import index
+from gradwire.codecs.index import IndexCoding
+from gradwire.codecs.quantize import values
+from gradwire.codecs.quantize.values import FloatValues, ValueCoding
+from gradwire.codecs.select import TopMagnitudes, count_for
+from gradwire.codecs.sparse import Sparse
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.quantize import values
-from gradwire.quantize.values import FloatValues, ValueCoding
-from gradwire.select import TopMagnitudes, count_for
-from gradwire.sparse import Sparse
 
 
 @register("topk")

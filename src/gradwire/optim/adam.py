@@ -15,18 +15,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gradwire.codec import Codec
+from gradwire.attach.handle import check_parameters, default_group, named_by
+from gradwire.attach.roll_call import RollCall
+from gradwire.attach.synchronizer import Synchronizer, Tensors, check_dense
+from gradwire.codecs.codec import Codec
+from gradwire.engine.agreement import check_equal, check_same
+from gradwire.engine.configuration import FUSE_BYTES
+from gradwire.engine.policy import DensePolicy
+from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import EFSignSGD, Method
-from gradwire.train.agreement import check_equal, check_same
-from gradwire.train.configuration import FUSE_BYTES
-from gradwire.train.handle import check_parameters, default_group, named_by
-from gradwire.train.periodic.start import REMEDY, send_first
-from gradwire.train.policy import DensePolicy
-from gradwire.train.roll_call import RollCall
-from gradwire.train.stats import Stats
-from gradwire.train.synchronizer import Synchronizer, Tensors, check_dense
+from gradwire.periodic.start import REMEDY, send_first
 from gradwire.wire import ProcessGroupTransport
 from gradwire.wire.meter import all_reduce_bytes
 

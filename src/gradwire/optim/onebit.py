@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gradwire.attach.synchronizer import Tensors
 from gradwire.optim.adam import CompressedAdam
-from gradwire.train.synchronizer import Tensors
 
 
 class OneBitAdam(CompressedAdam):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from gradwire.attach.synchronizer import Tensors
 from gradwire.methods import Method
 from gradwire.optim.adam import SIGNS, CompressedAdam, decay
-from gradwire.train.synchronizer import Tensors
 
 
 class ZeroOneAdam(CompressedAdam):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gradwire.codec import LinearCodec
+from gradwire.codecs.codec import LinearCodec
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.wire.requests import AllReduceMean, Synchronization

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.codecs.index import IndexCoding
+from gradwire.codecs.select import TopMagnitudes
 from gradwire.errors import PayloadError
-from gradwire.index import IndexCoding
 from gradwire.layout import Block, Int64Array
 from gradwire.memory import Feedback
-from gradwire.select import TopMagnitudes
 from gradwire.wire.requests import Exchange, Synchronization
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec import Codec
+from gradwire.codecs.codec import Codec
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 

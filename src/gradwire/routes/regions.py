@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.codecs.index import IndexCoding
+from gradwire.codecs.select import TopMagnitudes
 from gradwire.errors import PayloadError
-from gradwire.index import IndexCoding
 from gradwire.layout import Block, Granularity, Int64Array, flat_slots
 from gradwire.memory import Feedback
-from gradwire.select import TopMagnitudes
 from gradwire.wire.requests import AllGather, AllReduceMean, AllToAll, Request
 
 

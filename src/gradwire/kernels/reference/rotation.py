@@ -15,7 +15,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def rotated_scales(pieces: Int64Array, values: Tensor, scales: Tensor) -> None:
-    """Root mean square of each piece of a :class:`gradwire.transform.Rotation`, zeros past its values included.
+    """Root mean square of each piece of a :class:`gradwire.codecs.transform.Rotation`, zeros past its values included.
 
     A scale below ``SMALLEST_SCALE`` is 0.
     """

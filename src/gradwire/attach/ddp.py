@@ -1,0 +1,381 @@
+"""The way in for ``DistributedDataParallel``: a communication hook."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.attach.handle import Handle, Named, check_left_out
+from gradwire.attach.memory_order import by_rows, by_strides, check_order, gradients, permuted
+from gradwire.attach.roll_call import RollCall
+from gradwire.attach.wrappers import unwrapped_model
+from gradwire.codecs.codec import Codec
+from gradwire.engine.configuration import FUSE_BYTES, Configuration
+from gradwire.engine.engine import Engine
+from gradwire.engine.guarding import VERIFY_EVERY, Guarding
+from gradwire.engine.policy import DensePolicy
+from gradwire.engine.unit import Unit
+from gradwire.errors import ConfigurationError, GradwireError
+from gradwire.layout import flat_slots
+from gradwire.memory import Memory
+from gradwire.methods import Method
+from gradwire.wire import Synchronization, Wire
+from gradwire.wire.wire import TensorFuture
+
+
+class _Buckets:
+    """Averages each bucket as it comes.
+
+    DDP forms its final buckets only after a backward pass. A run that goes on from a saved state therefore averages in
+    the buckets that the state tells of until DDP's own are final, so that it gives the same bits.
+    """
+
+    def __init__(self, handle: Handle, parameters: Named) -> None:
+        self._handle = handle
+        self._parameters = parameters
+        self._names = {id(parameter): name for name, parameter in parameters}
+        self._units: dict[int, tuple[tuple[int, ...], Unit]] = {}
+        self._known = handle.buckets
+        self._coming: list[tuple[str, ...]] = []
+        self._first: tuple[str, ...] = ()
+        self._resumed: _Collected | None = None
+
+    def on_bucket(self, bucket: GradBucket) -> TensorFuture:
+        """Queues a bucket; its future holds the averaged buffer."""
+        names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
+        if not self._coming:
+            self._begin(names)
+        self._coming.append(names)
+        resumed = self._resumed
+        if bucket.is_last():
+            came, self._coming = tuple(self._coming), []
+            if resumed is None:
+                self._handle.buckets = came
+            elif came == self._handle.buckets:
+                self._resumed = None
+            self._known = self._handle.buckets
+        return self._average(bucket) if resumed is None else resumed.on_bucket(bucket)
+
+    def _begin(self, names: tuple[str, ...]) -> None:
+        """Before a step: has a state been loaded, or has DDP formed its buckets anew?"""
+        if self._handle.buckets is not self._known:
+            self._first, self._units = names, {}
+            buckets = self._handle.buckets
+            self._resumed = _Collected(self._handle, self._parameters, buckets) if buckets else None
+        elif names != self._first:
+            self._resumed = None
+
+    def _average(self, bucket: GradBucket) -> TensorFuture:
+        wire, engine = self._handle.wire, self._handle.engine
+        buffer, index, parameters, last = bucket.buffer(), bucket.index(), bucket.parameters(), bucket.is_last()
+        future = wire.promise(otherwise=buffer)
+        staged = buffer if buffer.dtype == torch.float32 else torch.empty_like(buffer, dtype=torch.float32)
+        turned = permuted(staged, parameters)
+
+        def begin() -> list[Synchronization]:
+            if staged is not buffer:
+                staged.copy_(buffer)
+            by_rows(turned, engine.store)
+            synchronizations = engine.synchronizations(self._unit(index, parameters), staged)
+            engine.count(buffer, last)
+            return synchronizations
+
+        def done() -> None:
+            engine.landed(self._unit(index, parameters), staged)
+            by_strides(turned, engine.store)
+            wire.keep(future, buffer if staged is buffer else buffer.copy_(staged))
+
+        wire.submit(begin, done, engine.ended if last else None)
+        return future
+
+    def _unit(self, index: int, parameters: list[Tensor]) -> Unit:
+        """How a bucket is handled; made anew when DDP has rebuilt its buckets."""
+        identity = tuple(id(parameter) for parameter in parameters)
+        known = self._units.get(index)
+        if known is None or known[0] != identity:
+            slots = flat_slots([(self._names[id(each)], tuple(each.shape)) for each in parameters])
+            known = (identity, self._handle.engine.unit(slots))
+            self._units[index] = known
+        return known[1]
+
+
+class _Collected:
+    """Collects all buckets of a step, then averages them in other ones."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        parameters: Named,
+        buckets: Sequence[Sequence[str]],
+    ) -> None:
+        self._handle = handle
+        self._names = {id(parameter): name for name, parameter in parameters}
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+        self._units: list[tuple[Unit, Tensor]] = []
+        self._places: dict[str, Tensor] = {}
+        for names in buckets:
+            slots = flat_slots([(name, shapes[name]) for name in names])
+            unit = handle.engine.unit(slots)
+            flat = torch.zeros(unit.numel, dtype=torch.float32, device=parameters[0][1].device)
+            self._units.append((unit, flat))
+            self._places.update({slot.name: flat[slot.offset : slot.stop].view(slot.shape) for slot in slots})
+        self._waiting: list[tuple[TensorFuture, Tensor, list[tuple[Tensor, Tensor]]]] = []
+
+    def on_bucket(self, bucket: GradBucket) -> TensorFuture:
+        """Takes in a bucket; the last one of a step sets all of them going."""
+        wire, engine = self._handle.wire, self._handle.engine
+        buffer, parameters, last = bucket.buffer(), bucket.parameters(), bucket.is_last()
+        places = [self._places[self._names[id(parameter)]] for parameter in parameters]
+        moves = list(zip(places, gradients(buffer, parameters), strict=True))
+        future = wire.promise(otherwise=buffer)
+
+        def begin() -> list[Synchronization]:
+            self._waiting.append((future, buffer, moves))
+            for place, values in moves:
+                place.copy_(values)
+            if not last:
+                engine.count(buffer, last)
+            return []
+
+        wire.submit(begin, lambda: None)
+        if last:
+            for unit, flat in self._units:
+                self._submit(unit, flat, buffer if flat is self._units[-1][1] else None)
+        return future
+
+    def _submit(self, unit: Unit, flat: Tensor, last: Tensor | None) -> None:
+        """Queues a unit; ``last`` is the step's last bucket, with its last unit."""
+        engine = self._handle.engine
+
+        def begin() -> list[Synchronization]:
+            synchronizations = engine.synchronizations(unit, flat)
+            if last is not None:
+                engine.count(last, True)
+            return synchronizations
+
+        def end() -> None:
+            waiting, self._waiting = self._waiting, []
+            for future, buffer, moves in waiting:
+                for place, values in moves:
+                    values.copy_(place)
+                self._handle.wire.keep(future, buffer)
+            engine.ended()
+
+        self._handle.wire.submit(begin, lambda: engine.landed(unit, flat), None if last is None else end)
+
+
+class _Detached:
+    """What a copy of a model has in the hook's place.
+
+    DDP makes a copy's reducer without hooks, so the copy averages densely until a method is attached to it.
+    """
+
+
+@dataclass(frozen=True)
+class _Hook:
+    """What DDP calls with every bucket.
+
+    An error in a future would come out of ``backward`` as a RuntimeError of DDP's own, and leave DDP in the middle of
+    its step. So the futures bring no errors; a callback at the end of ``backward`` does.
+
+    Attributes:
+        engine: Asked whether a step can begin.
+        wire: What the buckets are averaged on.
+        averages: Where buckets go.
+        frozen: Parameters that DDP knows nothing of.
+        finds_unused: Whether DDP looks for parameters that took no part.
+        names: Each parameter's name, by its id.
+        checked: Buckets, by ids and strides, in which gradients were found in their parameters' memory order.
+    """
+
+    engine: Engine
+    wire: Wire
+    averages: _Buckets | _Collected
+    frozen: Named
+    finds_unused: bool
+    names: dict[int, str]
+    checked: set[tuple[tuple[int, tuple[int, ...]], ...]] = field(default_factory=set)
+
+    def __reduce__(self) -> tuple[type[_Detached], tuple[()]]:
+        return _Detached, ()
+
+    def on_bucket(self, bucket: GradBucket) -> TensorFuture:
+        """Queues a bucket."""
+        if bucket.index() == 0:
+            check_left_out(self.frozen)
+            self.engine.ready()
+        self._check_order(bucket)
+        try:
+            future = self.averages.on_bucket(bucket)
+        except GradwireError:
+            raise
+        except BaseException as error:  # an interrupt; DDP finishes its step, or it could begin no other
+            self.wire.fail(error)
+            future = self.wire.promise(otherwise=bucket.buffer())
+        if bucket.is_last():
+            if torch._C._current_graph_task_id() >= 0:
+                _queue_callback(lambda: self._before_ddp(future))
+            else:  # no backward pass: DDP follows the others' steps for a rank whose inputs have ended
+                self.wire.wait(future)
+        return future
+
+    def _check_order(self, bucket: GradBucket) -> None:
+        parameters = bucket.parameters()
+        order = tuple((id(each), each.stride()) for each in parameters)
+        if order not in self.checked and torch._C._current_graph_task_id() >= 0:
+            check_order(bucket.buffer(), [(self.names[id(each)], each) for each in parameters])
+            self.checked.add(order)
+
+    def _before_ddp(self, future: TensorFuture) -> None:
+        if self.finds_unused:  # DDP goes on to wait for a collective of its own, which may fail as well
+            self.wire.wait(future)
+        _queue_callback(self.wire.check)
+
+
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+"""Has something called when the backward pass under way is through, after what was queued before."""
+
+
+def _on_bucket(hook: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return hook.on_bucket(bucket)
+
+
+def compress(
+    model: nn.Module,
+    method: str | Method,
+    *,
+    granularity: str | None = None,
+    route: str | None = None,
+    memory: str | Memory | None = None,
+    owner: str | Codec | None = None,
+    dense: DensePolicy | None = None,
+    seed: int = 0,
+    fuse_bytes: int = FUSE_BYTES,
+    grad_scaler: torch.amp.GradScaler | None = None,
+    rollback: bool | None = None,
+    learning_rate: Callable[[], float] | None = None,
+    audit_every: int = 0,
+    verify: bool = False,
+    verify_every: int = VERIFY_EVERY,
+    **options: Any,
+) -> Handle:
+    """Averages a DDP model's gradients through a compression method from now on.
+
+    To be called on every rank, with the same arguments, before the first backward pass. Copies of the model, such as
+    ``copy.deepcopy`` and ``torch.load`` make, average as plain DDP does until this is called on them.
+
+    When a worker ends, stops or fails, ``backward`` raises a :class:`gradwire.WireError` on all others, at the latest
+    after the process group's timeout; what a method raises comes out of ``backward`` as it is.
+
+    Args:
+        model: The wrapped model, also within what ``torch.compile`` or Lightning Fabric made of it; float32, float16 or
+            bfloat16 parameters, in the memory format in which DDP wrapped them.
+        method: A name of ``gradwire.methods.names()`` or a method object.
+        granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each
+            of DDP's buckets; ``"model"``, the whole gradient; or ``"block:N"``, each N elements of a parameter. The
+            method's own if None.
+        route: How payloads become an average; the method's own if None. ``"allreduce"``: codes are added up on their
+            way. ``"gather"``: every payload goes to everybody. ``"sharded"``: every worker averages a share of the
+            elements and compresses it again. ``"merge"``: sparse sets are merged pair by pair, for ``gtopk`` only.
+            ``"regions"``: sparse values are reduced by regions that are balanced, for ``oktopk`` only.
+        memory: What is carried from step to step: a memory object, such as ``gradwire.memory.Residual(beta=0.9)``, or a
+            name for one with the paper's weights; the method's own if None. ``"none"``; ``"residual"``, error feedback:
+            what was not sent; ``"momentum"``, and momentum is sent; ``"dgc"``, momentum correction, forgotten where it
+            was sent; ``"ef21"``, an estimate of the gradient, whose error is sent; ``"lowpass"``, a moving average of
+            errors; ``"diana"``, an estimate of the gradient for unbiased methods.
+        owner: What the average is compressed with on the sharded route, and put through on the gather route: a name
+            such as ``"qsgd:8"`` or a codec; if None, the method's own on the sharded route and nothing on gather.
+        dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
+        seed: Where all randomness starts; torch's generators are never touched.
+        fuse_bytes: Payload to gather before a collective is issued, in bytes.
+        grad_scaler: The ``torch.amp.GradScaler`` that scales the loss, starting alike on all ranks. Then gradients are
+            divided by its scale before anything else and their averages multiplied by it, so what is remembered and
+            every threshold are in units of the unscaled loss. Without it a change of scale cannot be told from a change
+            of the gradient, and what was remembered before has the wrong weight after it.
+        rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
+            on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
+            of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then,
+            or what is remembered would never come right again, which is so of ``"ef21"`` and ``"diana"``.
+        learning_rate: A function that gives the current learning rate, such as
+            ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
+            as published: when the rate changes from a to b, it is weighed by a / b; while it is 0, it waits. If None,
+            it is weighed by nothing.
+        audit_every: Every so many steps, beginning with the first, gradients are averaged densely, too, beside the
+            compressed averages and without changing them, and both are compared: ``handle.audits()``,
+            ``handle.stats().audit``, ``handle.write(writer)``, and a line from the logger ``"gradwire"`` on rank 0.
+            0 for never.
+        verify: Whether payloads carry checksums, all but those of all-reduces, whose sums cannot; one that does not
+            fit raises :class:`gradwire.PayloadError`. It also compares the averages of all ranks from time to time; a
+            difference raises :class:`gradwire.DivergenceError` on every rank, one step later.
+        verify_every: Steps from one such comparison to the next.
+        **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
+            publication for all that is not given.
+
+    Returns:
+        A handle with counters and state.
+
+    Raises:
+        ConfigurationError: If anything cannot be as asked, or differs between ranks; the model stays as it was. Later,
+            in a backward pass, if a parameter that was frozen when the method was attached requires gradients, or one
+            has another memory format than DDP wrapped it in.
+
+    Example:
+        >>> model = DistributedDataParallel(net)
+        >>> handle = gradwire.compress(model, "acpsgd", rank=4)
+        >>> model(inputs).sum().backward()
+        >>> handle.stats().steps
+        1
+    """
+    ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model
+    with RollCall(getattr(ddp, "process_group", None)) as roll_call:
+        configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
+        guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
+        model = _checked(model)
+        ignored = model.parameters_to_ignore
+        theirs = [(name, each) for name, each in model.module.named_parameters() if name not in ignored]
+        parameters = [(name, each) for name, each in theirs if each.requires_grad]
+        frozen = [(name, each) for name, each in theirs if not each.requires_grad]
+        handle = Handle(configuration, parameters, model.process_group, roll_call, guarding)
+    averages: _Buckets | _Collected = _Buckets(handle, parameters)
+    if configuration.granularity.scope == "model":
+        averages = _Collected(handle, parameters, [[name for name, _ in parameters]])
+    model._comm_hooks.clear()  # of what a copied hook left
+    names = {id(each): name for name, each in parameters}
+    hook = _Hook(handle.engine, handle.wire, averages, frozen, model.find_unused_parameters, names)
+    model.register_comm_hook(hook, _on_bucket)
+    return handle
+
+
+def _checked(given: nn.Module) -> DistributedDataParallel:
+    """The DDP model in what was given, if it can be attached to."""
+    model = unwrapped_model(given) if isinstance(given, nn.Module) else given
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigurationError(
+            f"model is a {type(given).__name__}; wrap it in torch.nn.parallel.DistributedDataParallel, "
+            "or use gradwire.Synchronizer in your own loop"
+        )
+    if model.mixed_precision is not None:
+        raise ConfigurationError(
+            "DDP's mixed_precision occupies the communication hook; build DDP without it and use torch.autocast"
+        )
+    if getattr(model, "_use_python_reducer", False):
+        raise ConfigurationError(
+            "torch._dynamo.config.optimize_ddp='python_reducer' has DDP average without communication hooks; set "
+            "'ddp_optimizer' before the model is wrapped"
+        )
+    for hook in [hook.__qualname__ for hook, state in model._comm_hooks if not isinstance(state, _Detached)]:
+        raise ConfigurationError(f"the model has the communication hook {hook!r} already; DDP takes one; wrap it anew")
+    for name, module in model.module.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise ConfigurationError(f"{name or 'the model'} has sparse=True; gradwire averages dense gradients only")
+    begun = any(parameter.grad is not None for parameter in model.parameters())
+    forwards = model._get_ddp_logging_data().get("iteration", 0)  # type: ignore[no-untyped-call]
+    if begun or int(forwards) > 0:
+        raise ConfigurationError(
+            "the model has run a backward pass already; call gradwire.compress right after DDP(...)"
+        )
+    return model

@@ -1,0 +1,348 @@
+"""What an attachment gives back: counters, state, and a description of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from gradwire.attach.rehearsal import rehearse
+from gradwire.attach.roll_call import RollCall
+from gradwire.engine.agreement import check_agreement, check_equal
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.engine import Engine
+from gradwire.engine.guarding import Guarding
+from gradwire.engine.guards import Audit, Auditor
+from gradwire.engine.guards.audit import ScalarWriter, write
+from gradwire.engine.stats import Stats
+from gradwire.errors import ConfigurationError, GradwireError
+from gradwire.layout import flat_slots
+from gradwire.memory import Store
+from gradwire.state.form import VERSION, Ranks, check_form, check_same, described
+from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Wire
+from gradwire.wire.transport import timeout_of
+
+_siblings = 0
+"""Groups that this process has made, or knows others to have made."""
+
+REMEDY = (
+    "give all of them rank 0's by torch.distributed.broadcast, and attach several models in the same order everywhere"
+)
+
+GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+
+
+class Handle:
+    """An attached method.
+
+    Args:
+        configuration: All choices.
+        parameters: Names and parameters whose gradients are averaged, in the model's order.
+        group: The workers; the handle makes a group of its own from the same ranks, so that its collectives cannot
+            mix with others'.
+        roll_call: Of this attachment: what a rank raises within is told to all.
+        guarding: What is done around every average; nothing if None.
+
+    Attributes:
+        buckets: Names of the parameters that came together in the last step; empty where the gradients' owner forms
+            buckets by a rule of its own.
+    """
+
+    _attached = False
+    _replicas = True
+    """Whether parameters must have the same values on all ranks when the method is attached."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        parameters: Named,
+        group: dist.ProcessGroup,
+        roll_call: RollCall,
+        guarding: Guarding | None = None,
+    ) -> None:
+        check_parameters(parameters)
+        guarding = guarding or Guarding(rollback=False)
+        guarding.check(configuration)
+        device = parameters[0][1].device
+        if device.type == "cpu":
+            rehearse(configuration, aloud=group.rank() == 0)
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+        self._parameters = described(parameters)
+        self._ranks = Ranks(dist.get_process_group_ranks(group))
+        self.buckets: tuple[tuple[str, ...], ...] = ()
+        roll_call.ready()
+        transport = ProcessGroupTransport(_sibling(group, device))
+        check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
+        if self._replicas:
+            check_equal(parameters, transport, device, REMEDY)
+        self.configuration = configuration
+        self.engine = Engine(configuration, transport.rank, transport.world_size, device)
+        self.engine.guards += guarding.guards(self.engine, parameters)
+        self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
+        self._written = -1
+        line: Line = CheckedTransport(transport, self.engine.meter) if guarding.verify else transport
+        self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device)
+        self._attached = True
+
+    def stats(self) -> Stats:
+        """Totals of this rank since the method was attached."""
+        meter, audit = self.engine.meter, None if self._auditor is None else self._auditor.newest()
+        return Stats(meter.steps, meter.dense_bytes, meter.wire_bytes, dict(meter.seconds), audit)
+
+    def audits(self) -> list[Audit]:
+        """Compressed averages held against dense ones, as ``audit_every`` asked for; the newest 1,000."""
+        return [] if self._auditor is None else self._auditor.audits()
+
+    def write(self, writer: ScalarWriter, *, layers: bool = False) -> None:
+        """Writes the counters as they are, and all audits since the last call, to TensorBoard.
+
+        Steps are those that were synchronised, as in ``stats().steps``.
+
+        Args:
+            writer: A ``torch.utils.tensorboard.SummaryWriter``, or whatever else has its ``add_scalar``.
+            layers: Whether every parameter's audit is written, too.
+        """
+        stats = self.stats()
+        writer.add_scalar("gradwire/wire_bytes", stats.wire_bytes, stats.steps)
+        writer.add_scalar("gradwire/ratio", stats.ratio, stats.steps)
+        for stage, seconds in stats.seconds.items():
+            writer.add_scalar(f"gradwire/seconds/{stage}", seconds, stats.steps)
+        for audit in self.audits():
+            if audit.step > self._written:
+                write(writer, audit, layers)
+                self._written = audit.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a later run needs to go on as if it had not stopped: tensors and plain values, by parameter name.
+
+        Every rank has its own; save it on each, between two steps. ``torch.load(weights_only=True)`` reads it;
+        :class:`gradwire.PerRank` is for ``torch.distributed.checkpoint``, :func:`gradwire.redistribute` for another
+        number of workers. The form is documented in ``state/form.py``.
+
+        A run that goes on from it in a new process gives the same bits, provided that DDP had its final buckets: it
+        forms them after its first backward pass (its second with ``static_graph=True``). Before that, averages are the
+        same up to the rounding of sums whose order depends on buckets, and up to what a method chooses by bucket.
+
+        Raises:
+            GradwireError: If some of a step's gradients have been taken in and others not yet, or a step failed.
+        """
+        return self.wire.call(self._state)
+
+    def _state(self) -> dict[str, Any]:
+        self._check_between_steps()
+        return {
+            "version": VERSION,
+            **self._identity(),
+            "step": self.engine.step,
+            "buckets": [list(names) for names in self.buckets],
+            "kinds": self.engine.store.kinds(),
+            "tensors": self.engine.store.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from where :meth:`state_dict` was taken, between two steps.
+
+        Raises:
+            ConfigurationError: If the state is malformed, or of another version, configuration, model, rank or number
+                of workers; nothing is changed.
+            GradwireError: If a step is under way or failed.
+        """
+        self.wire.call(lambda: self._load(state))
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._check_between_steps()
+        check_form(state)
+        check_same(state, self._identity(), "this handle")
+        theirs, ours = (state["rank"], state["world_size"]), (self.engine.rank, self.engine.world_size)
+        if theirs[1] != ours[1]:
+            raise ConfigurationError(
+                f"the state was saved by rank {theirs[0]} of {theirs[1]} workers, this is rank {ours[0]} of {ours[1]}; "
+                f"gradwire.redistribute makes states for {ours[1]} workers of those of all {theirs[1]}"
+            )
+        if theirs[0] != ours[0]:
+            raise ConfigurationError(
+                f"the state was saved by rank {theirs[0]}, this is rank {ours[0]}; load on each rank what it saved"
+            )
+        if state["ranks"] and tuple(state["ranks"]) != tuple(self._ranks):
+            raise ConfigurationError(
+                f"the state was saved by a worker of ranks {tuple(state['ranks'])}, this one's are {self._ranks}; load "
+                "what this group saved; gradwire.redistribute makes states for any group of those of all workers"
+            )
+        self._laid_out().check(state["tensors"], complete=state["step"] > 0)
+        self.engine.store.load(state["tensors"], state["kinds"])
+        self.engine.step = state["step"]
+        self.buckets = tuple(tuple(names) for names in state["buckets"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "configuration": self.configuration.describe(),
+            "parameters": self._parameters,
+            "rank": self.engine.rank,
+            "world_size": self.engine.world_size,
+            "ranks": self._ranks,
+        }
+
+    def _check_between_steps(self) -> None:
+        if self.engine.under_way:
+            raise GradwireError(
+                "a step is under way: some of its gradients have been taken in, others not yet; save and load between "
+                "backward passes"
+            )
+
+    def _laid_out(self) -> Store:
+        """What is remembered of this model once all of it has been averaged, without room for any of it."""
+        nowhere = Engine(self.configuration, self.engine.rank, self.engine.world_size, torch.device("meta"))
+        nowhere.unit(flat_slots(list(self._shapes.items())))
+        return nowhere.store
+
+    def close(self) -> None:
+        """Ends the wire's thread and process group; no gradients can be averaged through this handle any more.
+
+        A handle that is not needed any more does so by itself, and so does one that is left when the interpreter exits.
+        """
+        if self._attached:
+            self._attached = False
+            self.wire.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        sizes = {name: torch.Size(shape).numel() for name, shape in self._shapes.items()}
+        dense = [name for name, shape in self._shapes.items() if not self.configuration.compresses(shape)]
+        count, elements = len(sizes) - len(dense), sum(sizes.values())
+        left = sum(sizes[name] for name in dense)
+        return (
+            f"gradwire.Handle({self.configuration}; compressed: {count} tensors, {elements - left:,} elements; "
+            f"averaged densely: {len(dense)} tensors, {left:,} elements)"
+        )
+
+
+def named_by(optimizer: torch.optim.Optimizer) -> Named:
+    """An optimizer's parameters that require gradients, by the names it was given, or else by group and place."""
+    named: list[tuple[str, torch.nn.Parameter]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names", [f"{number}.{index}" for index in range(len(group["params"]))])
+        named += [(name, each) for name, each in zip(names, group["params"], strict=True) if each.requires_grad]
+    return named
+
+
+def check_parameters(parameters: Named) -> None:
+    """Raises ConfigurationError unless all gradients can be averaged."""
+    if not parameters:
+        raise ConfigurationError("there are no parameters that require gradients; nothing can be averaged")
+    device = parameters[0][1].device
+    names: dict[int, str] = {}
+    given: set[str] = set()
+    for name, parameter in parameters:
+        if name in given:
+            raise ConfigurationError(
+                f"two parameters have the name {name!r}; memories are kept by name, so give each its own, "
+                "such as f'encoder.{name}'"
+            )
+        if id(parameter) in names:
+            raise ConfigurationError(
+                f"{name!r} is the parameter {names[id(parameter)]!r} under another name; give shared parameters once"
+            )
+        names[id(parameter)] = name
+        given.add(name)
+        if hasattr(parameter, "to_local"):
+            raise ConfigurationError(
+                f"parameter {name!r} is a DTensor; gradwire averages plain tensors over one process group, so give "
+                "nn.Parameter(parameter.to_local()) and the group of its replicas, and hand gradients to and fro"
+            )
+        if parameter.is_meta:
+            raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
+        if parameter.dtype not in GRADIENT_DTYPES:
+            raise ConfigurationError(
+                f"parameter {name!r} has dtype {parameter.dtype}; gradwire averages gradients of "
+                f"{', '.join(str(dtype) for dtype in GRADIENT_DTYPES)}; convert it, or average it yourself"
+            )
+        if parameter.device != device:
+            raise ConfigurationError(
+                f"parameter {name!r} is on {parameter.device}, {parameters[0][0]!r} on {device}; "
+                "use one device a process"
+            )
+
+
+def check_left_out(frozen: Named) -> None:
+    """Raises ConfigurationError if a parameter that required no gradient when the method was attached now does."""
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise ConfigurationError(
+                f"parameter {name!r} was frozen when the method was attached, so its gradient is not averaged and "
+                "ranks would drift apart; to unfreeze it, call zero_grad(), then wrap the model and attach anew"
+            )
+
+
+def default_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
+    """The group given, that of a device mesh of one dimension, or the default one.
+
+    Raises:
+        ConfigurationError: If there is no process group yet, or what was given is none that this process is in.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigurationError(
+            "there is no process group yet; call torch.distributed.init_process_group('gloo') (or 'nccl') first"
+        )
+    chosen: Any = dist.group.WORLD if group is None else group
+    if isinstance(chosen, DeviceMesh):
+        if chosen.ndim != 1:
+            raise ConfigurationError(
+                f"process_group is a device mesh of {chosen.ndim} dimensions; give one, such as mesh['dp']"
+            )
+        chosen = chosen.get_group() if chosen.get_coordinate() is not None else None
+    if chosen in (None, dist.GroupMember.NON_GROUP_MEMBER):
+        raise ConfigurationError("this process is not in the process group; attach on its members only")
+    if not isinstance(chosen, dist.ProcessGroup):
+        raise ConfigurationError(
+            f"process_group is {chosen!r}; give a torch.distributed.ProcessGroup or a device mesh of one dimension"
+        )
+    return chosen
+
+
+def _sibling(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    """Another group of the same ranks, backend and timeout, made by its members alone."""
+    ranks = dist.get_process_group_ranks(group)
+    backend = dist.get_backend(group)  # "undefined" where devices have different ones
+    with _named(_new_name(group, ranks, device)):
+        sibling = dist.new_group(
+            ranks,
+            timeout=timeout_of(group),
+            backend=backend if backend != "undefined" else str(dist.get_backend_config(group)),
+            use_local_synchronization=True,
+        )
+    if not isinstance(sibling, dist.ProcessGroup):
+        raise ConfigurationError("this process is not in the process group; attach on its members only")
+    return sibling
+
+
+def _new_name(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device) -> str:
+    """A name that all members agree on, and that these ranks have never given to a group before."""
+    global _siblings
+    count = torch.tensor([_siblings], device=device)
+    dist.all_reduce(count, dist.ReduceOp.MAX, group=group)
+    _siblings = int(count) + 1
+    return f"gradwire {_siblings} of {' '.join(map(str, ranks))}"
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Gives a name to the group that is made within.
+
+    By itself torch names a group that its members make alone after the number of groups that each of them is in. Where
+    that differs they wait for each other for ever; where it comes again they meet stale addresses.
+    """
+    theirs = distributed_c10d._process_group_name
+    distributed_c10d._process_group_name = lambda ranks, use_hashed_name: name  # type: ignore[assignment, return-value]
+    try:
+        yield
+    finally:
+        distributed_c10d._process_group_name = theirs

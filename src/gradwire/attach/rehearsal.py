@@ -1,0 +1,82 @@
+"""A method's first steps, before training: its kernels are compiled in them, or loaded from the cache on disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.policy import DensePolicy
+from gradwire.errors import ConfigurationError
+from gradwire.layout import flat_slots
+from gradwire.local.world import LocalWorld
+from gradwire.methods import Method, name_of
+
+PATIENCE = 3.0
+"""Seconds until it is said what takes so long."""
+
+_SHAPES = (("matrix", (72, 48)), ("filter", (8, 4, 3, 3)), ("vector", (70,)))
+_STEPS = 3
+_rehearsed: set[tuple[type[Method], frozenset[tuple[str, str]]]] = set()
+_log = logging.getLogger("gradwire")
+
+
+def rehearse(configuration: Configuration, *, aloud: bool = False) -> None:
+    """Runs a method on the CPU for some steps. What must be compiled one process of a machine compiles.
+
+    What was rehearsed once in a process stays so: the same choices again return at once.
+
+    Args:
+        configuration: All choices.
+        aloud: Whether to log a warning that says what is done if it takes longer than ``PATIENCE``.
+
+    Raises:
+        ConfigurationError: If nothing can be compiled, or be kept on the disk.
+    """
+    choices = type(configuration.method), frozenset(configuration.describe().items())
+    if choices in _rehearsed:
+        return
+    from gradwire.attach.compiling import CompiledElsewhereError, compiling_alone  # imports Numba, which takes long
+
+    with _explained(name_of(configuration.method)) if aloud else nullcontext():
+        while choices not in _rehearsed:
+            try:
+                with compiling_alone():
+                    _run(configuration)
+                _rehearsed.add(choices)
+            except CompiledElsewhereError as elsewhere:
+                elsewhere.wait()
+            except OSError as error:
+                raise ConfigurationError(
+                    f"compiled kernels cannot be kept on the disk: {error}; make room there, or set NUMBA_CACHE_DIR to "
+                    "a folder that has some"
+                ) from error
+
+
+def _run(configuration: Configuration) -> None:
+    everything = replace(configuration, dense=DensePolicy(below=0, vectors=False))
+    slots = flat_slots(_SHAPES)
+    noise = torch.Generator().manual_seed(0)
+    world = LocalWorld(everything, slots, workers=2)
+    for _ in range(_STEPS):
+        world.average([torch.randn(slots[-1].stop, generator=noise) for _ in range(2)])
+
+
+@contextmanager
+def _explained(method: str) -> Iterator[None]:
+    text = (
+        "still preparing the kernels of %s: the first start on a machine compiles them in one process, which takes "
+        "up to half a minute, while others wait; later ones load them from the disk"
+    )
+    note = threading.Timer(PATIENCE, _log.warning, [text, method])
+    note.daemon = True
+    note.start()
+    try:
+        yield
+    finally:
+        note.cancel()

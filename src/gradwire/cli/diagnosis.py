@@ -1,0 +1,138 @@
+"""What a machine has and lacks for gradwire, and the remedy for each lack."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from gradwire import kernels, lab
+from gradwire_bench import data
+
+OLDEST_TORCH = (2, 11)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at.
+
+    Attributes:
+        subject: What was looked at.
+        state: ``"ok"``, ``"limited"`` (gradwire works, something else does not) or ``"broken"``.
+        found: What was found.
+        remedy: What to do; empty where there is nothing to do.
+    """
+
+    subject: str
+    state: Literal["ok", "limited", "broken"]
+    found: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Looks at all there is to look at; takes a second and changes nothing."""
+    return [*_torch(), _threads(), _lab(), _numba_cache(), *_kernels(), *_bench_packages(), _images()]
+
+
+def _torch() -> Iterator[Finding]:
+    version = torch.__version__
+    recent = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= OLDEST_TORCH
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    yield Finding(
+        "torch",
+        "ok" if recent else "broken",
+        version,
+        "" if recent else f"gradwire needs torch {oldest} or newer: pip install 'torch>={oldest}'",
+    )
+    if not dist.is_available():
+        yield Finding("backends", "broken", "torch.distributed is not in this build", "install an official torch build")
+        return
+    checks = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+    backends = [name for name, available in checks.items() if available()]
+    yield Finding(
+        "backends",
+        "ok" if "gloo" in backends else "limited",
+        ", ".join(backends) or "none",
+        "" if "gloo" in backends else "the benchmarks run on gloo; install an official torch build",
+    )
+    gpus = torch.cuda.device_count()
+    yield Finding("GPUs", "ok", f"{gpus} seen by torch" if gpus else "none seen by torch; gradients stay on the CPU")
+
+
+def _threads() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    found = f"{threads} for torch's operators, {cores} cores"
+    if threads > cores:
+        return Finding("threads", "limited", found, f"set OMP_NUM_THREADS={cores} or less")
+    return Finding("threads", "ok", found)
+
+
+def _lab() -> Finding:
+    possible = lab.availability()
+    if possible.possible:
+        return Finding("shaped network", "ok", f"possible, as {possible.how}")
+    return Finding("shaped network", "limited", "not possible", possible.reason)
+
+
+def _numba_cache() -> Finding:
+    """Numba keeps kernels where ``NUMBA_CACHE_DIR`` says, else beside their source, else in the user's cache."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    beside = Path(next(iter(kernels.__path__)))
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
+    for folder in [Path(chosen)] if chosen else [beside, user]:
+        if _writable(folder):
+            return Finding("kernel cache", "ok", f"{folder} is writable")
+    return Finding(
+        "kernel cache",
+        "limited",
+        f"{chosen or f'neither {beside} nor {user}'} is not writable: every process compiles the kernels anew",
+        "set NUMBA_CACHE_DIR to a folder that can be written",
+    )
+
+
+def _kernels() -> Iterator[Finding]:
+    """What would run by the reference, on every type of device that is here."""
+    for kind in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+        if slow := kernels.by_reference(torch.device(kind)):
+            yield Finding(f"kernels on {kind}", "limited", f"by the reference, slowly: {', '.join(slow)}")
+        else:
+            yield Finding(f"kernels on {kind}", "ok", "all compiled")
+
+
+def _bench_packages() -> Iterator[Finding]:
+    for package, module, use in (("matplotlib", "matplotlib", "pictures"), ("scikit-learn", "sklearn", "digits")):
+        if util.find_spec(module):
+            yield Finding(package, "ok", metadata.version(package))
+        else:
+            yield Finding(package, "limited", f"not installed: no {use} in benchmarks", "pip install 'gradwire[bench]'")
+
+
+def _images() -> Finding:
+    if directory := data.find_fashion_mnist():
+        return Finding("Fashion-MNIST", "ok", f"in {directory}")
+    return Finding(
+        "Fashion-MNIST",
+        "limited",
+        "not on this machine",
+        f"`gradwire bench train` downloads Debian's {data.DEBIAN_PACKAGE} where apt-get exists; else put the four .gz "
+        f"files into {data.cache_directory() / 'fashion-mnist'}; without them it uses digits",
+    )
+
+
+def _writable(folder: Path) -> bool:
+    """Whether a file can be made there, or in the nearest folder above that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

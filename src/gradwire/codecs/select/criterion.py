@@ -1,0 +1,90 @@
+"""What every choice has in common that takes as many coordinates as the values ask for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.layout import Block, Float32Array, Float64Array, Int64Array, Slot
+from gradwire.memory import Feedback, Store
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The coordinates that values ask for.
+
+    Attributes:
+        positions: ``int64[k]``, ascending.
+        values: ``float32[k]``, their compensated values.
+        counts: ``int64[R]``: how many of each run; -1 for runs of a segment with a value that is not finite, of which
+            nothing is chosen.
+        magnitudes: ``float32[S]``: what to send in place of the values of a segment, with their signs; None for the
+            values themselves.
+    """
+
+    positions: Tensor
+    values: Tensor
+    counts: Int64Array
+    magnitudes: Float32Array | None = None
+
+
+class Criterion(ABC):
+    """Chooses coordinates by what they hold, however many they are."""
+
+    def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> Criterion:
+        """The criterion at home in one flat buffer; see :meth:`gradwire.codecs.codec.Codec.installed`."""
+        return self
+
+    @abstractmethod
+    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
+        """Compensates, then chooses; the residual keeps all for now.
+
+        Args:
+            block: Which elements, in which segments.
+            gradient: ``float32`` flat buffer.
+            feedback: The memory's share.
+            room: How many are expected.
+        """
+
+    def sent(self, block: Block, positions: Tensor, values: Tensor) -> None:  # noqa: B027
+        """Told which of the chosen coordinates go out, with their compensated values."""
+
+
+class Thresholds(Criterion):
+    """All magnitudes that reach a threshold, one for each segment, found from how its magnitudes are distributed."""
+
+    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
+        """One pass to compensate and measure, one to collect."""
+        totals, largest = kernels.magnitude_statistics(
+            block, gradient, feedback.residual, feedback.beta, feedback.gamma
+        )
+        source = feedback.buffer(gradient)
+        with np.errstate(invalid="ignore", over="ignore"):
+            thresholds = self.thresholds(block, source, totals, largest).astype(np.float32)
+        thresholds[np.isnan(largest)] = np.nan
+        positions, values, counts = kernels.collect_reaching(block, source, None, 0.0, 1.0, thresholds, room)
+        self.counted(block, counts)
+        return Choice(positions, values, counts, self.magnitudes(block))
+
+    @abstractmethod
+    def thresholds(self, block: Block, source: Tensor, totals: Float64Array, largest: Float32Array) -> Float32Array:
+        """What a magnitude of each segment must reach: ``float32[S]``.
+
+        Args:
+            block: Which elements, in which segments.
+            source: ``float32`` flat buffer of the compensated values.
+            totals: ``float64[S]``: sum of the magnitudes; NaN in a segment with a value that is not finite.
+            largest: ``float32[S]``: the largest magnitude; NaN there, too.
+        """
+
+    def counted(self, block: Block, counts: Int64Array) -> None:
+        """Told how many of each run reach the threshold."""
+
+    def magnitudes(self, block: Block) -> Float32Array | None:
+        """See :class:`Choice`."""
+        return None

@@ -1,0 +1,88 @@
+"""The largest magnitudes among positive and among negative values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.codecs.select.selector import Selector, check_ratio, counts_for
+from gradwire.layout import Block, Float32Array, Int64Array
+from gradwire.memory import Feedback
+
+
+@dataclass(frozen=True)
+class EitherSide(Selector):
+    """The same share of the positive and of the negative values of each segment, the largest of each side.
+
+    Together they are as many as the ratio asks for; where there are fewer that are not zero, zeros make up the number.
+
+    Attributes:
+        ratio: The share, in (0, 1].
+    """
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def counts(self, block: Block) -> Int64Array:
+        """``ratio`` of each segment."""
+        return counts_for(block, self.ratio)
+
+    def select(
+        self, block: Block, gradient: Tensor, feedback: Feedback, counts: Int64Array, positions: Tensor, values: Tensor
+    ) -> None:
+        """The largest magnitudes of both sides together, twice as many; they hold each side's own, or nearly always."""
+        doubled = np.minimum(2 * counts, block.segment_numels)
+        candidates = torch.empty(int(doubled.sum()), dtype=torch.int64, device=gradient.device)
+        found = torch.empty(candidates.shape, dtype=torch.float32, device=gradient.device)
+        kernels.topk_select(
+            block, gradient, feedback.residual, feedback.beta, feedback.gamma, doubled, candidates, found
+        )
+        among = Block.dense("candidates", doubled)
+        whole = torch.from_numpy(np.repeat(np.isfinite(_largest(among, found)), counts)).to(gradient.device)
+        source = feedback.buffer(gradient)
+        positive, negative, zeros = _split(counts, *kernels.sign_counts(block, source))
+        above, below = kernels.sign_counts(among, found)
+        if (above >= positive).all() and (below >= negative).all() and not zeros.any():
+            padding = torch.from_numpy(np.repeat(among.runs[:, 2] - among.runs[:, 0], counts)).to(gradient.device)
+            chosen = _of_sides(among, found, positive, negative, zeros) - padding
+            torch.index_select(candidates, 0, chosen, out=positions)
+            torch.index_select(found, 0, chosen, out=values)
+        else:
+            positions.copy_(_of_sides(block, source.nan_to_num(0.0), positive, negative, zeros))
+            kernels.gather(block, source, positions, values)
+        values.masked_fill_(~whole, torch.nan)
+
+
+def _largest(block: Block, values: Tensor) -> Float32Array:
+    """NaN in segments that have a value that is not finite."""
+    return kernels.magnitude_statistics(block, values, None, 1.0, 1.0)[1]
+
+
+def _of_sides(block: Block, source: Tensor, positive: Int64Array, negative: Int64Array, zeros: Int64Array) -> Tensor:
+    """Positions of the largest positive and negative values, and of zeros, from copies that hold these alone."""
+    sides = [(source.clamp(min=0), positive), ((-source).clamp_(min=0), negative)]
+    if zeros.any():
+        sides.append(((source == 0).float(), zeros))
+    return torch.cat([_top(block, side, wanted) for side, wanted in sides]).sort().values
+
+
+def _split(counts: Int64Array, above: Int64Array, below: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """How many positive, negative and zero values of each segment to choose."""
+    either = above + below
+    wanted = np.minimum(counts, either)
+    positive = np.rint(wanted * (above / np.maximum(either, 1))).astype(np.int64)
+    positive = np.clip(positive, wanted - below, np.minimum(above, wanted))
+    return positive, wanted - positive, counts - wanted
+
+
+def _top(block: Block, side: Tensor, counts: Int64Array) -> Tensor:
+    positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=side.device)
+    values = torch.empty(positions.shape, dtype=torch.float32, device=side.device)
+    kernels.topk_select(block, side, None, 1.0, 1.0, counts, positions, values)
+    return positions

@@ -1,0 +1,160 @@
+"""All choices of one attachment, made valid once and the same on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire import memory as memories
+from gradwire.codecs import quantize
+from gradwire.codecs.codec import Codec
+from gradwire.engine.policy import DensePolicy
+from gradwire.errors import ConfigurationError
+from gradwire.layout import Granularity
+from gradwire.memory import Memory
+from gradwire.methods import CodecMethod, Method, as_published, make, name_of
+
+FUSE_BYTES = 1 << 18
+"""Payload to gather before a collective is issued: enough to hide its latency on ordinary networks."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Method, granularity, route, memory and what else decides the bytes.
+
+    Attributes:
+        method: What is sent.
+        granularity: Where segments end.
+        route: How payloads become an average.
+        memory: What is carried from step to step.
+        owner: What the average is compressed with again; None for the method's own.
+        dense: What is averaged densely.
+        seed: Where all randomness starts.
+        fuse_bytes: Payload to gather before a collective is issued, in bytes.
+    """
+
+    method: Method
+    granularity: Granularity
+    route: str
+    memory: Memory
+    owner: Codec | None
+    dense: DensePolicy
+    seed: int
+    fuse_bytes: int
+
+    @classmethod
+    def make(
+        cls,
+        method: str | Method,
+        options: dict[str, Any],
+        granularity: str | Granularity | None = None,
+        route: str | None = None,
+        memory: str | Memory | None = None,
+        owner: str | Codec | None = None,
+        dense: DensePolicy | None = None,
+        seed: int = 0,
+        fuse_bytes: int = FUSE_BYTES,
+    ) -> Configuration:
+        """Checks all choices against each other; None stands for the method's own, or the publication's.
+
+        Raises:
+            ConfigurationError: If one is unknown, out of range, or not for this method.
+        """
+        options, published = as_published(method, options)
+        granularity = published.get("granularity") if granularity is None else granularity
+        route = published.get("route") if route is None else route
+        memory = published.get("memory") if memory is None else memory
+        owner = published.get("owner") if owner is None else owner
+        made = make(method, options)
+        name = name_of(made)
+        scope = Granularity.parse(made.granularities[0] if granularity is None else granularity)
+        if scope.scope not in made.granularities:
+            why = f" because {made.why_granularity}" if made.why_granularity else ""
+            raise ConfigurationError(
+                f"{name} cannot work at granularity={str(scope)!r}{why}; its own: {', '.join(made.granularities)}"
+            )
+        way = made.routes[0] if route is None else route
+        if way not in made.routes:
+            raise ConfigurationError(f"{name} cannot take route={way!r}; its routes: {', '.join(made.routes)}")
+        if fuse_bytes < 1:
+            raise ConfigurationError(f"fuse_bytes={fuse_bytes!r} is out of range; choose at least 1 byte")
+        carried = memories.parse(made.memory if memory is None else memory)
+        _check_memory(made, name, carried)
+        if owner is not None and not isinstance(made, CodecMethod):
+            raise ConfigurationError(f"owner={owner!r} has no place: {name} does not compress its average again")
+        again = None if owner is None else quantize.parse(owner)
+        if again is not None and not carried.owner().bears(again.remainder):
+            raise ConfigurationError(
+                f"owner={owner!r} cannot go with memory={carried}: {_GROWTH[again.remainder]}; choose memory='none', "
+                "or a finer owner such as 'qsgd:8'"
+            )
+        return cls(
+            method=made,
+            granularity=scope,
+            route=way,
+            memory=carried,
+            owner=again,
+            dense=dense or DensePolicy(),
+            seed=seed,
+            fuse_bytes=fuse_bytes,
+        )
+
+    def compresses(self, shape: tuple[int, ...]) -> bool:
+        """Whether the method takes a tensor of this shape; otherwise it is averaged densely."""
+        if self.method.takes_all:
+            return True
+        return not self.dense.keeps_dense(shape) and self.method.accepts(shape)
+
+    def describe(self) -> dict[str, str]:
+        """Everything that must be the same on all ranks, as text."""
+        options = {field.name: getattr(self.method, field.name) for field in dataclasses.fields(self.method)}  # type: ignore[arg-type]
+        return {
+            "method": name_of(self.method),
+            **{name: str(value) for name, value in options.items()},
+            "granularity": str(self.granularity),
+            "route": self.route,
+            "memory": str(self.memory),
+            **({} if self.owner is None else {"owner": str(self.owner)}),
+            "dense": str(self.dense),
+            "seed": str(self.seed),
+            "fuse_bytes": str(self.fuse_bytes),
+        }
+
+    def __str__(self) -> str:
+        described = self.describe()
+        name = described.pop("method")
+        for aside in ("dense", "seed", "fuse_bytes"):
+            del described[aside]
+        dense = "nothing" if self.method.takes_all else str(self.dense)
+        return f"{name}({', '.join(f'{key}={value}' for key, value in described.items())}, dense: {dense})"
+
+
+_GROWTH = {
+    "stays": "what it leaves of a value may be as large as the largest, so error feedback would grow without end",
+    "grows": "what it leaves out may be larger than what it was given, so error feedback would grow without end",
+}
+"""Why a remainder that does not shrink goes with few memories."""
+
+
+def _check_memory(method: Method, name: str, carried: Memory) -> None:
+    """Raises ConfigurationError unless the method can carry the memory."""
+    possible = [memories.NAMES[known] for known in method.memories]
+    for part in carried.within:
+        if type(part) in memories.NAMES.values() and type(part) not in possible:
+            raise ConfigurationError(f"{name} cannot carry memory={part}; its memories: {', '.join(method.memories)}")
+    if carried.borrows and not method.encodes_at_once:
+        raise ConfigurationError(
+            f"{name} cannot carry memory={carried}: it needs the residual in more than one round; "
+            "choose dtype='float32'"
+        )
+    if carried.masks and not method.selects:
+        raise ConfigurationError(f"memory={carried} is for methods that send some coordinates only; {name} does not")
+    if carried.unbiased and method.bias != "unbiased":
+        raise ConfigurationError(f"memory={carried} is for unbiased methods; {name} is {method.bias}; choose 'ef21'")
+    if not carried.bears(method.remainder):
+        settings = "" if method.bias == "unbiased" else ", with values that are written so coarsely,"
+        instead = "'diana', which is made for it, or 'none'" if method.bias == "unbiased" else "'none', or finer values"
+        raise ConfigurationError(
+            f"{name}{settings} cannot carry memory={carried}: {_GROWTH[method.remainder]}; choose {instead}"
+        )

@@ -1,0 +1,102 @@
+"""From flat gradient buffers to synchronizations, whatever brought the buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gradwire.codecs.codec import Codec
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.guards import Guard
+from gradwire.engine.unit import Share, Unit
+from gradwire.layout import Block, Slot, flat_slots
+from gradwire.memory import Memory, Store
+from gradwire.methods import Dense, Method, Site
+from gradwire.wire import Meter, Synchronization
+
+
+class Engine:
+    """Methods, memories and counters of one attachment.
+
+    Args:
+        configuration: All choices.
+        rank: This worker.
+        world_size: Number of workers.
+        device: Where the gradients live.
+
+    Attributes:
+        guards: What goes along with every gradient, the outermost first.
+        under_way: Whether some of a step's gradients have been taken in and others not yet.
+    """
+
+    def __init__(self, configuration: Configuration, rank: int, world_size: int, device: torch.device) -> None:
+        self.configuration = configuration
+        self.guards: list[Guard] = []
+        self.store = Store(device)
+        self.meter = Meter()
+        self.step = 0
+        self.under_way = False
+        self.rank = rank
+        self.world_size = world_size
+
+    def unit(self, slots: Sequence[Slot]) -> Unit:
+        """Decides who handles the parameters of a buffer, and moves their memories to its layout."""
+        choice = self.configuration
+        taken = [slot for slot in slots if slot.numel and choice.compresses(slot.shape)]
+        left = [slot for slot in slots if slot.numel and not choice.compresses(slot.shape)]
+        numel = max((slot.stop for slot in slots), default=0)
+        shares = []
+        if taken:
+            shares.append(self._share(choice.method, taken, numel, choice.route, choice.memory, choice.owner))
+        if left:
+            alone = flat_slots([(slot.name, slot.shape) for slot in left])
+            dense, memory = Dense(), choice.memory.uncompressed()
+            share = self._share(dense, alone, alone[-1].stop, dense.routes[0], memory, None)
+            shares.append(replace(share, aside=Block.cut(left, choice.granularity)))
+        return Unit(tuple(slots), numel, tuple(shares))
+
+    def _share(
+        self, method: Method, slots: Sequence[Slot], numel: int, route: str, memory: Memory, owner: Codec | None
+    ) -> Share:
+        choice = self.configuration
+        block = Block.cut(slots, choice.granularity)
+        memory = memory.fitted(method.worker_bound(int(block.segment_numels.max())))
+        site = Site(block, numel, self.store, memory, route, owner, self.rank, self.world_size, choice.seed)
+        return Share(method, site, method.begin(site))
+
+    def ready(self) -> None:
+        """To be called before a step's first gradient is handed to the wire.
+
+        Raises:
+            ConfigurationError: If a guard cannot go along as things are; nothing is changed.
+        """
+        for guard in self.guards:
+            guard.ready()
+
+    def synchronizations(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
+        """Starts the average of a buffer, ``float32[numel]``, in place."""
+        for guard in self.guards:
+            guard.taken(unit, gradient)
+        started = [share.synchronize(gradient, self.step) for share in unit.shares]
+        return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
+
+    def landed(self, unit: Unit, average: Tensor) -> None:
+        """To be called when a buffer holds its average, before that is handed on."""
+        for guard in reversed(self.guards):
+            guard.landed(unit, average)
+
+    def ended(self) -> None:
+        """To be called when all averages of a step have been handed on."""
+        for guard in reversed(self.guards):
+            guard.ended()
+
+    def count(self, gradient: Tensor, last: bool) -> None:
+        """Counts a gradient that was taken in, and the step if it is the step's last."""
+        self.meter.dense(gradient.nbytes, self.world_size)
+        self.under_way = not last
+        if last:
+            self.step += 1
+            self.meter.steps += 1

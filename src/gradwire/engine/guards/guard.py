@@ -1,0 +1,50 @@
+"""What is done around every average, whatever the method."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from gradwire.engine.unit import Unit
+from gradwire.memory import Store
+from gradwire.wire.requests import Synchronization
+
+
+class Progress(Protocol):
+    """What guards ask of the engine.
+
+    Attributes:
+        step: Counts synchronised steps, from 0.
+        store: What memories keep.
+    """
+
+    step: int
+    store: Store
+
+
+class Guard:
+    """Goes along with every gradient: before it is compressed, beside it on the wire, and when its average has landed.
+
+    All calls but :meth:`ready` come on the wire's thread, in the same order on every rank. This one does nothing.
+    """
+
+    def ready(self) -> None:
+        """Called by whoever asks for an average, before a step's first gradient is handed to the wire.
+
+        Raises:
+            ConfigurationError: If it cannot be had as things are; nothing is changed.
+        """
+
+    def taken(self, unit: Unit, gradient: Tensor) -> None:
+        """Called with a gradient before it is compressed, ``float32[unit.numel]``; may change it."""
+
+    def beside(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
+        """What else is to be sent, in the same rounds; the gradient's buffer must not be changed by it."""
+        return []
+
+    def landed(self, unit: Unit, average: Tensor) -> None:
+        """Called with the average before it is handed on; may change it."""
+
+    def ended(self) -> None:
+        """Called once every average of a step has been handed on, before the next step's first gradient is taken."""

@@ -1,0 +1,31 @@
+"""What an attachment counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire.engine.guards import Audit
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Totals of this rank since the method was attached.
+
+    Attributes:
+        steps: Synchronised steps.
+        dense_bytes: What a dense all-reduce of the same gradients would have handed over to be sent.
+        wire_bytes: What was handed over to be sent, as the collectives' algorithms send it.
+        seconds: Time of the wire thread by stage: ``"encode"``, ``"wire"`` (waiting for collectives), ``"decode"``.
+        audit: The newest audit, if there was any.
+    """
+
+    steps: int
+    dense_bytes: int
+    wire_bytes: int
+    seconds: dict[str, float]
+    audit: Audit | None = None
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes than dense; infinite when nothing was sent."""
+        return self.dense_bytes / self.wire_bytes if self.wire_bytes else float("inf")

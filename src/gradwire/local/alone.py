@@ -1,0 +1,85 @@
+"""One tensor through one method, on one worker, without a process group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.codecs.codec import Codec
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.policy import DensePolicy
+from gradwire.errors import ConfigurationError
+from gradwire.layout import flat_slots
+from gradwire.local.world import LocalWorld
+from gradwire.memory import Memory
+from gradwire.methods import Method
+
+
+@dataclass(frozen=True, eq=False)
+class Roundtrip:
+    """What came back.
+
+    Attributes:
+        decoded: What every worker would decode of this one, with the tensor's shape and dtype.
+        wire_bytes: Size of what is written for the wire, all rounds together, in bytes.
+    """
+
+    decoded: Tensor
+    wire_bytes: int
+
+
+def roundtrip(
+    tensor: Tensor,
+    method: str | Method,
+    *,
+    granularity: str | None = None,
+    route: str | None = None,
+    memory: str | Memory | None = None,
+    owner: str | Codec | None = None,
+    seed: int = 0,
+    step: int = 0,
+    **options: Any,
+) -> Roundtrip:
+    """Compresses and decompresses a tensor as one worker alone would.
+
+    The tensor is compressed whatever its size. On the sharded route it is compressed twice, as in training; the gather
+    route, taken here where a method has both, shows one compression.
+
+    Args:
+        tensor: float32, float16 or bfloat16 values of any shape; not changed.
+        method: A name of ``gradwire.methods.names()`` or a method object.
+        granularity: As in :func:`gradwire.compress`.
+        route: As in :func:`gradwire.compress`; ``"gather"`` if None and possible.
+        memory: As in :func:`gradwire.compress`.
+        owner: As in :func:`gradwire.compress`.
+        seed: Where all randomness starts.
+        step: Which step's randomness to use.
+        **options: The method's hyper-parameters.
+
+    Returns:
+        The decoded tensor and its size on the wire.
+
+    Raises:
+        ConfigurationError: If anything cannot be as asked.
+
+    Example:
+        >>> roundtrip(torch.ones(1024), "efsignsgd").wire_bytes
+        132
+    """
+    if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ConfigurationError(f"tensor is of {kind}; give float32, float16 or bfloat16 values")
+    if tensor.layout != torch.strided:
+        raise ConfigurationError(f"tensor has layout {tensor.layout}; give a dense one, such as tensor.to_dense()")
+    everything = DensePolicy(below=0, vectors=False)
+    configuration = Configuration.make(method, options, granularity, route, memory, owner, everything, seed)
+    if route is None and "gather" in configuration.method.routes:
+        configuration = Configuration.make(method, options, granularity, "gather", memory, owner, everything, seed)
+    world = LocalWorld(configuration, flat_slots([("tensor", tuple(tensor.shape))]), workers=1, device=tensor.device)
+    world.engines[0].step = step
+    flat = tensor.detach().to(torch.float32, copy=True).reshape(-1)
+    written = world.average([flat]).written_bytes
+    return Roundtrip(flat.view(tensor.shape).to(tensor.dtype), written)

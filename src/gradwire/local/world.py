@@ -1,0 +1,89 @@
+"""All workers of a world in one process: the wire's own scheduler for each, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.engine import Engine
+from gradwire.engine.unit import Unit
+from gradwire.layout import Slot
+from gradwire.wire import Scheduler, Transport, local_transports
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one average took on rank 0.
+
+    Attributes:
+        written_bytes: Payloads that rank 0 wrote, all rounds together.
+        sent_bytes: What rank 0 would have handed over to be sent.
+        encode_seconds: Until the first payload was written.
+        decode_seconds: From the first answer on, what is encoded again in later rounds included.
+    """
+
+    written_bytes: int
+    sent_bytes: int
+    encode_seconds: float
+    decode_seconds: float
+
+
+class LocalWorld:
+    """A world of workers that average gradients of one layout, in turns in this process.
+
+    Args:
+        configuration: All choices.
+        slots: Where the parameters lie in every gradient.
+        workers: Number of workers.
+        device: Where the gradients live.
+        around: Put around each worker's transport.
+
+    Attributes:
+        engines: Each worker's.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        slots: Sequence[Slot],
+        workers: int,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+        around: Callable[[Transport], Transport] = lambda transport: transport,
+    ) -> None:
+        self.engines = [Engine(configuration, rank, workers, device) for rank in range(workers)]
+        self._units = [engine.unit(slots) for engine in self.engines]
+        self._transports = local_transports(workers)
+        self._schedulers = [
+            Scheduler(around(transport), engine.meter, configuration.fuse_bytes)
+            for transport, engine in zip(self._transports, self.engines, strict=True)
+        ]
+
+    def average(self, gradients: Sequence[Tensor]) -> Step:
+        """Averages ``float32`` flat gradients, one of each worker, in place."""
+        written, before = self._transports[0].written_bytes, self.engines[0].meter.copy()
+        for engine in self.engines:
+            engine.ready()
+        ranks = zip(self.engines, self._units, self._schedulers, gradients, strict=True)
+        for _ in zip_longest(*[_averaging(*rank) for rank in ranks]):
+            pass
+        for engine in self.engines:
+            engine.ended()
+        after = self.engines[0].meter
+        return Step(
+            written_bytes=self._transports[0].written_bytes - written,
+            sent_bytes=after.wire_bytes - before.wire_bytes,
+            encode_seconds=after.seconds["encode"] - before.seconds["encode"],
+            decode_seconds=after.seconds["decode"] - before.seconds["decode"],
+        )
+
+
+def _averaging(engine: Engine, unit: Unit, scheduler: Scheduler, gradient: Tensor) -> Iterator[None]:
+    """One rank's step; it yields where the rank would wait for the others."""
+    synchronizations = engine.synchronizations(unit, gradient)
+    engine.count(gradient, last=True)
+    yield from scheduler.run(synchronizations, lambda: engine.landed(unit, gradient), last=True)

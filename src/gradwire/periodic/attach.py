@@ -1,0 +1,171 @@
+"""The way in for local updates: an ordinary optimizer whose steps are averaged from time to time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gradwire.attach.handle import Named, check_parameters, default_group, named_by
+from gradwire.attach.roll_call import RollCall
+from gradwire.attach.wrappers import unwrapped_optimizer
+from gradwire.codecs.codec import Codec
+from gradwire.engine.configuration import FUSE_BYTES, Configuration
+from gradwire.engine.guarding import Guarding
+from gradwire.engine.policy import DensePolicy
+from gradwire.errors import ConfigurationError
+from gradwire.memory import MaskedMomentum, Memory, Momentum
+from gradwire.methods import Method, name_of
+from gradwire.periodic.handle import Periodic
+from gradwire.periodic.outer import Outer, check_outer
+from gradwire.periodic.schedule import Cut, Moments, Schedule
+
+
+def periodic(
+    optimizer: Optimizer,
+    *,
+    every: int | Callable[[int], int] = 8,
+    method: str | Method = "dense",
+    parameters: Iterable[tuple[str, Parameter]] | None = None,
+    outer: Outer | None = None,
+    process_group: dist.ProcessGroup | DeviceMesh | None = None,
+    granularity: str | None = None,
+    route: str | None = None,
+    memory: str | Memory | None = None,
+    owner: str | Codec | None = None,
+    dense: DensePolicy | None = None,
+    seed: int = 0,
+    fuse_bytes: int = FUSE_BYTES,
+    verify: bool = False,
+    verify_every: int = 1,
+    warmup_steps: int = 0,
+    moments: Moments = "keep",
+    buffers: nn.Module | None = None,
+    fragments: int = 1,
+    cut: Cut = "contiguous",
+    delay: int = 0,
+    mix: float = 1.0,
+    broadcast: bool = False,
+    **options: Any,
+) -> Periodic:
+    """Lets every worker take local steps, and from now on averages compressed parameter changes from time to time.
+
+    After every ``every`` steps of the optimizer, ``change = x_last - x`` is compressed, averaged over all workers, and
+    ``x = x_last = x_last - average``, the same bits on every rank: PQASGD (Jiang & Agrawal 2018), and with an outer
+    optimizer, which takes the average for a gradient at ``x_last``, DiLoCo (Douillard et al. 2023, arXiv:2311.08105).
+    A model in fragments is averaged part by part, evenly spread over the period; an average may be taken some steps
+    after it was sent, while training goes on: Streaming DiLoCo (Douillard et al. 2025, arXiv:2501.18512).
+
+    To be called on every rank, with the same arguments and the same model, before the first local step; every rank must
+    take as many steps. ``x_last`` and the change are float32, 8 bytes a parameter; with half-precision parameters each
+    period starts from ``x_last`` rounded, and the change is measured from there, so that nothing is lost in rounding.
+
+    If a change, moment or buffer of some rank is not finite, nobody takes that average: the fragment's parameters and
+    the buffers go back on all ranks to where the last average left them, memories are as before it, and moments that
+    are not finite are zeroed.
+
+    Args:
+        optimizer: Any optimizer, with the worker's own gradients, also within Accelerate's or Lightning's; nothing else
+            may change its parameters.
+        every: Local steps of a period, or a function that gives them for the number of the period, from 0, the same on
+            all ranks.
+        method: A name of ``gradwire.methods.names()`` or a method object. Votes such as ``signsgd`` have steps of one,
+            not of the changes' size: give them an ``outer`` with a learning rate.
+        parameters: Names and parameters, as ``net.named_parameters()`` gives them, by which state is kept; those the
+            optimizer does not have are left out. If None, the optimizer's own names, or ``"group.index"``.
+        outer: An optimizer that takes averages for gradients: a function that makes one over the float32 tensors it is
+            given (a parameter each, or a piece of one), or a fresh one over the same parameters, whose groups are
+            pointed to such tensors. None for plain averages.
+        process_group: The workers, also as a device mesh of one dimension; all of them if None. Within a group, such as
+            a node, ranks may average gradients in every step: give the group that crosses them.
+        granularity: As in :func:`gradwire.compress`; a fragment is what it works on.
+        route: See there.
+        memory: See there; a memory that is momentum has no place here.
+        owner: See there.
+        dense: See there.
+        seed: See there.
+        fuse_bytes: See there.
+        verify: Whether payloads carry checksums, as there. It also compares over all ranks what the last average of a
+            fragment left, ``x_last`` and buffers, along with its next one and in ``synchronize()``; a difference raises
+            :class:`gradwire.DivergenceError` on every rank.
+        verify_every: Averages of a fragment from one such comparison to the next.
+        warmup_steps: Local steps at first that are each averaged, at once and without ``outer``.
+        moments: ``"keep"`` the optimizer's moments local, ``"reset"`` its state with every average, or ``"average"``
+            floating-point state of the parameters' shape, densely.
+        buffers: A module whose floating-point buffers, such as batch norm's statistics, are averaged once a period.
+        fragments: Parts in which the model is averaged, at most the steps of a period.
+        cut: ``"contiguous"`` or ``"strided"`` coordinates, or whole ``"layers"``.
+        delay: Local steps between sending an average and taking it, fewer than the period has.
+        mix: Weight of the average where it is taken, in (0, 1]; local values have the rest (there alpha = 1 - mix).
+        broadcast: Whether all ranks start from rank 0's parameters and buffers; otherwise they must be equal.
+        **options: The method's hyper-parameters.
+
+    Returns:
+        A handle with counters, state and :meth:`Periodic.synchronize`.
+
+    Raises:
+        ConfigurationError: If anything cannot be as asked, or differs between ranks; nothing is changed.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> handle = gradwire.periodic(optimizer, every=8, method="qsgd", bits=4)
+        >>> for _ in range(8):
+        ...     net(inputs).sum().backward(); optimizer.step()
+        >>> handle.stats().steps
+        8
+    """
+    workers = default_group(process_group)
+    with RollCall(workers) as roll_call:
+        optimizer = unwrapped_optimizer(optimizer)
+        _check_optimizer(optimizer)
+        schedule = Schedule(every, fragments, cut, delay, mix, warmup_steps, moments)
+        configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
+        guarding = Guarding(rollback=False, verify=verify, verify_every=verify_every)
+        _check_method(configuration, schedule)
+        named = _named(optimizer, parameters)
+        check_parameters(named)
+        check_outer(outer, optimizer, named)
+        return Periodic(
+            optimizer, configuration, schedule, guarding, named, outer, buffers, workers, roll_call, broadcast
+        )
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
+    for hook in optimizer._optimizer_step_post_hooks.values():
+        if isinstance(getattr(hook, "__self__", None), Periodic):
+            raise ConfigurationError("the optimizer is averaged periodically already; close that handle first")
+
+
+def _check_method(configuration: Configuration, schedule: Schedule) -> None:
+    method, carried = configuration.method, configuration.memory
+    if isinstance(carried, Momentum | MaskedMomentum):
+        raise ConfigurationError(
+            f"memory={carried} is momentum of gradients, and local steps have theirs; choose memory='residual' or "
+            "'none', and outer=torch.optim.SGD(..., momentum=0.9) for momentum of averages"
+        )
+    if schedule.fragments > 1 and schedule.cut != "layers" and method.granularities == ("layer",):
+        raise ConfigurationError(
+            f"{name_of(method)} cannot work on cut={schedule.cut!r} because "
+            f"{method.why_granularity}; choose cut='layers'"
+        )
+
+
+def _named(optimizer: Optimizer, parameters: Iterable[tuple[str, Parameter]] | None) -> Named:
+    """The optimizer's parameters that require gradients, by name."""
+    ours = {id(each): (name, each) for name, each in named_by(optimizer)}
+    if parameters is None:
+        return list(ours.values())
+    named = [(name, each) for name, each in parameters if id(each) in ours]
+    if len({id(each) for _, each in named}) < len(ours):
+        raise ConfigurationError(
+            f"parameters names {len(named)} of the {len(ours)} that the optimizer has; name all of them, as "
+            "net.named_parameters() does"
+        )
+    return named

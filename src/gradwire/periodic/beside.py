@@ -1,0 +1,186 @@
+"""What goes along with parameters: the optimizer's moments, and buffers such as batch norm's statistics."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwire.errors import GradwireError
+from gradwire.periodic.finite import finite
+from gradwire.periodic.fragments import Fragment, Piece
+from gradwire.wire import AllGather, AllReduceMean, Synchronization
+
+Values = dict[str, Tensor]
+"""Tensors by name, float32 or float64, that are averaged densely beside a fragment."""
+
+
+class Beside:
+    """Goes along with the averages of fragments, on the thread that trains. This one does nothing."""
+
+    def collect(self, fragment: Fragment) -> Values:
+        """What to average beside a fragment; fresh tensors."""
+        return {}
+
+    def shared(self, fragment: Fragment) -> Values:
+        """What a fragment's last average left beside it: the same bits on all ranks, until its next one is taken."""
+        return {}
+
+    def take(self, fragment: Fragment, averages: Mapping[str, Tensor]) -> None:
+        """Called when a fragment's average is taken, with the averages of what everything beside it collected."""
+
+    def drop(self, fragment: Fragment) -> None:
+        """Called instead when the average is not taken, because some of it is not finite."""
+
+
+class KeptMoments(Beside):
+    """Leaves the optimizer's moments alone, unless they are not finite where an average is dropped: these are zeroed.
+
+    Args:
+        optimizer: Whose moments.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def moments(self, fragment: Fragment) -> Iterator[tuple[str, Piece, Tensor]]:
+        """Floating-point state of the parameters' shape, each with its key and piece."""
+        for piece in fragment.pieces:
+            for key, value in sorted(self._optimizer.state.get(piece.parameter, {}).items()):
+                if isinstance(value, Tensor) and value.shape == piece.parameter.shape and value.is_floating_point():
+                    yield key, piece, value
+
+    def drop(self, fragment: Fragment) -> None:
+        """Zeroes what is not finite."""
+        for _, piece, moment in self.moments(fragment):
+            values = piece.read(moment)
+            if not finite(values):
+                piece.write(moment, torch.where(values.isfinite(), values, 0))
+
+
+class ResetMoments(KeptMoments):
+    """Forgets the optimizer's state of whole parameters with every average, taken or not."""
+
+    def take(self, fragment: Fragment, averages: Mapping[str, Tensor]) -> None:
+        """Forgets."""
+        for piece in fragment.pieces:
+            self._optimizer.state.pop(piece.parameter, None)
+
+    def drop(self, fragment: Fragment) -> None:
+        """Forgets."""
+        self.take(fragment, {})
+
+
+class AveragedMoments(KeptMoments):
+    """Averages the optimizer's moments with the parameters they belong to."""
+
+    def collect(self, fragment: Fragment) -> Values:
+        """All moments of the fragment's pieces."""
+        return {_moment(key, piece): _wide(piece.read(moment)) for key, piece, moment in self.moments(fragment)}
+
+    def take(self, fragment: Fragment, averages: Mapping[str, Tensor]) -> None:
+        """Replaces those that were averaged."""
+        for key, piece, moment in self.moments(fragment):
+            if (average := averages.get(_moment(key, piece))) is not None:
+                piece.write(moment, average)
+
+
+class AveragedBuffers(Beside):
+    """Averages the changes of a module's floating-point buffers, with the first fragment of a period.
+
+    What does not change, such as a table of constants, stays as it is to the last bit.
+
+    Args:
+        module: Whose buffers.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.last: Values = {}
+
+    def buffers(self) -> dict[str, Tensor]:
+        """By name, as the module has them now."""
+        return {name: buffer for name, buffer in self._module.named_buffers() if buffer.is_floating_point()}
+
+    def start(self) -> None:
+        """Takes the buffers, which are the same on all ranks, for what the last average left."""
+        self.last = {name: _wide(buffer) for name, buffer in self.buffers().items()}
+
+    def collect(self, fragment: Fragment) -> Values:
+        """How far each buffer went since its last average."""
+        if fragment.number:
+            return {}
+        return {
+            _buffer(name): _wide(buffer).sub_(_wide(self.last[name].to(buffer.dtype)))
+            for name, buffer in self.buffers().items()
+        }
+
+    def shared(self, fragment: Fragment) -> Values:
+        """What each buffer's last average left."""
+        return {} if fragment.number else {_buffer(name): last for name, last in self.last.items()}
+
+    def take(self, fragment: Fragment, averages: Mapping[str, Tensor]) -> None:
+        """Moves each buffer from its last average by the average change."""
+        for name, buffer in self.buffers().items():
+            if (change := averages.get(_buffer(name))) is not None:
+                buffer.copy_(self.last[name].add_(change))
+
+    def drop(self, fragment: Fragment) -> None:
+        """Goes back to the last average."""
+        if not fragment.number:
+            for name, buffer in self.buffers().items():
+                buffer.copy_(self.last[name])
+
+
+def averaged(values: Values) -> Synchronization:
+    """Replaces all values by their averages over the workers.
+
+    Raises:
+        GradwireError: On every rank, if ranks have different values to average.
+    """
+    text = "\n".join(f"{name} {tuple(value.shape)} {value.dtype}" for name, value in values.items())
+    digest = torch.frombuffer(bytearray(hashlib.blake2b(text.encode(), digest_size=16).digest()), dtype=torch.uint8)
+    device = next(iter(values.values())).device
+    digests = yield AllGather(digest.to(device))
+    if not bool((digests == digests[0]).all()):
+        raise GradwireError(
+            "ranks have different optimizer state or buffers to average: some parameters were never updated on some "
+            "ranks; make every parameter take part in every step, or choose moments='keep'"
+        )
+    answers = yield [AllReduceMean(value) for value in values.values()]
+    for value, answer in zip(values.values(), answers, strict=True):
+        value.copy_(answer)
+
+
+def in_step(steps: int, device: torch.device) -> Synchronization:
+    """Compares how many local steps all ranks have taken before an average, in 8 bytes.
+
+    Raises:
+        GradwireError: On every rank, if they have taken different numbers of steps.
+    """
+    mine = torch.tensor([steps], dtype=torch.int64).view(torch.uint8)
+    rows = yield AllGather(mine.to(device))
+    taken = [int.from_bytes(row.cpu().numpy().tobytes(), sys.byteorder) for row in rows]
+    if len(set(taken)) > 1:
+        raise GradwireError(
+            f"ranks average after different local steps: {', '.join(map(str, taken))}, rank by rank; let every rank "
+            "take every step, and every=f give all of them the same periods"
+        )
+
+
+def _moment(key: str, piece: Piece) -> str:
+    return f"moment {key} of {piece.name}"
+
+
+def _buffer(name: str) -> str:
+    return f"buffer {name}"
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A copy in float32, or in float64 if it is that."""
+    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)

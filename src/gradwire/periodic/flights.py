@@ -1,0 +1,253 @@
+"""Averages on their way: sent off, waited for, and taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.engine.engine import Engine
+from gradwire.engine.unit import Unit
+from gradwire.memory import Snapshot
+from gradwire.periodic.beside import Beside, Values, averaged, in_step
+from gradwire.periodic.finite import finite
+from gradwire.periodic.fragments import Fragment, Stretch
+from gradwire.wire import Synchronization, Wire
+
+
+@dataclass(eq=False)
+class Flight:
+    """An average on its way.
+
+    Attributes:
+        fragment: Of what.
+        due: The local step after which it is taken.
+        mix: Weight of the average where it is taken.
+        outer: What takes it for a gradient, if anything does.
+        beside: What is averaged with it.
+        dropped: Whether it turned out not to be finite.
+        landing: Waits until it has landed, and raises whatever went wrong on the wire; None once it has.
+    """
+
+    fragment: Fragment
+    due: int
+    mix: float
+    outer: Optimizer | None
+    beside: Values
+    dropped: bool = False
+    landing: Callable[[], None] | None = None
+
+    def wait(self) -> None:
+        """Waits until it has landed.
+
+        Raises:
+            Exception: Whatever went wrong on the wire.
+        """
+        if self.landing is not None:
+            self.landing()
+            self.landing = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A stretch, who handles it, and what they remembered before its last average."""
+
+    stretch: Stretch
+    unit: Unit
+    before: Snapshot
+
+    @classmethod
+    def of(cls, stretch: Stretch, engine: Engine) -> _Part:
+        names = [piece.name for piece, _, _ in stretch.pieces]
+        return cls(stretch, engine.unit(stretch.slots), Snapshot(engine.store, names))
+
+
+class Flights:
+    """Sends off how far local steps took fragments, and moves the model by the averages that come back.
+
+    To be called on the thread that trains.
+
+    Args:
+        fragments: What is averaged.
+        beside: What goes along with it.
+        engine: Averages, and remembers.
+        wire: What it is sent on.
+
+    Attributes:
+        taken: Averages taken, each fragment's counted for itself.
+        dropped: Averages that were not taken because they were not finite.
+    """
+
+    def __init__(self, fragments: Sequence[Fragment], beside: Sequence[Beside], engine: Engine, wire: Wire) -> None:
+        self._fragments = fragments
+        self._beside = beside
+        self._engine = engine
+        self._wire = wire
+        self._parts = [[_Part.of(stretch, engine) for stretch in each.stretches] for each in fragments]
+        self._under_way: list[Flight] = []
+        self.taken = self.dropped = 0
+
+    @property
+    def dues(self) -> list[int]:
+        """The local steps after which something that is on its way is taken."""
+        return [flight.due for flight in self._under_way]
+
+    def wait(self) -> None:
+        """Waits until all that is on its way has landed; it is taken when it is due.
+
+        Raises:
+            Exception: Whatever went wrong on the wire.
+        """
+        for flight in self._under_way:
+            flight.wait()
+
+    def launch(self, fragment: Fragment, now: int, late: int, mix: float, outer: Optimizer | None) -> None:
+        """Measures how far a fragment went, and queues its average stretch by stretch.
+
+        An average of the fragment that is still on its way is taken first.
+
+        Args:
+            fragment: What is averaged.
+            now: Local steps taken.
+            late: Local steps until the average is taken.
+            mix: Weight of the average where it is taken.
+            outer: What takes it for a gradient, if anything does.
+        """
+        self._take([flight for flight in self._under_way if flight.fragment is fragment], now)
+        engine, wire, parts = self._engine, self._wire, self._parts[fragment.number]
+        landing = wire.promise()
+        beside: Values = {}
+        for each in self._beside:
+            beside.update(each.collect(fragment))
+        flight = Flight(fragment, now + late, mix, outer, beside, landing=lambda: wire.wait(landing))
+        step = fragment.rounds
+
+        def begin(part: _Part) -> list[Synchronization]:
+            if not late:
+                part.stretch.measure()
+            part.before.take()
+            engine.step = step
+            return engine.synchronizations(part.unit, part.stretch.change)
+
+        def begin_first(part: _Part) -> list[Synchronization]:
+            along = [averaged(beside)] if beside else []
+            return [*begin(part), in_step(now, part.stretch.change.device), *along]
+
+        def done(part: _Part) -> None:
+            engine.landed(part.unit, part.stretch.change)
+            flight.dropped |= not finite(part.stretch.change)
+            if outer is None:
+                part.stretch.land()
+
+        def end() -> None:
+            engine.ended()
+            flight.dropped |= not all(map(finite, beside.values()))
+            if flight.dropped:
+                for part in parts:
+                    part.before.restore()
+            wire.keep(landing, fragment.change)
+
+        for part in parts:
+            if late:  # local steps go on meanwhile; otherwise the wire does it, just before it encodes
+                part.stretch.measure()
+            begins = begin_first if part is parts[0] else begin
+            wire.submit(partial(begins, part), partial(done, part), end if part is parts[-1] else None)
+        self._under_way.append(flight)
+
+    def take(self, now: int) -> None:
+        """Takes what is due after ``now`` local steps, once it has landed.
+
+        Raises:
+            Exception: Whatever went wrong on the wire.
+        """
+        self._take([flight for flight in self._under_way if flight.due <= now], now)
+
+    def take_all(self, now: int) -> None:
+        """Takes what is on its way, due or not.
+
+        Raises:
+            Exception: Whatever went wrong on the wire.
+        """
+        self._take(list(self._under_way), now)
+
+    @torch.no_grad()
+    def _take(self, flights: Sequence[Flight], now: int) -> None:
+        """Waits for averages and moves the model by them."""
+        for flight in flights:
+            self._under_way.remove(flight)
+            flight.wait()
+            fragment = flight.fragment
+            if flight.dropped or flight.mix == 1:
+                fragment.level = now
+            if flight.dropped:
+                self.dropped += 1
+                fragment.hand_on(mix=1.0)
+                for each in self._beside:
+                    each.drop(fragment)
+                continue
+            fragment.move(flight.outer)
+            fragment.hand_on(flight.mix)
+            for each in self._beside:
+                each.take(fragment, flight.beside)
+            fragment.rounds += 1
+            self.taken += 1
+
+    def state(self) -> dict[str, Any]:
+        """Where the last averages left the model, and what is on its way, which is waited for.
+
+        Raises:
+            Exception: Whatever went wrong on the wire.
+        """
+        self.wait()
+        flying = [flight.fragment for flight in self._under_way]
+        return {
+            "syncs": self.taken,
+            "dropped": self.dropped,
+            "rounds": [fragment.rounds for fragment in self._fragments],
+            "level": [fragment.level for fragment in self._fragments],
+            "anchors": copied(each for fragment in self._fragments for each in fragment.named(fragment.anchor)),
+            "changes": copied(each for fragment in flying for each in fragment.named(fragment.change)),
+            "flights": [
+                {
+                    "fragment": flight.fragment.number,
+                    "due": flight.due,
+                    "mix": flight.mix,
+                    "outer": flight.outer is not None,
+                    "dropped": flight.dropped,
+                    "beside": copied(flight.beside.items()),
+                }
+                for flight in self._under_way
+            ],
+        }
+
+    def load(self, saved: Mapping[str, Any], outer: Optimizer | None) -> None:
+        """Goes on from where :meth:`state` was taken; ``outer`` takes what such an optimizer was to take."""
+        self.taken, self.dropped = saved["syncs"], saved["dropped"]
+        numbers = [flight["fragment"] for flight in saved["flights"]]
+        for fragment, rounds, level in zip(self._fragments, saved["rounds"], saved["level"], strict=True):
+            fragment.rounds, fragment.level = rounds, level
+            for name, anchor in fragment.named(fragment.anchor):
+                anchor.copy_(saved["anchors"][name])
+            for name, change in fragment.named(fragment.change) if fragment.number in numbers else ():
+                change.copy_(saved["changes"][name])
+        self._under_way = [
+            Flight(
+                self._fragments[flight["fragment"]],
+                flight["due"],
+                flight["mix"],
+                outer if flight["outer"] else None,
+                {name: each.to(self._engine.store.device) for name, each in flight["beside"].items()},
+                flight["dropped"],
+            )
+            for flight in saved["flights"]
+        ]
+
+
+def copied(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Copies on the CPU, by name."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}

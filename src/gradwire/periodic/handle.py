@@ -1,0 +1,266 @@
+"""What periodic averaging gives back: when which fragment is averaged, counters, and state."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradwire.attach.handle import Handle, Named
+from gradwire.attach.roll_call import RollCall
+from gradwire.engine.agreement import check_equal, check_same
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.guarding import Guarding
+from gradwire.engine.stats import Stats
+from gradwire.errors import ConfigurationError
+from gradwire.periodic.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments
+from gradwire.periodic.drift import Drift
+from gradwire.periodic.flights import Flights, copied
+from gradwire.periodic.fragments import cut
+from gradwire.periodic.outer import Outer, adopted, described
+from gradwire.periodic.schedule import Moments, Schedule
+from gradwire.periodic.start import REMEDY, send_first
+from gradwire.wire import ProcessGroupTransport
+from gradwire.wire.meter import all_reduce_bytes
+
+_COUNTERS = ("steps_done", "_periods", "_began", "_length")
+
+_MOMENTS: dict[Moments, type[KeptMoments]] = {
+    "keep": KeptMoments,
+    "reset": ResetMoments,
+    "average": AveragedMoments,
+}
+
+
+class Periodic(Handle):
+    """Periodic averaging attached to an optimizer; made by :func:`periodic`.
+
+    Attributes:
+        outer: The optimizer that takes averages for gradients, if there is one: its learning rate may be scheduled.
+        steps_done: Local steps.
+    """
+
+    _hook: RemovableHandle | None = None
+    _replicas = False  # those of rank 0 may be sent first
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        configuration: Configuration,
+        schedule: Schedule,
+        guarding: Guarding,
+        parameters: Named,
+        outer: Outer | None,
+        buffers: nn.Module | None,
+        group: dist.ProcessGroup,
+        roll_call: RollCall,
+        broadcast: bool,
+    ) -> None:
+        fragments = cut(parameters, schedule, configuration.granularity)
+        made = None if isinstance(outer, Optimizer) else adopted(outer, fragments)
+        self._buffers = None if buffers is None else AveragedBuffers(buffers)
+        beside: list[Beside] = [_MOMENTS[schedule.moments](optimizer)]
+        beside += [] if self._buffers is None else [self._buffers]
+        comparison = partial(Drift, fragments, beside)
+        guarding = dataclasses.replace(guarding, comparison=comparison)
+        super().__init__(configuration, parameters, group, roll_call, guarding)
+        pieces = [piece for fragment in fragments for piece in fragment.pieces]
+        self._shapes = {piece.name: piece.shape for piece in pieces}
+        self._parameters = {
+            piece.name: {"shape": list(piece.shape), "dtype": str(piece.parameter.dtype)} for piece in pieces
+        }
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._fragments = fragments
+        try:
+            lines = [f"{key}={value}" for key, value in {**schedule.describe(), "outer": described(outer)}.items()]
+            tensors = [(name, each.detach()) for name, each in parameters]
+            tensors += [] if buffers is None else list(buffers.named_buffers())
+            transport = ProcessGroupTransport(group)
+            check_same(lines, transport, self.engine.store.device)
+            if broadcast:
+                send_first(tensors, transport)
+            else:
+                check_equal(tensors, transport, self.engine.store.device, REMEDY)
+            self._flights = Flights(fragments, beside, self.engine, self.wire)
+        except Exception:
+            self.close()
+            raise
+        for fragment in fragments:
+            fragment.start()
+        if self._buffers is not None:
+            self._buffers.start()
+        self.outer = adopted(outer, fragments) if isinstance(outer, Optimizer) else made
+        self.steps_done = 0
+        self._dense_bytes = all_reduce_bytes(sum(each.nbytes for _, each in parameters), transport.world_size)
+        self._periods = 0
+        self._begin_period()
+        self._hook = optimizer.register_step_post_hook(self._after_step)
+
+    @property
+    def syncs(self) -> int:
+        """Averages taken, each fragment's counted for itself."""
+        return self._flights.taken
+
+    @property
+    def dropped(self) -> int:
+        """Averages that were not taken because they were not finite."""
+        return self._flights.dropped
+
+    def synchronize(self) -> None:
+        """Averages now whatever may differ between ranks, such as at the end of training.
+
+        What is on its way is taken first. The averages are taken undelayed and unmixed, so that all ranks have the
+        same parameters afterwards, and a new period begins. With ``verify=True`` they compare what these averages left.
+
+        Raises:
+            GradwireError: If an earlier average failed.
+            DivergenceError: On every rank, if ranks that verify do not have the same.
+        """
+        with self.wire.whole():
+            now = self.steps_done
+            self._flights.take_all(now)
+            behind = [fragment for fragment in self._fragments if fragment.level < now]
+            for fragment in behind:
+                self._flights.launch(fragment, now, 0, 1.0, None if self._warm else self.outer)
+            self._flights.take(now)
+            for guard in self.engine.guards:
+                if isinstance(guard, Drift):
+                    self._compare(guard)
+            if now > self._began:
+                self._begin_period()
+
+    def stats(self) -> Stats:
+        """Totals of this rank since the method was attached: ``steps`` are local ones.
+
+        ``dense_bytes`` is what a dense all-reduce of the gradients in every local step would have handed over.
+        """
+        return dataclasses.replace(
+            super().stats(), steps=self.steps_done, dense_bytes=self.steps_done * self._dense_bytes
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a later run needs beside the model's and the optimizer's own state, to go on as if it had not stopped.
+
+        Averages on their way are waited for and saved with it. Every rank has its own state; save it on each, with the
+        model's, which differs between ranks in the middle of a period.
+        """
+        flights = self._flights.state()
+        return {
+            **super().state_dict(),
+            "periodic": {
+                "schedule": self._schedule.describe(),
+                **{name: getattr(self, name) for name in _COUNTERS},
+                **flights,
+                "buffers": {} if self._buffers is None else copied(self._buffers.last.items()),
+                "outer": None if self.outer is None else copy.deepcopy(self.outer.state_dict()),
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from where :meth:`state_dict` was taken; the model's and the optimizer's state is for you to load.
+
+        Raises:
+            ConfigurationError: If the state is of another version, configuration, schedule or model; nothing is
+                changed.
+        """
+        saved = state.get("periodic")
+        if saved is None:
+            raise ConfigurationError("the state is not of periodic averaging; load it where it was saved")
+        ours: dict[str, object] = {**self._schedule.describe(), "outer": self.outer is not None}
+        for key, value in {**saved["schedule"], "outer": saved["outer"] is not None}.items():
+            if ours[key] != value:
+                raise ConfigurationError(
+                    f"the state was saved with {key}={value!r}, this handle has {key}={ours[key]!r}; "
+                    "attach with the same"
+                )
+        kept = {} if self._buffers is None else self._buffers.last
+        _check_shapes("buffers", {name: tuple(each.shape) for name, each in kept.items()}, saved["buffers"])
+        _check_shapes("parameters", self._shapes, saved["anchors"])
+        self._flights.wait()
+        super().load_state_dict(state)
+        for name in _COUNTERS:
+            setattr(self, name, saved[name])
+        self._flights.load(saved, self.outer)
+        for name, last in kept.items():
+            last.copy_(saved["buffers"][name])
+        if self.outer is not None:
+            self.outer.load_state_dict(saved["outer"])
+        self._look_ahead()
+
+    def close(self) -> None:
+        """Takes averaging off the optimizer; an average on its way is not taken, see :meth:`synchronize`."""
+        if self._hook is not None:
+            self._hook.remove()
+        super().close()
+
+    def __repr__(self) -> str:
+        schedule = ", ".join(f"{key}={value}" for key, value in self._schedule.describe().items())
+        return f"gradwire.Periodic({schedule}; {super().__repr__()})"
+
+    def _after_step(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        """Counts a local step; there is nothing else to do in most of them."""
+        self.steps_done += 1
+        if self.steps_done >= self._next:
+            self.wire.check()
+            with self.wire.whole():
+                self._act()
+
+    @torch.no_grad()
+    def _act(self) -> None:
+        """Takes averages that are due, sends those whose turn it is, and begins a period when one has ended."""
+        now, schedule = self.steps_done, self._schedule
+        self._flights.take(now)
+        step = now - self._began
+        late, mix, outer = (0, 1.0, None) if self._warm else (schedule.delay, schedule.mix, self.outer)
+        for fragment in self._fragments:
+            if step == schedule.due(fragment.number, self._length):
+                self._flights.launch(fragment, now, late, mix, outer)
+        self._flights.take(now)
+        if step >= self._length:
+            self._begin_period()
+        self._look_ahead()
+
+    def _compare(self, drift: Drift) -> None:
+        """Waits until all ranks have compared what their last averages left."""
+        compared = self.wire.promise()
+        self.wire.submit(drift.compare, lambda: None, lambda: self.wire.keep(compared, torch.empty(0)))
+        self.wire.wait(compared)
+
+    def _begin_period(self) -> None:
+        if self.steps_done < self._schedule.warmup_steps:
+            self._length = 1
+        else:
+            self._length = self._schedule.length(self._periods)
+            self._periods += 1
+        self._began = self.steps_done
+        self._look_ahead()
+
+    @property
+    def _warm(self) -> bool:
+        """Whether the period is one of the warm-up's."""
+        return self._began < self._schedule.warmup_steps
+
+    def _look_ahead(self) -> None:
+        """Finds the local step after which there is something to do."""
+        turns = [self._began + self._schedule.due(each.number, self._length) for each in self._fragments]
+        coming = [*turns, *self._flights.dues, self._began + self._length]
+        self._next = min(step for step in coming if step > self.steps_done)
+
+
+def _check_shapes(what: str, ours: Mapping[str, tuple[int, ...]], saved: Mapping[str, Tensor]) -> None:
+    theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    for name in [*ours, *theirs]:
+        if ours.get(name) != theirs.get(name):
+            raise ConfigurationError(
+                f"of {what}, the state has {name!r} with shape {theirs.get(name)}, this handle with {ours.get(name)}; "
+                "load a state saved from the same model"
+            )

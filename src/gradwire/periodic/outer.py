@@ -1,0 +1,75 @@
+"""The optimizer that takes an average for a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.attach.handle import Named
+from gradwire.errors import ConfigurationError
+from gradwire.periodic.fragments import Fragment
+
+Outer = Optimizer | Callable[[list[Tensor]], Optimizer]
+
+
+def check_outer(outer: Outer | None, optimizer: Optimizer, parameters: Named) -> None:
+    """Raises ConfigurationError unless it is a function, or another fresh optimizer over the parameters."""
+    if outer is optimizer:
+        raise ConfigurationError("outer is the optimizer of the local steps itself; give another one")
+    if isinstance(outer, Optimizer):
+        theirs = {id(parameter) for group in outer.param_groups for parameter in group["params"]}
+        ours = {id(parameter) for _, parameter in parameters}
+        if theirs != ours:
+            raise ConfigurationError(
+                f"outer is an optimizer over {len(theirs)} parameters of which {len(theirs & ours)} are among the "
+                f"{len(ours)} averaged; give one over the same parameters, or a function such as "
+                "lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
+            )
+        if outer.state:
+            raise ConfigurationError("outer has taken steps already; give a fresh optimizer")
+    elif outer is not None and not callable(outer):
+        raise ConfigurationError(
+            f"outer is a {type(outer).__name__}; give an optimizer over the same parameters, or a function such as "
+            "lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
+        )
+
+
+def adopted(outer: Outer | None, fragments: Sequence[Fragment]) -> Optimizer | None:
+    """An optimizer over the fragments' anchors: made by the function, or the one given, whose groups are pointed there.
+
+    Raises:
+        ConfigurationError: If the function makes anything else.
+    """
+    if outer is None:
+        return None
+    if isinstance(outer, Optimizer):
+        places: dict[int, list[Tensor]] = {}
+        for fragment in fragments:
+            for piece, anchor in zip(fragment.pieces, fragment.anchors, strict=True):
+                places.setdefault(id(piece.parameter), []).append(anchor)
+        for group in outer.param_groups:
+            group["params"] = [anchor for parameter in group["params"] for anchor in places.get(id(parameter), [])]
+            group.pop("param_names", None)
+        return outer
+    anchors = [anchor for fragment in fragments for anchor in fragment.anchors]
+    made = outer(anchors)
+    if not isinstance(made, Optimizer):
+        raise ConfigurationError(f"outer made a {type(made).__name__}; let it return a torch.optim.Optimizer")
+    if {id(each) for group in made.param_groups for each in group["params"]} != {id(each) for each in anchors}:
+        raise ConfigurationError("outer made an optimizer over other tensors; let it take all those it is given")
+    return made
+
+
+def described(outer: Outer | None) -> str:
+    """The kind and hyper-parameters, as text, as far as they are known before the optimizer is made."""
+    if not isinstance(outer, Optimizer):
+        return "none" if outer is None else "made by a function"
+    return f"{type(outer).__name__} {[options(group) for group in outer.param_groups]}"
+
+
+def options(group: dict[str, Any]) -> dict[str, str]:
+    """A parameter group's hyper-parameters, as text."""
+    return {key: str(value) for key, value in group.items() if key not in ("params", "param_names")}

@@ -1,0 +1,289 @@
+"""Every method of the catalogue, side by side: what it is, what it writes, how fast, and how far off it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gradwire
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.policy import DensePolicy
+from gradwire.layout import Slot, flat_slots
+from gradwire.local.world import LocalWorld, Step
+from gradwire.methods import CodecMethod, Method
+from gradwire.methods.families import FAMILIES, OTHERS, family_of
+from gradwire.methods.published import CHOICES
+
+WORKERS = 4
+"""Payloads that are decoded and averaged."""
+
+WARM_UP_STEPS = 2
+"""Steps before the clock runs: pages are touched, thresholds settle."""
+
+TIMED_STEPS = 4
+
+SECONDS = 3.0
+"""No step begins later than this after the first to warm up, or the first that is timed."""
+
+SIDE = 1000
+"""Of the matrix for which sizes and bounds are told."""
+
+COMPILED_SIDE = 128
+"""Side of the matrix whose average has a method's kernels compiled."""
+
+APART = 4099
+"""Elements between the places in one stretch of noise from which gradients are taken."""
+
+SPARSE: Mapping[str, Mapping[str, Any]] = {
+    "threshold": {"threshold": 5.0},
+    "strom": {"threshold": 5.0},
+    "hybrid": {"threshold": 5.0},
+    "variance": {"alpha": 3.8},
+}
+"""With what options methods are timed that send as many coordinates as the gradient asks for.
+
+Of normal noise they send about 1 % then; with their defaults, which suit real gradients, nearly everything or nothing.
+"""
+
+Progress = Callable[[int, int, str], None]
+"""Told how many methods are done, how many there are, and which is next."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a method says of itself.
+
+    Attributes:
+        name: Its name.
+        family: What it sends, in a word or two.
+        summary: What it does, in a line.
+        about: The rest of what its class says of it, in paragraphs.
+        bias: Exact, unbiased, contractive or biased.
+        routes: Its routes, the usual one first.
+        granularities: Its granularities, the usual one first.
+        memory: Its usual memory.
+        memories: What it can carry.
+        options: Its hyper-parameters with the defaults.
+        option_texts: What each is, and its range.
+        wire_bits: The formula of what a segment takes there and back.
+        bits: What that is for a value of a matrix of :data:`SIDE` by :data:`SIDE`.
+        bound: The most that the error can be for that, ``E |Q(x) - x|^2 / |x|^2``; None if there is no bound.
+        citation: Authors, year, arXiv id.
+        published: What ``preset="paper"`` takes that the defaults do not, each with the default.
+        note: Why, and what of the publication is otherwise here or not at all.
+    """
+
+    name: str
+    family: str
+    summary: str
+    about: str
+    bias: str
+    routes: tuple[str, ...]
+    granularities: tuple[str, ...]
+    memory: str
+    memories: tuple[str, ...]
+    options: dict[str, Any]
+    option_texts: dict[str, str]
+    wire_bits: str
+    bits: float
+    bound: float | None
+    citation: str
+    published: dict[str, tuple[str, str]]
+    note: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a method was seen to do, with its usual route and memory, in a world of four workers.
+
+    Attributes:
+        name: The method.
+        bits: Bits a worker writes for an element of the gradient, all rounds together.
+        encode_gbps: Gradient bytes a second, in units of 1e9, until the first payload is written.
+        decode_gbps: The same from the first answer to the average.
+        error: ``|average - mean|^2 / |mean|^2`` of one step on real gradients, without a memory; None if not measured.
+    """
+
+    name: str
+    bits: float
+    encode_gbps: float
+    decode_gbps: float
+    error: float | None
+
+
+def entries(names: Sequence[str] = ()) -> list[Entry]:
+    """The catalogue family by family, or some of it as given."""
+    own = [name for name in gradwire.methods.names() if family_of(name) == OTHERS]
+    found = []
+    for name in names or [name for family in FAMILIES.values() for name in family] + own:
+        kind = gradwire.methods.get(name)
+        method = kind()
+        summary, _, about = _docstring(kind)[0].partition("\n")
+        bound = method.error_bound(SIDE * SIDE)
+        found.append(
+            Entry(
+                name=name,
+                family=family_of(name),
+                summary=summary,
+                about=about.strip(),
+                bias=kind.bias,
+                routes=kind.routes,
+                granularities=kind.granularities,
+                memory=str(kind.memory),
+                memories=kind.memories,
+                options={field.name: _default(field) for field in dataclasses.fields(kind)},  # type: ignore[arg-type]
+                option_texts=_option_texts(kind),
+                wire_bits=kind.wire_bits,
+                bits=declared_bits(method, SIDE, SIDE) / SIDE**2,
+                bound=bound if math.isfinite(bound) else None,
+                citation=kind.citation,
+                published=_published(name),
+                note=kind.published.note,
+            )
+        )
+    return found
+
+
+def declared_bits(method: Method, n: int, m: int, workers: int = 1) -> float:
+    """What a method's formula says that a matrix of ``n`` by ``m`` as one segment takes there and back, in bits."""
+    names: dict[str, Any] = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    names |= {"ceil": math.ceil, "log2": math.log2, "sqrt": math.sqrt, "min": min, "max": max}
+    names |= {"workers": workers, "d": n * m, "n": n, "m": m, "k": max(1, round(names.get("ratio", 1.0) * n * m))}
+    return float(eval(method.wire_bits, {"__builtins__": {}}, names))
+
+
+def _docstring(kind: type) -> tuple[str, str]:
+    """What a class says of itself, and of its attributes."""
+    about, _, attributes = inspect.cleandoc(kind.__doc__ or "").replace("``", "").partition("\nAttributes:\n")
+    return about, attributes
+
+
+def _option_texts(kind: type[Method]) -> dict[str, str]:
+    """Name to text, from the sections on attributes of a class and of those that it inherits from."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        told = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", _docstring(each)[1], re.MULTILINE)
+        found |= {name: " ".join(text.split()) for name, text in told}
+    return {field.name: found[field.name] for field in dataclasses.fields(kind) if field.name in found}  # type: ignore[arg-type]
+
+
+def measure(
+    names: Sequence[str],
+    numel: int,
+    gradients: Sequence[Mapping[str, Tensor]] = (),
+    progress: Progress = lambda done, total, name: None,
+) -> list[Measurement]:
+    """Runs each method for some steps on one thread: :data:`WARM_UP_STEPS`, then :data:`TIMED_STEPS`.
+
+    Kernels are compiled beforehand. No step begins later than :data:`SECONDS` after the first to warm up or the first
+    that is timed; a method too slow to warm up is judged by its last step. Noise is drawn once. Every worker in
+    every step takes its gradient from another place in it, so no coordinate sees a number twice.
+
+    Args:
+        names: The methods.
+        numel: Elements of the square matrix that is timed, rounded up to whole rows.
+        gradients: Real gradients by parameter name, one set of each worker, to tell the error on; none if empty.
+        progress: Called before each method and after the last.
+    """
+    side = math.isqrt(numel - 1) + 1
+    slots = flat_slots([("weight", (side, side))])
+    places = WORKERS * (WARM_UP_STEPS + TIMED_STEPS)
+    noise = torch.randn(slots[-1].stop + APART * places, generator=torch.Generator().manual_seed(0))
+    real = [_flat(each) for each in gradients]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found = []
+    try:
+        for done, name in enumerate(names):
+            progress(done, len(names), name)
+            error = _error(gradwire.methods.get(name)(), real) if real else None
+            found.append(_timed(name, slots, noise, error))
+        progress(len(names), len(names), "")
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def _timed(name: str, slots: Sequence[Slot], noise: Tensor, error: float | None) -> Measurement:
+    method = gradwire.methods.get(name)(**SPARSE.get(name, {}))
+    few = flat_slots([("weight", (COMPILED_SIDE, COMPILED_SIDE))])
+    _world(method, few, None).average(list(noise[: WORKERS * few[-1].stop].view(WORKERS, -1).clone()))
+    world = _world(method, slots, None)
+    numel = slots[-1].stop
+    gradients = [torch.empty(numel) for _ in range(WORKERS)]
+    begins = itertools.count(0, APART)
+
+    def steps(most: int) -> Iterator[Step]:
+        start = time.perf_counter()
+        for done in range(most):
+            if done and time.perf_counter() - start > SECONDS:
+                return
+            for gradient in gradients:
+                gradient.copy_(noise[(first := next(begins)) : first + numel])
+            yield world.average(gradients)
+
+    warm = list(steps(WARM_UP_STEPS))
+    timed = list(steps(TIMED_STEPS)) if len(warm) == WARM_UP_STEPS else warm[-1:]
+    gigabytes = 4e-9 * numel
+    return Measurement(
+        name=name,
+        bits=8 * statistics.mean(step.written_bytes for step in timed) / numel,
+        encode_gbps=gigabytes / statistics.median(step.encode_seconds for step in timed),
+        decode_gbps=gigabytes / statistics.median(step.decode_seconds for step in timed),
+        error=error,
+    )
+
+
+def _error(method: Method, real: Sequence[tuple[tuple[Slot, ...], Tensor]]) -> float:
+    """Of the first step, compressed tensors only."""
+    slots = real[0][0]
+    flat = [values.clone() for _, values in real]
+    mean = torch.stack(flat).double().mean(0)
+    _world(method, slots, "none").average(flat)
+    return float((flat[0] - mean).square().sum() / mean.square().sum())
+
+
+def _world(method: Method, slots: Sequence[Slot], memory: str | None) -> LocalWorld:
+    everything = DensePolicy(below=0, vectors=False)
+    if memory not in method.memories:
+        memory = None
+    return LocalWorld(Configuration.make(method, {}, memory=memory, dense=everything), slots, WORKERS)
+
+
+def _flat(gradients: Mapping[str, Tensor]) -> tuple[tuple[Slot, ...], Tensor]:
+    """Matrices and convolutions one after another in a flat buffer; the rest goes dense in training."""
+    large = {name: each for name, each in gradients.items() if not DensePolicy().keeps_dense(tuple(each.shape))}
+    slots = flat_slots([(name, tuple(each.shape)) for name, each in large.items()])
+    return slots, torch.cat([each.flatten() for each in large.values()])
+
+
+def _published(name: str) -> dict[str, tuple[str, str]]:
+    """What a preset changes: what was published, and the default."""
+    usual = Configuration.make(name, {})
+    paper = Configuration.make(name, {"preset": "paper"})
+    changed = gradwire.methods.get(name).published.settings
+    return {setting: (_chosen(paper, setting), _chosen(usual, setting)) for setting in changed}
+
+
+def _chosen(configuration: Configuration, setting: str) -> str:
+    """One choice, as in a call."""
+    method = configuration.method
+    if setting == "owner" and configuration.owner is None and isinstance(method, CodecMethod):
+        return repr(method.owner_codec(configuration.route))
+    chosen = getattr(configuration, setting, None) if setting in CHOICES else getattr(method, setting)
+    return repr(str(chosen) if setting in CHOICES and setting != "owner" else chosen)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default is not dataclasses.MISSING else None

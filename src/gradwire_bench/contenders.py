@@ -1,0 +1,150 @@
+"""What races in a benchmark: plain DDP, PyTorch's own PowerSGD hook, and gradwire's methods with options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.engine.configuration import Configuration
+from gradwire.errors import ConfigurationError
+
+DDP = "ddp"
+TORCH_POWERSGD = "torch-powersgd"
+FLOOR = "floor"
+Option = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to average gradients.
+
+    Attributes:
+        name: ``"ddp"`` for plain DDP in fp32, ``"torch-powersgd"`` for PyTorch's ``powerSGD_hook`` over one bucket,
+            ``"floor"`` for DDP that sends nothing, which no method can be faster than, else a method of gradwire.
+        options: The method's options by name, in the order given, and ``granularity``, ``memory``, ``owner`` and
+            ``route`` as :func:`gradwire.compress` takes them.
+    """
+
+    name: str
+    options: tuple[tuple[str, Option], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Contender:
+        """Reads ``name`` or ``name:option=value,option=value``, and checks it.
+
+        Raises:
+            ConfigurationError: If the text is malformed, or no such method or option exists.
+        """
+        name, _, rest = text.partition(":")
+        options = []
+        for part in filter(None, rest.split(",")):
+            option, equals, value = part.partition("=")
+            if not (option and equals and value):
+                raise ConfigurationError(
+                    f"method={text!r}: {part!r} is not option=value; write it as in 'acpsgd:rank=4' or 'qsgd:bits=4'"
+                )
+            options.append((option.strip(), _option(value.strip())))
+        contender = cls(name.strip(), tuple(options))
+        contender._check()
+        return contender
+
+    def __str__(self) -> str:
+        given = ",".join(f"{option}={value}" for option, value in self.options)
+        return f"{self.name}:{given}" if given else self.name
+
+    @property
+    def label(self) -> str:
+        """The name for tables and plots."""
+        names = {DDP: "DDP fp32", TORCH_POWERSGD: "torch powerSGD_hook", FLOOR: "nothing sent"}
+        return " ".join([names.get(self.name, self.name), *(f"{option}={value}" for option, value in self.options)])
+
+    def wrap(self, model: nn.Module, group: dist.ProcessGroup, *, init_sync: bool = True) -> Averaged:
+        """Wraps a model in DDP over ``group`` and attaches the method. Every rank calls it at the same time.
+
+        DDP's broadcast of buffers is off: in every step nothing but gradients is to be sent.
+
+        Args:
+            model: The plain module.
+            group: The processes to average over.
+            init_sync: Whether DDP sends rank 0's parameters to all.
+        """
+        # PyTorch's hook mismatches or hangs on gloo as soon as there is a second bucket, so it gets one for all.
+        bucket_cap_mb = 1 << 20 if self.name == TORCH_POWERSGD else None
+        ddp = DistributedDataParallel(
+            model,
+            process_group=group,
+            gradient_as_bucket_view=True,
+            init_sync=init_sync,
+            broadcast_buffers=False,
+            bucket_cap_mb=bucket_cap_mb,
+        )
+        handle = None
+        if self.name == TORCH_POWERSGD:
+            rank = int(dict(self.options).get("rank", 4))
+            state = PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+            ddp.register_comm_hook(state, powerSGD_hook)
+        elif self.name == FLOOR:
+            ddp.register_comm_hook(None, noop_hook)
+        elif self.name != DDP:
+            options: dict[str, Any] = dict(self.options)
+            handle = gradwire.compress(ddp, self.name, **options)
+        return Averaged(ddp, handle)
+
+    def _check(self) -> None:
+        if self.name in (DDP, TORCH_POWERSGD, FLOOR):
+            allowed = {"rank"} if self.name == TORCH_POWERSGD else set()
+            for option, value in self.options:
+                if option not in allowed:
+                    raise ConfigurationError(
+                        f"{self.name} has no option {option!r}; it takes {sorted(allowed) or 'none'}"
+                    )
+                if not isinstance(value, int) or value < 1:
+                    raise ConfigurationError(f"{self.name}: {option}={value!r} must be a whole number of at least 1")
+            return
+        options: dict[str, Any] = dict(self.options)
+        choices = {choice: options.pop(choice, None) for choice in ("granularity", "memory", "owner", "route")}
+        Configuration.make(self.name, options, **choices)
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """A model whose gradients are averaged.
+
+    Attributes:
+        model: The DDP model.
+        handle: gradwire's handle; ``None`` for contenders that are not gradwire's.
+    """
+
+    model: DistributedDataParallel
+    handle: gradwire.Handle | None
+
+    def sent_bytes(self) -> int | None:
+        """Bytes that this rank handed over to be sent since attach; ``None`` where nobody counts."""
+        return None if self.handle is None else int(self.handle.stats().wire_bytes)
+
+    def stages(self) -> dict[str, float]:
+        """Seconds of gradwire's wire thread since attach by stage; empty where nobody counts."""
+        return {} if self.handle is None else dict(self.handle.stats().seconds)
+
+    def close(self) -> None:
+        """Ends what works in the background for this contender."""
+        if self.handle is not None:
+            self.handle.close()
+
+
+def _option(text: str) -> Option:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,41 @@
+"""Real gradients to try methods on: those of the demo's CNN, some steps into its training."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradwire_bench.data import DataSource
+from gradwire_bench.workloads import IMAGE
+
+LEARNING_RATE = 0.1
+BATCH = 32
+
+
+def real_gradients(source: DataSource, workers: int, steps: int = 30, seed: int = 0) -> list[dict[str, Tensor]]:
+    """The gradients by parameter name that each of ``workers`` would have to average after ``steps`` dense steps.
+
+    Args:
+        source: The images.
+        workers: Number of gradients, each of a batch of its own.
+        steps: Steps of plain SGD before.
+        seed: Seed of the model's start and of the order of the images.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = IMAGE.net()
+    batches = IMAGE.task(source, rank=0, world_size=1, batch=BATCH, seed=seed).batches()
+    optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+    for inputs, labels in islice(batches, steps):
+        optimizer.zero_grad()
+        torch.autograd.backward(F.cross_entropy(net(inputs), labels))
+        optimizer.step()
+    found = []
+    for inputs, labels in islice(batches, workers):
+        optimizer.zero_grad()
+        torch.autograd.backward(F.cross_entropy(net(inputs), labels))
+        found.append({name: each.grad for name, each in net.named_parameters() if each.grad is not None})
+    return found

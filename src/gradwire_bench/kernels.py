@@ -1,0 +1,227 @@
+"""How long the inner loops take on one thread, as multiples of a copy of the same tensor."""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.kernels import Code, codes
+from gradwire.kernels.reference import elias_fano_bytes
+from gradwire.layout import Block, Granularity, Slot, flat_slots
+from gradwire.randomness import key_of
+from gradwire_bench import shapes
+
+ROWS = 4
+"""Payloads that are decoded and averaged at once."""
+
+BUCKET = 512
+"""Values that share a scale in stochastic payloads."""
+
+DENSITY = 0.01
+"""Share of the elements that sparse operations choose."""
+
+Progress = Callable[[int, int, str], None]
+"""Told how many measurements are done, how many there are, and what is measured next."""
+
+_CLEAR_PEAK = "5"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation.
+
+    Attributes:
+        operation: What was measured.
+        milliseconds: Median time.
+        times_copy: Median of its time divided by that of ``Tensor.copy_`` in the same round.
+        target: The largest ``times_copy`` we accept, if we promise any.
+        gigabytes_per_second: Bytes of gradient handled a second, in units of 1e9.
+        peak_extra_bytes: Growth of resident memory during one call: what it needed beyond its inputs, residual and
+            payload. None where the system does not tell.
+    """
+
+    operation: str
+    milliseconds: float
+    times_copy: float
+    target: float | None
+    gigabytes_per_second: float
+    peak_extra_bytes: int | None
+
+
+@dataclass(frozen=True)
+class _Operation:
+    name: str
+    target: float | None
+    run: Callable[[], object]
+
+
+def measure(
+    numel: int = 25_000_000,
+    repeats: int = 7,
+    segments: Literal["one", "resnet"] = "one",
+    progress: Progress | None = None,
+) -> list[Row]:
+    """Times every operation once a round, so that all of them meet the same disturbances.
+
+    Args:
+        numel: Elements of the gradient, or an upper bound of them with ``"resnet"``.
+        repeats: Rounds.
+        segments: One segment of all, or the layers of ResNet-50 as far as they fit in ``numel`` elements.
+        progress: Called before each measurement and after the last.
+    """
+    report = progress or (lambda done, total, name: None)
+    block = _block(numel, segments)
+    report(0, 1, "compiling")
+    with _one_thread():
+        operations = _operations(block)
+        total = len(operations) * (repeats + 1)
+        peaks: dict[str, int | None] = {}
+        for done, operation in enumerate(operations):
+            report(done, total, operation.name)
+            operation.run()  # touches what it writes to, so that only scratch is new
+            peaks[operation.name] = _peak_extra_bytes(operation.run)
+        seconds: dict[str, list[float]] = {operation.name: [] for operation in operations}
+        for repeat in range(1, repeats + 1):
+            for done, operation in enumerate(operations, repeat * len(operations)):
+                report(done, total, operation.name)
+                start = time.perf_counter()
+                operation.run()
+                seconds[operation.name].append(time.perf_counter() - start)
+        report(total, total, "")
+    copies = seconds[operations[0].name]
+    return [
+        Row(
+            operation=operation.name,
+            milliseconds=1e3 * statistics.median(times),
+            times_copy=statistics.median(own / copy for own, copy in zip(times, copies, strict=True)),
+            target=operation.target,
+            gigabytes_per_second=4e-9 * block.numel / statistics.median(times),
+            peak_extra_bytes=peaks[operation.name],
+        )
+        for operation in operations
+        for times in [seconds[operation.name]]
+    ]
+
+
+def _block(numel: int, segments: Literal["one", "resnet"]) -> Block:
+    if segments == "one":
+        return Block.cut([Slot("weight", (numel,), 0)], Granularity("layer"))
+    slots = flat_slots(shapes.get("resnet50"))
+    fitting = [slot for slot in slots if slot.stop <= max(numel, slots[0].stop)]
+    return Block.cut(fitting, Granularity("layer"))
+
+
+def _operations(block: Block) -> list[_Operation]:
+    """The copy first, then all kernels over tensors that they share."""
+    generator = torch.Generator().manual_seed(0)
+    size = block.numel
+    gradient = torch.randn(size, generator=generator)
+    residual, out = torch.zeros(size), torch.empty(size)
+    return [
+        _Operation("copy", None, lambda: out.copy_(gradient)),
+        _Operation("accumulate", None, lambda: kernels.accumulate(block, gradient, residual, 0.9, 1.0)),
+        *_quantisers(block, gradient, residual, out),
+        *_sparse(block, gradient, residual, out),
+    ]
+
+
+def _quantisers(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -> list[_Operation]:
+    operations, small = [], block.divided(BUCKET)
+    measured: list[tuple[str, Code, Block, float, float | None]] = [("sign", codes.Sign(), block, 2.5, 3.0)]
+    measured += [(f"stochastic {bits} bits", codes.QSGD(bits), small, 5.0, None) for bits in (2, 4, 8)]
+    for name, code, segments, encoded_within, decoded_within in measured:
+        payloads = torch.empty(ROWS, kernels.payload_bytes(code, segments), dtype=torch.uint8)
+        for rank, payload in enumerate(payloads):
+            kernels.encode(code, segments, gradient, None, 1.0, 1.0, payload, key_of(0, 0, rank))
+
+        def encode(payload: Tensor = payloads[0], code: Code = code, segments: Block = segments) -> None:
+            kernels.encode(code, segments, gradient, residual, 0.9, 1.0, payload, key_of(0, 0, 0))
+
+        def decode(payloads: Tensor = payloads, code: Code = code, segments: Block = segments) -> None:
+            kernels.decode(code, segments, payloads, out, 1 / ROWS)
+
+        operations.append(_Operation(f"{name}: encode with feedback", encoded_within, encode))
+        operations.append(_Operation(f"{name}: average {ROWS}", decoded_within, decode))
+    return operations
+
+
+def _sparse(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -> list[_Operation]:
+    counts = np.ceil(block.segment_numels * DENSITY).astype(np.int64)
+    chosen = int(counts.sum())
+    positions = torch.empty(ROWS, chosen, dtype=torch.int64)
+    values = torch.empty(ROWS, chosen)
+    indices = torch.empty(ROWS, elias_fano_bytes(chosen, block.positions), dtype=torch.uint8)
+    for row in range(ROWS):
+        shifted = gradient.roll(row)
+        kernels.topk_select(block, shifted, None, 1.0, 1.0, counts, positions[row], values[row])
+        kernels.elias_fano_encode(positions[row], block.positions, indices[row])
+    own_positions, own_values = positions[0].clone(), values[0].clone()
+    random_positions, random_values = torch.empty_like(own_positions), torch.empty_like(own_values)
+
+    def select() -> None:
+        kernels.topk_select(block, gradient, residual, 0.9, 1.0, counts, own_positions, own_values)
+        kernels.subtract(block, residual, own_positions, own_values)
+
+    def average() -> None:
+        for payload, row in zip(indices, positions, strict=True):
+            kernels.elias_fano_decode(payload, block.positions, row)
+        kernels.scatter_sum(block, positions, values, out, 1 / ROWS)
+
+    def choose() -> None:
+        kernels.randomk_positions(block, counts, random_positions, key_of(0, 0))
+        kernels.gather(block, gradient, random_positions, random_values)
+
+    share = f"{DENSITY:.0%}"
+    return [
+        _Operation(f"top-k {share}: select with feedback", 6.0, select),
+        _Operation(
+            f"top-k {share}: write indices",
+            None,
+            lambda: kernels.elias_fano_encode(own_positions, block.positions, indices[0]),
+        ),
+        _Operation(f"top-k {share}: read indices and average {ROWS}", 2.0, average),
+        _Operation(f"random-k {share}: choose and gather", None, choose),
+    ]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _peak_extra_bytes(run: Callable[[], object]) -> int | None:
+    """How far resident memory rises while ``run`` runs, with Linux's resettable high-water mark."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)  # else scratch that an earlier call freed, but kept resident, would not count
+    try:
+        Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
+    except OSError:
+        return None
+    before = _resident_peak()
+    run()
+    return max(0, _resident_peak() - before)
+
+
+def _resident_peak() -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])

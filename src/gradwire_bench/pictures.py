@@ -1,0 +1,333 @@
+"""Pictures of what a benchmark measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from gradwire.errors import ConfigurationError
+from gradwire_bench.catalogue import Entry, Measurement
+from gradwire_bench.periodic_results import Row, Speedup
+from gradwire_bench.train import TrainRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
+
+_MB = 1e6
+_LEAST_ERROR = 1e-9
+"""Errors below it are drawn there: an exact average has none."""
+_STEP, _RADIUS = 2.0, 4.0
+"""Pixels by which a name is moved until it is free of others, and that it keeps from the middle of points."""
+
+# Okabe and Ito's palette, which people with any colour vision can tell apart; grey is for the baseline.
+_BASELINE_COLOUR = "#5f5f5f"
+_COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#B8A800")
+_INK = "#222222"
+_FULL_SHARE = 0.9
+"""A plan that sends at least so much is full communication."""
+_LEAST_REACH = 3.0
+"""Percentage points above and below the middle that an accuracy axis shows at least, lest chance look like a gap."""
+
+
+def train_plots(rows: Sequence[TrainRow], folder: Path, subtitle: str) -> list[Path]:
+    """Draws the pictures of a training race: accuracy against time, step time, and bytes against accuracy.
+
+    Args:
+        rows: The contenders; those without result are left out.
+        folder: Where the PNG files go.
+        subtitle: Where and on what it was measured, in a line.
+
+    Returns:
+        The files written.
+    """
+    done = [row for row in rows if row.accuracy is not None]
+    if not done:
+        return []
+    colours = {row.label: colour for row, colour in zip(done, (_BASELINE_COLOUR, *_COLOURS * len(done)), strict=False)}
+    pictures: list[tuple[str, Callable[[Axes, Sequence[TrainRow], dict[str, str]], None]]] = [
+        ("accuracy_over_time.png", _draw_accuracy_over_time),
+        ("step_time.png", _draw_step_time),
+        ("accuracy_over_bytes.png", _draw_accuracy_over_bytes),
+    ]
+    paths = []
+    for name, draw in pictures:
+        figure, axes = _figure()
+        draw(axes, done, colours)
+        axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=9, color="#666666")
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / name, dpi=160, facecolor="white")
+        paths.append(folder / name)
+    return paths
+
+
+def size_error_plot(entries: Sequence[Entry], measured: Sequence[Measurement], path: Path, subtitle: str) -> None:
+    """Draws every method's error on real gradients against what it writes for an element.
+
+    Args:
+        entries: What the methods say of themselves.
+        measured: What they were seen to do, in the same order; those without an error are left out.
+        path: The PNG file.
+        subtitle: On what it was measured, in a line.
+    """
+    figure, axes = _figure((10, 7.5))
+    axes.set_title("Error of one step against size, without a memory", loc="left", pad=26)
+    axes.text(0, 1.02, subtitle, transform=axes.transAxes, fontsize=9, color="#666666")
+    points = [
+        (entry, each, each.error) for entry, each in zip(entries, measured, strict=True) if each.error is not None
+    ]
+    for kind, colour in zip(("unbiased", "contractive", "biased", "exact"), _COLOURS[2:], strict=False):
+        chosen = [(each.bits, max(error, _LEAST_ERROR)) for entry, each, error in points if entry.bias == kind]
+        axes.plot(*zip(*chosen, strict=True), "o", color=colour, markersize=6, label=kind) if chosen else None
+    _log_axis(axes)
+    axes.set_yscale("log")
+    axes.set_xlabel("bits a worker writes for an element (logarithmic)")
+    axes.set_ylabel("|average - mean|² / |mean|² (logarithmic)")
+    axes.legend(frameon=False, fontsize=9)
+    axes.margins(0.08)
+    _label(figure, axes, [(each.bits, max(error, _LEAST_ERROR), entry.name) for entry, each, error in points])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160, facecolor="white")
+
+
+def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> None:
+    """Draws the loss of each plan against its bytes, with the range over the seeds, beside full communication's.
+
+    Args:
+        rows: The plans, full communication first; those without result are left out.
+        path: The PNG file.
+        title: What was trained.
+        subtitle: Where, in a line.
+    """
+    figure, axes = _figure((9, 5.4))
+    axes.set_title(title, loc="left", pad=26)
+    axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=9, color="#666666")
+    shown = [(row, row.share, row.loss) for row in rows if row.loss is not None and row.share]
+    families = dict.fromkeys(row.label.split()[0] for row, _, _ in shown)
+    colours = dict(zip(families, (_BASELINE_COLOUR, *_COLOURS), strict=False))
+    full = next((loss for _, share, loss in shown if share > _FULL_SHARE), None)
+    if full is not None:
+        axes.axhspan(full.least, full.most, color="#dddddd", zorder=0, linewidth=0)
+    for row, share, loss in shown:
+        colour = colours[row.label.split()[0]]
+        reach = ([loss.mean - loss.least], [loss.most - loss.mean])
+        axes.errorbar(100 * share, loss.mean, reach, fmt="o", color=colour, markersize=7, capsize=3, linewidth=1)
+    _log_axis(axes)
+    axes.set_xlabel("bytes sent in % of fp32 averages every step (logarithmic)")
+    axes.set_ylabel("loss on held-out data in nats")
+    axes.margins(x=0.22, y=0.1)
+    _label(figure, axes, [(100 * share, loss.mean, row.label) for row, share, loss in shown])
+    _save(figure, path)
+
+
+def speedup_plot(rows: Sequence[Speedup], path: Path, title: str, subtitle: str) -> None:
+    """Draws the loss against the steps of all workers together, and each worker's steps to the target.
+
+    Args:
+        rows: One for each number of workers.
+        path: The PNG file.
+        title: What was trained.
+        subtitle: Where, in a line.
+    """
+    figure, left = _figure((10, 4.8))
+    left.remove()
+    left, right = figure.subplots(1, 2)
+    left.set_title(title, loc="left", pad=26)
+    left.text(0, 1.03, subtitle, transform=left.transAxes, fontsize=9, color="#666666")
+    for row, colour in zip(rows, _COLOURS[2:] * len(rows), strict=False):
+        totals, losses = [row.workers * steps for steps in row.losses], list(row.losses.values())
+        reach = [[loss.mean - loss.least for loss in losses], [loss.most - loss.mean for loss in losses]]
+        name = f"{row.workers} worker{'s' if row.workers > 1 else ''}"
+        means = [loss.mean for loss in losses]
+        left.errorbar(
+            totals, means, reach, color=colour, marker="o", markersize=4, capsize=2, linewidth=1.5, label=name
+        )
+        if row.steps_to_target is not None:
+            right.plot(row.workers, row.steps_to_target, "o", color=colour, markersize=9)
+    _log_axis(left)
+    left.set_xlabel("steps of all workers together, M K (logarithmic)")
+    left.set_ylabel("loss on held-out data in nats")
+    left.legend(frameon=False, fontsize=9)
+    reached = [row for row in rows if row.steps_to_target is not None]
+    if reached:
+        workers = [row.workers for row in reached]
+        start = (reached[0].steps_to_target or 0.0) * reached[0].workers
+        right.plot(
+            workers, [start / each for each in workers], color=_INK, linewidth=0.8, linestyle=(0, (4, 4)), zorder=0
+        )
+        right.annotate(
+            "linear speed-up", (workers[0], start / workers[0]), (12, -3), textcoords="offset points", fontsize=9
+        )
+        right.set_title(f"Steps of a worker to a loss of {reached[0].target:.2f}", loc="left", pad=26)
+    _log_axis(right)
+    _log_axis(right, "y")
+    right.set_xticks([row.workers for row in rows])
+    right.set_xlabel("workers M (logarithmic)")
+    right.set_ylabel("steps K (logarithmic)")
+    for axes in (left, right):
+        axes.tick_params(labelsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160, facecolor="white")
+
+
+def _label(figure: Figure, axes: Axes, points: Sequence[tuple[float, float, str]]) -> list[Annotation]:
+    """Writes names beside points, each at the nearest height that is free of other names and other points.
+
+    The axes are where they are from then on, as other places for names would ask for other axes.
+    """
+    from matplotlib.patheffects import withStroke
+
+    notes = [
+        axes.annotate(
+            name,
+            (x, y),
+            (7, 0),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+            path_effects=[withStroke(linewidth=2, foreground="white")],  # readable where it crosses a line
+        )
+        for x, y, name in sorted(points, key=lambda point: -point[1])
+    ]
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    dots = axes.transData.transform([(x, y) for x, y, _ in points])
+    taken: list[Bbox] = []
+    for note in notes:
+        level = note.get_window_extent()
+        shift, box = next(
+            (shift, box)
+            for step in range(400)
+            for shift in (_STEP * step, -_STEP * step)
+            for box in [level.translated(0, shift)]
+            if not box.padded(_RADIUS).count_contains(dots) and not box.count_overlaps(taken)
+        )
+        taken.append(box)
+        beside = (7, shift * 72 / figure.dpi)
+        note.set_position(beside)
+        if abs(shift) > level.height:
+            leader = {"arrowstyle": "-", "color": "#bbbbbb", "linewidth": 0.6}
+            axes.annotate("", note.xy, beside, textcoords="offset points", arrowprops=leader)
+    return notes
+
+
+def _draw_accuracy_over_time(axes: Axes, rows: Sequence[TrainRow], colours: dict[str, str]) -> None:
+    axes.set_title("Test accuracy against training time", loc="left", pad=26)
+    for row in rows:
+        seconds, accuracy = [point.seconds for point in row.curve], [100 * point.accuracy for point in row.curve]
+        axes.plot(seconds, accuracy, color=colours[row.label], linewidth=2, marker="o", markersize=3)
+    _log_axis(axes)
+    axes.set_xlabel("training time in seconds (logarithmic)")
+    axes.set_ylabel("test accuracy in %")
+    target = 100 * rows[0].target_accuracy
+    axes.axhline(target, color=_INK, linewidth=0.8, linestyle=(0, (4, 4)), zorder=0)
+    axes.annotate(
+        f"target {target:g} %", (0, target), (4, 4), ("axes fraction", "data"), textcoords="offset points", fontsize=9
+    )
+    low, high = axes.get_ylim()
+    gap = (high - low) / 20
+    for cluster in _clusters(rows):
+        right = max(row.curve[-1].seconds for row in cluster)
+        heights = _stacked([100 * row.curve[-1].accuracy for row in cluster], gap)
+        high = max(high, *(height + gap for height in heights))
+        for row, height in zip(cluster, heights, strict=True):
+            axes.text(right * 1.07, height, row.label, color=colours[row.label], fontsize=9, va="center")
+    axes.set_ylim(low, high)
+
+
+def _clusters(rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
+    """Rows that end at about the same time, and so need their labels stacked."""
+    clusters: list[list[TrainRow]] = []
+    for row in sorted(rows, key=lambda row: row.curve[-1].seconds):
+        if clusters and row.curve[-1].seconds < 1.5 * clusters[-1][0].curve[-1].seconds:
+            clusters[-1].append(row)
+        else:
+            clusters.append([row])
+    return clusters
+
+
+def _draw_step_time(axes: Axes, rows: Sequence[TrainRow], colours: dict[str, str]) -> None:
+    axes.set_title("Time of a training step", loc="left", pad=26)
+    times = [row.median_seconds or 0.0 for row in rows]
+    places = range(len(rows))
+    axes.barh(places, times, color=[colours[row.label] for row in rows], height=0.65)
+    for place, row, seconds in zip(places, rows, times, strict=True):
+        gain = "" if row is rows[0] or row.speedup is None else f"   {row.speedup:.1f} x as fast"
+        axes.text(seconds + max(times) / 80, place, f"{1e3 * seconds:.0f} ms{gain}", va="center")
+    axes.set_yticks(places, [row.label for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(times) * 1.15)
+    axes.set_xlabel("median seconds a step")
+
+
+def _draw_accuracy_over_bytes(axes: Axes, rows: Sequence[TrainRow], colours: dict[str, str]) -> None:
+    axes.set_title("Final test accuracy against bytes sent", loc="left", pad=26)
+    shown = [row for row in rows if row.sent_bytes]
+    accuracies = [100 * (row.accuracy or 0.0) for row in shown]
+    middle = (max(accuracies) + min(accuracies)) / 2
+    for row, accuracy in zip(shown, accuracies, strict=True):
+        megabytes = (row.sent_bytes or 0.0) / _MB
+        axes.plot(megabytes, accuracy, "o", color=colours[row.label], markersize=10)
+        above = accuracy >= middle
+        axes.annotate(
+            row.label,
+            (megabytes, accuracy),
+            (0, 8 if above else -8),
+            textcoords="offset points",
+            fontsize=9,
+            ha="center",
+            va="bottom" if above else "top",
+        )
+    _log_axis(axes)
+    axes.set_xlabel("MB a worker sends in a step (logarithmic)")
+    axes.set_ylabel("test accuracy in %")
+    axes.margins(x=0.15)
+    reach = max(_LEAST_REACH, 0.7 * (max(accuracies) - min(accuracies)))
+    axes.set_ylim(middle - reach, middle + reach)
+
+
+def _log_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    if which == "x":
+        axes.set_xscale("log")
+    else:
+        axes.set_yscale("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _stacked(heights: Sequence[float], gap: float) -> list[float]:
+    """Moves labels up, the lowest staying, until each is ``gap`` above the next lower one."""
+    stacked = [0.0] * len(heights)
+    floor = float("-inf")
+    for index in sorted(range(len(heights)), key=lambda index: heights[index]):
+        stacked[index] = max(heights[index], floor)
+        floor = stacked[index] + gap
+    return stacked
+
+
+def _figure(inches: tuple[float, float] = (8, 4.8)) -> tuple[Figure, Axes]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigurationError(
+            "matplotlib, which draws the pictures, is not installed; install it with: pip install 'gradwire[bench]'"
+        ) from error
+    figure = Figure(figsize=inches, layout="constrained")
+    axes = figure.add_subplot()
+    axes.tick_params(labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes

@@ -1,0 +1,180 @@
+"""``gradwire bench train``: a real model on real data over a slow network, one method after another."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradwire import lab
+from gradwire.errors import LabError
+from gradwire_bench.contenders import DDP, Contender
+from gradwire_bench.data import DataSource
+from gradwire_bench.recipes import everyone
+from gradwire_bench.worker import ended_early
+from gradwire_bench.workloads import TARGET_ACCURACY, Workload
+
+DEFAULT_METHODS = (DDP, "bf16", "efsignsgd", "topk:ratio=0.01", "powersgd:rank=4", "acpsgd:rank=4")
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Accuracy during training.
+
+    Attributes:
+        step: Steps done.
+        seconds: Training time so far in seconds, evaluations not counted.
+        accuracy: Share of the test samples of one evaluation that were answered rightly.
+    """
+
+    step: int
+    seconds: float
+    accuracy: float
+
+
+@dataclass
+class TrainRow:
+    """One contender's training.
+
+    Attributes:
+        method: The contender as written on the command line.
+        label: The contender's name for tables and plots.
+        steps_done: Steps so far.
+        loss: The last step's loss on rank 0.
+        curve: Accuracy from time to time on a fixed part of the test samples.
+        step_seconds: Each step's time in seconds.
+        speedup: How many times shorter than DDP fp32's the median step is.
+        dense_bytes: Bytes a worker and step that a dense ring all-reduce of the gradient sends.
+        metered_bytes: Bytes a worker and step handed over to be sent, by gradwire's meter; mean over workers.
+        interface_bytes: Bytes a worker and step that its network interface sent, headers included.
+        accuracy: Share of all test samples answered rightly at the end.
+        target_accuracy: The accuracy to reach.
+        seconds_to_target: Training time to the first point of the curve at the target or above; ``None`` if none is.
+        losses: Each step's loss on rank 0.
+        error: Why there is no result.
+    """
+
+    method: str
+    label: str
+    target_accuracy: float
+    steps_done: int = 0
+    loss: float | None = None
+    curve: list[CurvePoint] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    speedup: float | None = None
+    dense_bytes: float | None = None
+    metered_bytes: float | None = None
+    interface_bytes: float | None = None
+    accuracy: float | None = None
+    seconds_to_target: float | None = None
+    losses: list[float] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def median_seconds(self) -> float | None:
+        """The median step."""
+        return statistics.median(self.step_seconds) if self.step_seconds else None
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """Bytes sent a worker and step: by the meter, for plain DDP by the formula of its ring all-reduce."""
+        return self.dense_bytes if self.metered_bytes is None else self.metered_bytes
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times fewer bytes than dense."""
+        return self.dense_bytes / self.sent_bytes if self.dense_bytes and self.sent_bytes else None
+
+
+def contenders(methods: Sequence[str]) -> list[Contender]:
+    """The contenders of a run: the default ones, or those asked for with DDP fp32 before them to compare with.
+
+    ``all`` stands for every method of the catalogue at its recommended settings.
+    """
+    texts = [text for each in methods or DEFAULT_METHODS for text in (everyone() if each == ALL else (each,))]
+    chosen = [Contender.parse(text) for text in texts]
+    return list(dict.fromkeys([Contender(DDP), *chosen]))
+
+
+def race(
+    workload: Workload,
+    source: DataSource,
+    workers: int,
+    rate: str | None,
+    racers: Sequence[Contender],
+    *,
+    steps: int,
+    batch: int,
+    seed: int,
+    on_progress: Callable[[list[TrainRow]], object],
+) -> list[TrainRow]:
+    """Trains with each contender in turn, in the same worker processes.
+
+    Args:
+        workload: The model.
+        source: The data that it learns from.
+        workers: Number of worker processes.
+        rate: Rate of each worker's link such as ``"100mbit"``; ``None`` for plain loopback.
+        racers: The contenders, DDP fp32 among them.
+        steps: Steps of each.
+        batch: Samples a worker and step.
+        seed: Seed of the model and of the order of the samples, the same for all contenders.
+        on_progress: Called with the rows so far after every step.
+
+    Returns:
+        A row for every contender; one that failed says why.
+    """
+    rows = [TrainRow(str(racer), racer.label, TARGET_ACCURACY[source.name]) for racer in racers]
+    job = {
+        "workload": workload.name,
+        "data": source.name,
+        "data_directory": str(source.directory) if source.directory else None,
+        "methods": [str(racer) for racer in racers],
+        "steps": steps,
+        "batch": batch,
+        "seed": seed,
+        "shaped": rate is not None,
+    }
+
+    def on_line(rank: int, line: str) -> None:
+        if not line.startswith("{"):
+            return
+        event = json.loads(line)
+        _take(rows[event["row"]], event)
+        on_progress(rows)
+
+    try:
+        with lab.Lab(workers=workers, rate=rate) as network:
+            network.run([sys.executable, "-m", "gradwire_bench.train_worker", json.dumps(job)], on_line=on_line)
+    except LabError as error:
+        if not any(row.steps_done for row in rows):
+            raise
+        for row in rows:
+            if row.accuracy is None and row.error is None:
+                row.error = ended_early(error)
+    dense = rows[0].median_seconds
+    for row in rows:
+        if dense and row.median_seconds:
+            row.speedup = dense / row.median_seconds
+    return rows
+
+
+def _take(row: TrainRow, event: dict[str, Any]) -> None:
+    match event["event"]:
+        case "step":
+            row.steps_done, row.loss = event["step"], event["loss"]
+            if event["accuracy"] is not None:
+                row.curve.append(CurvePoint(event["step"], event["elapsed"], event["accuracy"]))
+                if row.seconds_to_target is None and event["accuracy"] >= row.target_accuracy:
+                    row.seconds_to_target = event["elapsed"]
+        case "failed":
+            row.error = row.error or event["reason"]
+        case "result":
+            row.step_seconds, row.losses, row.accuracy = event["step_seconds"], event["losses"], event["accuracy"]
+            row.dense_bytes, row.metered_bytes = event["dense_bytes"], event["metered_bytes"]
+            row.interface_bytes = event["interface_bytes"]

@@ -1,0 +1,158 @@
+"""One rank of ``gradwire bench train``: trains the same model on the same batches with each contender in turn."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gradwire_bench import data
+from gradwire_bench.contenders import Averaged, Contender
+from gradwire_bench.recipes import learning_rate
+from gradwire_bench.worker import agree, emit, interface_sent_bytes, mean_over_ranks, process_group, reason
+from gradwire_bench.workloads import WORKLOADS, Task, Workload
+
+WARM_UP_SHARE = 0.2
+"""Share of the steps over which the learning rate rises; then it falls along a cosine."""
+
+EVALUATION_STEPS = 10
+"""Steps from one point of the accuracy curve to the next."""
+
+EVALUATION_SAMPLES = 1_000
+"""Test samples of one point of the accuracy curve; the final accuracy uses all."""
+
+COLLECTIVE_TIMEOUT = 120.0
+"""Seconds after which a collective that some rank does not join fails."""
+
+
+def train(number: int, method: str, job: dict[str, Any], workload: Workload, task: Task) -> None:
+    """Trains with one contender and tells its progress and result; every rank calls it at the same time.
+
+    Args:
+        number: The contender's place in the job.
+        method: The contender.
+        job: The parent's wishes: ``steps``, ``seed``, ``shaped`` (whether the worker's interface is its own).
+        workload: The model and its settings.
+        task: This rank's share of the data.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(job["seed"])
+    net = workload.net()
+    contender = Contender.parse(method)
+    averaged, error = None, None
+    try:
+        group = dist.new_group(timeout=timedelta(seconds=COLLECTIVE_TIMEOUT))
+        averaged = contender.wrap(net, group)
+    except Exception as caught:  # whatever stops a contender belongs in its row
+        error = caught
+    if _out(number, error) or averaged is None:
+        return
+    dense_bytes = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
+    sent_before = averaged.sent_bytes()
+    steps: list[_Step] = []
+    try:
+        steps.extend(_steps(number, averaged, learning_rate(contender, workload), net, task, job, rank))
+    except Exception as caught:  # whatever stops a contender belongs in its row
+        error = caught
+    if _out(number, error):
+        return
+    interface = mean_over_ranks(sum(step.interface_bytes for step in steps)) / len(steps) if job["shaped"] else None
+    sent = averaged.sent_bytes()
+    metered = None
+    if sent is not None and sent_before is not None:
+        metered = mean_over_ranks(sent - sent_before) / len(steps)
+    accuracy = _accuracy(net, task, None)
+    averaged.close()
+    if rank == 0:
+        emit(
+            "result",
+            row=number,
+            step_seconds=[step.seconds for step in steps],
+            metered_bytes=metered,
+            interface_bytes=interface,
+            dense_bytes=2 * (world_size - 1) * dense_bytes / world_size,
+            accuracy=accuracy,
+            losses=[step.loss for step in steps],
+        )
+
+
+class _Step(NamedTuple):
+    seconds: float
+    loss: float
+    interface_bytes: int
+
+
+def _steps(
+    number: int, averaged: Averaged, peak: float, net: nn.Module, task: Task, job: dict[str, Any], rank: int
+) -> Iterator[_Step]:
+    """The training loop; evaluations count neither in a step's seconds nor in its bytes."""
+    steps, shaped = job["steps"], job["shaped"]
+    optimizer = torch.optim.SGD(net.parameters(), lr=peak)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, peak, total_steps=max(steps, 2), pct_start=WARM_UP_SHARE, cycle_momentum=False
+    )
+    batches = task.batches()
+    elapsed = 0.0
+    dist.barrier()
+    for step in range(1, steps + 1):
+        sent_before = interface_sent_bytes() if shaped else 0
+        begin = time.perf_counter()
+        inputs, labels = next(batches)
+        optimizer.zero_grad()
+        loss: Tensor = F.cross_entropy(averaged.model(inputs), labels)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        schedule.step()
+        seconds = time.perf_counter() - begin
+        elapsed += seconds
+        sent = interface_sent_bytes() - sent_before if shaped else 0
+        accuracy = None
+        if step % EVALUATION_STEPS == 0 or step == steps:
+            accuracy = _accuracy(net, task, EVALUATION_SAMPLES)
+        if rank == 0:
+            emit("step", row=number, step=step, elapsed=elapsed, loss=loss.item(), accuracy=accuracy)
+        yield _Step(seconds, loss.item(), sent)
+
+
+def _out(number: int, error: Exception | None) -> bool:
+    """Tells the parent about an error; whether the contender failed on any rank."""
+    if error is not None:
+        emit("failed", row=number, reason=reason(error))
+    return agree(failed=error is not None)[1]
+
+
+def _accuracy(net: nn.Module, task: Task, limit: int | None) -> float:
+    """Share of test samples answered rightly; each rank looks at its part of them, with rank 0's running statistics."""
+    for buffer in net.buffers():
+        dist.broadcast(buffer, src=0)
+    net.eval()
+    score = task.score(net, limit)
+    counts = torch.tensor([score.correct, score.seen], dtype=torch.float64)
+    net.train()
+    dist.all_reduce(counts)
+    return float(counts[0] / counts[1])
+
+
+def main() -> None:
+    """Runs the job given as JSON on the command line."""
+    job = json.loads(sys.argv[1])
+    directory = job["data_directory"]
+    source = data.DataSource(job["data"], Path(directory) if directory else None, "")
+    workload = WORKLOADS[job["workload"]]
+    with process_group(2 * COLLECTIVE_TIMEOUT) as (rank, world_size):
+        task = workload.task(source, rank=rank, world_size=world_size, batch=job["batch"], seed=job["seed"])
+        for number, method in enumerate(job["methods"]):
+            train(number, method, job, workload, task)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Attaching is done by all ranks or by none, and whoever does not says why to all."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.engine import handle as handles
+from gradwire.errors import ConfigurationError
+from pool import Pool
+
+Attach = Callable[..., Any]
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Linear(30, 30)
+
+
+def synchronizer(**options: Any) -> gradwire.Synchronizer:
+    return gradwire.Synchronizer(network().named_parameters(), "topk", **options)
+
+
+def ddp(**options: Any) -> gradwire.Handle:
+    return gradwire.compress(DistributedDataParallel(network()), "topk", **options)
+
+
+def periodic(**options: Any) -> gradwire.Handle:
+    return gradwire.periodic(torch.optim.SGD(network().parameters(), lr=0.1), method="topk", **options)
+
+
+def adam(**options: Any) -> gradwire.optim.OneBitAdam:
+    return gradwire.optim.OneBitAdam(network().named_parameters(), **{"freeze_step": 3, "method": "topk", **options})
+
+
+WRONG: list[tuple[Attach, dict[str, Any], str]] = [
+    (synchronizer, {"ratio": 2}, "ratio=2 is out of range"),
+    (ddp, {"ratio": 2}, "ratio=2 is out of range"),
+    (periodic, {"every": 0}, "every=0 is out of range"),
+    (periodic, {"fragments": 10**6, "every": 10**7}, "fragments=1000000 is out of range"),
+    (adam, {"freeze_step": 0}, "freeze_step=0 is out of range"),
+    (adam, {"ratio": 2}, "ratio=2 is out of range"),
+]
+
+
+def one_rank_is_wrong(number: int) -> None:
+    """Then all of them are; where all ranks are wrong each of them says so; and all can try again."""
+    attach, options, message = WRONG[number]
+    if dist.get_rank() == 1:
+        with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}"):
+            attach(**options)
+    else:
+        with pytest.raises(ConfigurationError, match=rf"^rank 1 could not attach: ConfigurationError: {message}"):
+            attach()
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}"):
+        attach(**options)
+    attach().close()
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_what_is_wrong_on_one_rank_is_told_to_all(pool: Pool, number: int) -> None:
+    pool.run(3, one_rank_is_wrong, number)
+
+
+def one_rank_does_not_come() -> None:
+    group, others = dist.new_group(timeout=timedelta(seconds=1)), dist.new_group()
+    if dist.get_rank() == 1:
+        dist.barrier(others)
+    with pytest.raises(ConfigurationError, match=r"rank 1 of 2 did not come to attach within .* timeout of 1 s"):
+        synchronizer(process_group=group)
+    if dist.get_rank() == 0:
+        dist.barrier(others)
+    synchronizer(process_group=group).close()
+
+
+def test_a_rank_that_does_not_come_is_named(pool: Pool) -> None:
+    pool.run(2, one_rank_does_not_come)
+
+
+def one_rank_prepares_for_long() -> None:
+    """Longer than the group's timeout."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    usual = handles.rehearse
+
+    def rehearse(*arguments: Any, **options: Any) -> None:
+        time.sleep(2 * dist.get_rank())
+        usual(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handles, "rehearse", rehearse)
+        sync = synchronizer(process_group=group)
+    sync.synchronize()
+    sync.close()
+
+
+def test_a_rank_that_prepares_for_long_is_waited_for(pool: Pool) -> None:
+    pool.run(2, one_rank_prepares_for_long)
+
+
+def models_in_another_order() -> None:
+    models = [network(seed=1), network(seed=2)]
+    order = models if dist.get_rank() == 0 else models[::-1]
+    with pytest.raises(ConfigurationError, match=r"'weight' has other values on rank 1 than on rank 0; .* same order"):
+        gradwire.Synchronizer(order[0].named_parameters(), "topk")
+    wrapped = [DistributedDataParallel(model) for model in models]
+    with pytest.raises(ConfigurationError, match=r"'weight' has other values on rank 1 than on rank 0; .* same order"):
+        gradwire.compress(wrapped[dist.get_rank()], "topk")
+    for model in models:
+        gradwire.Synchronizer(model.named_parameters(), "topk").close()
+
+
+def test_models_in_another_order_are_told_apart(pool: Pool) -> None:
+    pool.run(2, models_in_another_order)

@@ -1,0 +1,233 @@
+"""What cannot be done says so: the value, what is allowed, the remedy. And the model stays usable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
+
+import gradwire
+from gradwire import ConfigurationError
+from gradwire.attach.handle import check_parameters
+from gradwire.memory import EF21, Diana, Momentum, Residual
+from pool import Pool
+
+VALUES = torch.randn(100)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("topkk", {}, "'topkk' is not known; did you mean 'topk'"),
+        ("topk", {"ratio": 0.0}, r"ratio=0.0 is out of range; choose 0 < ratio <= 1"),
+        ("topk", {"ratio": 1.5}, r"ratio=1.5 is out of range"),
+        (
+            "topk",
+            {"rtaio": 0.5},
+            r"'topk' has no option 'rtaio'; did you mean 'ratio'\? its options: ratio, values, indices",
+        ),
+        ("topk", {"ratio": "much"}, "'topk' cannot take ratio='much', of which a type is wrong"),
+        ("topk", {"values": "fp8"}, "value coding 'fp8' is not known; choose 'fp32'"),
+        ("topk", {"indices": "gaps"}, "index coding 'gaps' is not known; choose 'raw'"),
+        ("qsgd", {"bits": 3}, r"bits=3 is not possible; choose 2, 4 or 8"),
+        ("qsgd", {"bucket": 100}, r"bucket=100 is out of range; choose a multiple of 8"),
+        ("qsgd", {"norm": "l1"}, "norm='l1' is not known; choose 'max' or 'l2'"),
+        ("powersgd", {"rank": 0}, "rank=0 is out of range; choose a whole number >= 1"),
+        ("acpsgd", {"rank": 2.5}, "rank=2.5 is out of range"),
+        (
+            "acpsgd",
+            {"granularity": "model"},
+            "acpsgd cannot work at granularity='model' because it factorises one matrix at a time; its own: layer",
+        ),
+        ("topk", {"granularity": "block:0"}, "granularity='block:0' is not known; choose 'layer'"),
+        ("topk", {"route": "allreduce"}, "topk cannot take route='allreduce'; its routes: gather, sharded"),
+        ("topk", {"memory": "much"}, "memory='much' is not known; choose 'none', 'residual'"),
+        (
+            "qsgd",
+            {"bits": 2, "memory": "residual"},
+            "qsgd cannot carry memory=residual: .* grow without end; .*'diana'",
+        ),
+        (
+            "qsgd",
+            {"bits": 4, "norm": "l2", "bucket": 512, "memory": "ef21"},
+            "cannot carry memory=ef21: what it leaves",
+        ),
+        ("terngrad", {"memory": Momentum(memory=Residual())}, r"memory=momentum\(.*residual\): .* grow without end"),
+        ("topk", {"values": "qsgd:2"}, "topk, with values that are written so coarsely, cannot carry memory=residual"),
+        ("topk", {"owner": "qsgd:2"}, "owner='qsgd:2' cannot go with memory=residual: .* such as 'qsgd:8'"),
+        ("atomo", {"memory": "residual"}, "its memories: none, momentum, diana"),
+        ("threshold", {"memory": Momentum(memory=EF21())}, "threshold cannot carry memory=ef21; its memories: none"),
+        ("topk", {"memory": "diana"}, "memory=diana is for unbiased methods; topk is contractive; choose 'ef21'"),
+        ("qsgd", {"memory": Diana(alpha=0.9)}, "alpha=0.9 is too large for a method with an error bound of"),
+        (object(), {}, "is neither a name nor a method"),
+    ],
+)
+def test_unknown_and_out_of_range(method: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        gradwire.roundtrip(VALUES, method, **options)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.ones(3, dtype=torch.complex64), "complex64; give float32"),
+        (torch.ones(3, dtype=torch.int64), "int64; give float32"),
+        (torch.ones(3).to_sparse(), "sparse_coo; give a dense one"),
+        ([1.0, 2.0], "list; give float32"),
+    ],
+)
+def test_tensors_that_cannot_be_compressed(tensor: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        gradwire.roundtrip(tensor, "topk")
+
+
+def test_no_process_group() -> None:
+    with pytest.raises(ConfigurationError, match=r"call torch\.distributed\.init_process_group"):
+        gradwire.Synchronizer(nn.Linear(3, 3).named_parameters(), "topk")
+
+
+def refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+class CountedName(str):
+    """A name that counts how often any is compared with another."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_parameters_are_checked_in_linear_time() -> None:
+    count = 2000
+    check_parameters([(CountedName(number), nn.Parameter(torch.zeros(2))) for number in range(count)])
+    assert CountedName.compared < 10 * count
+
+
+def models_that_are_refused() -> None:
+    net = nn.Linear(40, 40)
+    refused(lambda: gradwire.compress(net, "topk"), "Linear; wrap it in torch.nn.parallel.DistributedData")  # type: ignore[arg-type]
+
+    model = DistributedDataParallel(net)
+    refused(lambda: gradwire.compress(model, "topk", ratio=2), "ratio=2 is out of range")
+    gradwire.compress(model, "topk", ratio=0.1)
+    refused(lambda: gradwire.compress(model, "dense"), "has the communication hook '_on_bucket' already")
+    model(torch.ones(2, 40)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+    model = DistributedDataParallel(net)
+    refused(lambda: gradwire.compress(model, "dense"), "has run a backward pass already")
+    net.zero_grad()
+    for _ in range(2):
+        model(torch.ones(2, 40)).sum().backward()
+    net.zero_grad()
+    refused(lambda: gradwire.compress(model, "dense"), "has run a backward pass already")
+
+    double = DistributedDataParallel(nn.Linear(4, 4).double())
+    refused(lambda: gradwire.compress(double, "dense"), "parameter 'weight' has dtype torch.float64")
+    double(torch.ones(2, 4).double()).sum().backward()
+
+    mixed = DistributedDataParallel(nn.Linear(4, 4), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
+    refused(lambda: gradwire.compress(mixed, "dense"), "mixed_precision occupies the communication hook")
+
+    sparse = DistributedDataParallel(nn.Embedding(9, 4, sparse=True))
+    refused(lambda: gradwire.compress(sparse, "dense"), "sparse=True")
+
+    net = nn.Linear(4, 4)
+    sync = gradwire.Synchronizer(net.named_parameters(), "dense")
+    net.weight.grad = torch.ones(4, 4).to_sparse()
+    refused(sync.synchronize, "gradient of 'weight' has layout torch.sparse_coo")
+    net.weight.grad = torch.ones(4, 4)
+    sync.synchronize()
+
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    refused(lambda: gradwire.Synchronizer(frozen.named_parameters(), "dense"), "no parameters that require gradients")
+    meta = nn.Linear(4, 4, device="meta")
+    refused(lambda: gradwire.Synchronizer(meta.named_parameters(), "dense"), "on the meta device; materialise")
+
+
+def test_models_that_are_refused(pool: Pool) -> None:
+    pool.run(1, models_that_are_refused)
+
+
+def ranks_that_differ() -> None:
+    rank = dist.get_rank()
+    net = nn.Linear(30, 30)
+    ratio = 0.1 if rank < 2 else 0.2
+    refused(
+        lambda: gradwire.Synchronizer(net.named_parameters(), "topk", ratio=ratio),
+        "ranks differ: rank 0 has 'ratio=0.1', rank 2 has 'ratio=0.2'",
+    )
+    method = "topk" if rank == 0 else "dense"
+    refused(lambda: gradwire.compress(DistributedDataParallel(net), method), "rank 0 has 'method=topk', rank 1 has")
+    other = nn.Linear(30, 30 if rank == 0 else 31)
+    refused(
+        lambda: gradwire.Synchronizer(other.named_parameters(), "dense"),
+        r"rank 0 has 'parameter weight with shape \(30, 30\)",
+    )
+    more = nn.Sequential(*[nn.Linear(30, 30, bias=False) for _ in range(1 + rank)])
+    refused(lambda: gradwire.Synchronizer(more.named_parameters(), "dense"), "rank 0 has 'nothing', rank 1 has")
+    sync = gradwire.Synchronizer(net.named_parameters(), "dense")
+    net.weight.grad = torch.full((30, 30), float(rank))
+    sync.synchronize()
+    assert (net.weight.grad == 1).all()
+
+
+def test_ranks_that_differ_all_say_so(pool: Pool) -> None:
+    pool.run(3, ranks_that_differ)
+
+
+def states_that_do_not_fit() -> None:
+    net = nn.Linear(40, 40)
+    sync = gradwire.Synchronizer(net.named_parameters(), "efsignsgd", route="gather")
+    net.weight.grad = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
+    sync.synchronize()
+    state = sync.state_dict()
+    residual = state["tensors"]["residual"]["weight"]
+    assert residual.any()
+
+    def unfit(message: str, **changes: Any) -> None:
+        refused(lambda: sync.load_state_dict({**state, **changes}), message)
+
+    unfit("version 7 is not known", version=7)
+    choices, parameters = state["configuration"], state["parameters"]
+    unfit("saved with method='topk', this handle has method='efsignsgd'", configuration={**choices, "method": "topk"})
+    unfit("saved with more='1', this handle has more=None", configuration={**choices, "more": "1"})
+    unfit("residual of 'alien', which this model does not have", tensors={"residual": {"alien": torch.zeros(3)}})
+    unfit(r"residual of 'weight' has shape \(3,\)", tensors={"residual": {"weight": torch.zeros(3)}})
+    unfit("dtype torch.float64", tensors={"residual": {"weight": residual.double()}})
+    unfit("lacks residual of 'weight'", tensors={})
+    unfit("residual of 'weight' is the float 1.5, not a tensor", tensors={"residual": {"weight": 1.5}})
+    unfit("residual is a list, not tensors", tensors={"residual": [residual]})
+    unfit("kind 'mine'", kinds={"residual": "mine"})
+    unfit("'step' is the str '3', but state_dict\\(\\) gives int there", step="3")
+    unfit("step -1", step=-1)
+    unfit("'tensors' is the int 3", tensors=3)
+    unfit("'weight' with shape \\(9, 9\\)", parameters={**parameters, "weight": {"shape": [9, 9], "dtype": "x"}})
+    unfit("describes parameter 'weight' by the int 3", parameters={**parameters, "weight": 3})
+    half = {**parameters, "weight": {"shape": [40, 40], "dtype": "torch.bfloat16"}}
+    unfit("dtype torch.bfloat16, this handle has it with shape .* and dtype torch.float32", parameters=half)
+    unfit("buckets do not hold each of its parameters once", buckets=[["weight"]])
+    unfit("saved by rank 0 of 3 workers, this is rank 0 of 1; gradwire.redistribute", world_size=3)
+    for key in state:
+        if key != "version":
+            part = {name: value for name, value in state.items() if name != key}
+            refused(lambda part=part: sync.load_state_dict(part), f"has no '{key}'")
+    refused(lambda: sync.load_state_dict([1]), "the state is a list")  # type: ignore[arg-type]
+    unchanged = sync.state_dict()
+    assert unchanged["step"] == 1
+    assert torch.equal(unchanged["tensors"]["residual"]["weight"], residual)
+    sync.load_state_dict(state)
+
+
+def test_states_that_do_not_fit(pool: Pool) -> None:
+    pool.run(1, states_that_do_not_fit)

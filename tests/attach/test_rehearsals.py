@@ -1,0 +1,173 @@
+"""Rehearsals: what they leave to do. They come first, see conftest.py."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib
+import inspect
+import multiprocessing as mp
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+import numba
+import pytest
+import torch
+from numba.core import caching
+from numba.core.dispatcher import Dispatcher
+
+from catalogue import OPTIONS
+from codec_checks import check_compiled_once
+from gradwire import methods
+from gradwire.attach.rehearsal import rehearse
+from gradwire.engine import compiling, rehearsal
+from gradwire.engine.configuration import Configuration
+from gradwire.errors import ConfigurationError
+from gradwire.layout import flat_slots
+from gradwire.local.world import LocalWorld
+
+
+def compiled() -> dict[tuple[str, str], int]:
+    return {
+        (module, name): len(function.signatures)
+        for module in list(sys.modules)
+        if module.startswith("gradwire.kernels.cpu")
+        for name, function in vars(sys.modules[module]).items()
+        if isinstance(function, Dispatcher)
+    }
+
+
+def nothing_is_compiled_after_a_rehearsal(names: list[str]) -> None:
+    slots = flat_slots([("conv", (64, 32, 3, 3)), ("matrix", (129, 65)), ("bias", (129,))])
+    for name in names:
+        for options in [{}, *OPTIONS.get(name, [])]:
+            for route in methods.get(name).routes:
+                configuration = Configuration.make(name, options, route=route)
+                rehearse(configuration)
+                before = compiled()
+                world = LocalWorld(configuration, slots, 3)
+                for _ in range(4):
+                    world.average([torch.randn(slots[-1].stop) for _ in range(3)])
+                assert compiled() == before, (configuration, set(compiled().items()) - set(before.items()))
+    check_compiled_once(*(module.rpartition(".")[2] for module, _ in compiled()))
+
+
+def test_a_rehearsal_leaves_nothing_to_compile_in_a_training_step() -> None:
+    """In two processes at once: methods that choose coordinates have few kernels in common with others."""
+    choosing = [name for name in methods.names() if methods.get(name)().selects]
+    others = [name for name in methods.names() if name not in choosing]
+    with ProcessPoolExecutor(2, mp.get_context("spawn"), torch.set_num_threads, (1,)) as processes:
+        list(processes.map(nothing_is_compiled_after_a_rehearsal, [choosing, others]))
+
+
+def test_kernels_can_be_compiled_where_those_they_call_were_loaded() -> None:
+    """Numba cannot compile a caller of a generator that it has loaded from the disk: a second method would fail."""
+    importlib.import_module("gradwire.kernels.cpu")
+    functions = [vars(sys.modules[module])[name] for module, name in compiled()]
+    assert functions
+    assert [function for function in functions if inspect.isgeneratorfunction(function.py_func)] == []
+
+
+def test_what_was_rehearsed_is_not_rehearsed_again() -> None:
+    """In the same process, and with all choices the same."""
+    with (
+        mock.patch.object(rehearsal, "LocalWorld", wraps=LocalWorld) as worlds,
+        mock.patch.object(rehearsal, "_rehearsed", set()),
+    ):
+        for expected, ratio in ((1, 0.25), (1, 0.25), (2, 0.5), (2, 0.25)):
+            rehearse(Configuration.make("topk", {"ratio": ratio}))
+            assert worlds.call_count == expected
+        rehearse(Configuration.make("topk", {"ratio": 0.25}, memory="none"))
+        assert worlds.call_count == 3
+
+
+def test_a_long_rehearsal_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    for patience, aloud, lines in ((0.0, True, 1), (0.0, False, 0), (60.0, True, 0)):
+        caplog.clear()
+        with mock.patch.object(rehearsal, "PATIENCE", patience), mock.patch.object(rehearsal, "_rehearsed", set()):
+            rehearse(Configuration.make("topk", {"ratio": 0.25}), aloud=aloud)
+        assert len(caplog.messages) == lines
+        assert all("topk" in line and "compiles" in line for line in caplog.messages)
+
+
+def own_kernel(folder: Path) -> Dispatcher:
+    """A function for a rehearsal to compile, with a cache of its own."""
+
+    def one_more(number: int) -> int:
+        return number + 1
+
+    one_more.__module__ = "gradwire.kernels.cpu.of_this_test"
+    with mock.patch.object(numba.config, "CACHE_DIR", str(folder)):
+        return numba.njit(cache=True)(one_more)
+
+
+def test_one_process_compiles_and_others_wait_for_it(tmp_path: Path) -> None:
+    """Whoever holds the lock is as good as another process."""
+    kernel = own_kernel(tmp_path)
+    lock = Path(kernel._cache.cache_path) / compiling.LOCK
+    other = lock.open("a")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(compiling.CompiledElsewhereError), compiling.compiling_alone():
+        kernel(1)
+    assert kernel.signatures == []
+    released = []
+
+    def release() -> None:
+        released.append(True)
+        other.close()
+
+    def compile_and_look(configuration: Configuration) -> None:
+        kernel(1)
+        with lock.open("a") as third, pytest.raises(BlockingIOError):
+            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    threading.Timer(0.5, release).start()
+    with (
+        mock.patch.object(rehearsal, "_rehearsed", set()),
+        mock.patch.object(rehearsal, "_run", compile_and_look),
+    ):
+        rehearse(Configuration.make("topk", {"ratio": 0.25}))
+    assert released
+    assert kernel(1) == 2
+    again = lock.open("a")
+    fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with compiling.compiling_alone():
+        kernel(2)  # needs no lock
+    again.close()
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    kernel = own_kernel(tmp_path)
+
+    def compile_it(configuration: Configuration) -> None:
+        kernel(1)
+
+    with (
+        mock.patch.object(rehearsal, "_rehearsed", set()),
+        mock.patch.object(rehearsal, "_run", compile_it),
+        mock.patch.object(caching.IndexDataCacheFile, "save", side_effect=OSError(errno.ENOSPC, "No space left")),
+        pytest.raises(ConfigurationError, match=r"No space left; make room there, or set NUMBA_CACHE_DIR"),
+    ):
+        rehearse(Configuration.make("topk", {"ratio": 0.25}))
+
+
+def test_compilation_that_is_disabled_is_named() -> None:
+    importlib.import_module("gradwire.kernels.cpu")
+    with (
+        mock.patch.object(numba.config, "DISABLE_JIT", 1),
+        pytest.raises(ConfigurationError, match=r"NUMBA_DISABLE_JIT is set, .* unset it"),
+    ):
+        sys.modules["gradwire.kernels.cpu._compiled"].compiled(lambda: 0)
+
+
+def test_kernels_that_can_be_kept_nowhere_say_what_to_set() -> None:
+    importlib.import_module("gradwire.kernels.cpu")
+    decorate = sys.modules["gradwire.kernels.cpu._compiled"].compiled
+    with (
+        mock.patch.object(caching.CompileResultCacheImpl, "_locator_classes", []),
+        pytest.raises(ConfigurationError, match=r"beside .*test_rehearsals\.py .* set NUMBA_CACHE_DIR"),
+    ):
+        decorate(lambda: 0)

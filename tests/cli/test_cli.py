@@ -1,0 +1,210 @@
+"""The command line, as a user runs it."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gradwire import cli, methods
+from gradwire.methods.families import FAMILIES
+from gradwire_bench import catalogue, handbook
+
+GRADWIRE = [sys.executable, "-c", "import sys; from gradwire.cli import main; sys.exit(main())"]
+
+
+def run(*arguments, monkeypatch, capsys):
+    """Runs a command in this process: exit code, standard output, standard error."""
+    monkeypatch.setattr(sys, "argv", ["gradwire", *arguments])
+    code = cli.main()
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ([], "doctor"),
+        (["bench"], "kernels"),
+        (["methods"], "gradwire methods --json methods.json"),
+        (["analyze"], "gradwire analyze topk:ratio=0.01 --owner qsgd:8"),
+        (["bench", "sync"], "gradwire bench sync --link 1gbit"),
+        (["bench", "train"], "gradwire bench train topk:ratio=0.001 acpsgd:rank=2"),
+        (["bench", "periodic"], "gradwire bench periodic overhead"),
+        (["bench", "kernels"], "gradwire bench kernels"),
+        (["doctor"], "gradwire doctor"),
+    ],
+)
+def test_help_has_examples(command, said, monkeypatch, capsys):
+    code, out, _ = run(*command, "--help", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert said in " ".join(out.split())
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_methods_has_a_line_for_each_method(width, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    path = tmp_path / "methods.json"
+    code, out, _ = run("methods", "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    lines = out.partition("gradwire methods NAME")[0].splitlines()
+    assert [line.split()[0] for line in lines[1:] if line.startswith("  ")] == [
+        name for family in FAMILIES.values() for name in family
+    ]
+    assert all(len(line) <= width for line in lines)
+    document = json.loads(path.read_text())
+    assert document["schema"] == "gradwire.methods/1"
+    listed = {entry["name"]: entry for entry in document["methods"]}
+    assert listed["acpsgd"]["options"] == {"rank": 4}
+    assert all(entry["summary"] and entry["citation"] and entry["bits"] > 0 for entry in listed.values())
+    assert document["measured"] == []
+
+
+def test_every_method_has_a_family_the_one_of_the_readme():
+    assert sorted(name for family in FAMILIES.values() for name in family) == sorted(methods.names())
+    table = (Path(__file__).parents[2] / "README.md").read_text().partition("| family | methods |")[2]
+    for family, names in FAMILIES.items():
+        row = table.partition(f"| {family} |")[2].partition("\n")[0]
+        assert re.findall("`(.*?)`", row) == list(names)
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_every_option_of_a_method_is_told_with_its_default(name):
+    (entry,) = catalogue.entries([name])
+    assert set(entry.option_texts) == set(entry.options)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(handbook.description(entry))
+    told = " ".join(console.export_text().split())
+    for option, default in entry.options.items():
+        assert f"{option}={default!r} " in told
+    assert entry.bias in told
+    assert all(route in told for route in entry.routes)
+
+
+def test_methods_writes_the_page_of_the_documentation(tmp_path, monkeypatch, capsys):
+    results = tmp_path / "train.json"
+    rows = [{"method": "ddp", "accuracy": 0.8}, {"method": "topk:ratio=0.01", "accuracy": 0.79}]
+    results.write_text(json.dumps({"rows": rows}))
+    arguments = ("methods", "topk", "qsgd", "--numel", "10000", "--docs", str(tmp_path), "--accuracy", str(results))
+    code, out, _ = run(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "enc GB/s" in out
+    page = (tmp_path / "methods.md").read_text()
+    assert "| `qsgd` |" in page
+    assert "-1.0 (ratio=0.01) |" in page
+    assert (tmp_path / "images" / "methods_size_error.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_analyze_prints_both_bounds(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "analysis.json"
+    arguments = ("topk:ratio=0.01", "--owner=qsgd:8", "--steps=2", "--draws=2", "--dataset=digits")
+    code, out, _ = run("analyze", *arguments, "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "layer-wise" in out
+    assert "entire model" in out
+    (analysis,) = json.loads(path.read_text())["analyses"].values()
+    assert analysis["layer_wise_bound"] <= analysis["entire_model_bound"]
+
+
+def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GRADWIRE_CACHE", str(tmp_path))
+    path = tmp_path / "doctor.json"
+    code, out, _ = run("doctor", "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    findings = {finding["subject"]: finding for finding in json.loads(path.read_text())["findings"]}
+    assert findings["torch"]["state"] == "ok"
+    assert {"backends", "threads", "shaped network", "kernel cache", "Fashion-MNIST"} < set(findings)
+    assert all(finding["remedy"] for finding in findings.values() if finding["state"] != "ok")
+    assert "gloo" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bench", "sync", "--link", "fast"], "'fast'"),
+        (["bench", "sync", "--shapes", "resnet51"], "resnet50"),
+        (["bench", "sync", "--method", "topkk"], "topk"),
+        (["bench", "sync", "--link", "1gbits"], "did you mean '1gbit'"),
+        (["analyze", "topkk"], "did you mean 'topk'"),
+        (["analyze", "topk:ration=0.1"], "did you mean 'ratio'"),
+        (["analyze", "topk:memroy=none"], "did you mean 'memory'"),
+        (["analyze", "topk:ratio=abc"], "ratio='abc'"),
+        (["methods", "--measure", "--numel", "99999999999"], "--numel"),
+        (["bench", "kernels", "--numel", "99999999999"], "--numel"),
+        (["analize"], 'Did you mean "analyze"'),
+        (["topk"], "gradwire methods topk"),
+        (["doctor", "me"], "'me'"),
+        (["methods", "--json", "/dev/null/all.json"], "/dev/null/all.json"),
+        (["bench", "sync", "--method", "qsgd:bits=99"], "99"),
+        (["bench", "sync", "--steps", "0"], "--steps"),
+        (["methods", "topkk", "--numel", "0"], "topk"),
+        (["analyze", "--method", "topk:ratio=2"], "ratio=2"),
+        (["methods", "--numel", "0", "--accuracy", "nowhere.json"], "nowhere.json"),
+        (["bench", "train", "--dataset", "imagenet"], "--dataset"),
+        (["bench", "periodic", "--section", "speed"], "--section"),
+        (["bench", "periodic", "--link", "fast"], "'fast'"),
+        (["bench", "periodic", "--learning-rate", "0"], "learning-rate"),
+        (["bench", "trian"], "trian"),
+        (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
+    ],
+)
+def test_bad_options_are_one_clear_line_and_exit_code_2(arguments, said, monkeypatch, capsys):
+    code, _, err = run(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == cli.USAGE_ERROR
+    assert err.startswith("error: ")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_interrupt_ends_the_workers_and_exits_130(tmp_path):
+    out = tmp_path / "results"
+    process = subprocess.Popen(
+        [
+            *GRADWIRE,
+            "bench",
+            "train",
+            "--workers=2",
+            "--link=none",
+            "--dataset=digits",
+            "--steps=100000",
+            f"--out={out}",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        # A shell that starts tests in the background has them ignore the signal, and so would their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while len(workers := _workers_in(tmp_path)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(workers) == 2
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == cli.INTERRUPTED
+    assert err.strip().endswith("interrupted")
+    assert not _workers_in(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _workers_in(folder):
+    """Worker processes whose working directory is ``folder``."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+            if b"gradwire_bench.train_worker" in command and (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found

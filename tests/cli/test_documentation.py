@@ -1,0 +1,123 @@
+"""What is written about the public face is so: examples run, and every value that is accepted is named."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire import cli, memory, methods
+from gradwire.layout import Granularity
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    """A group of one worker."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def examples() -> list[doctest.DocTest]:
+    """All docstrings with examples."""
+    found: dict[tuple[str | None, int | None], doctest.DocTest] = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        if ">>> " in path.read_text():
+            name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+            for each in doctest.DocTestFinder().find(importlib.import_module(name)):
+                if each.examples:
+                    found[each.filename, each.lineno] = each
+    return list(found.values())
+
+
+def namespace() -> dict[str, Any]:
+    """What examples take for granted: a net, a model around it, a handle, and a step that has been taken."""
+    torch.manual_seed(0)
+    net, inputs = nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 30)), torch.randn(8, 40)
+    trained = gradwire.Synchronizer(net.named_parameters(), "topk")
+    net(inputs).square().sum().backward()
+    trained.synchronize()
+    net.zero_grad()
+    state = trained.state_dict()
+    for rank in range(4):
+        torch.save({**state, "rank": rank, "world_size": 4}, f"rank{rank}.pt")
+    names: dict[str, Any] = {"DistributedDataParallel": DistributedDataParallel, "dcp": dcp, "gradwire": gradwire}
+    names |= {"torch": torch, "net": net, "inputs": inputs, "handle": trained, "rank": 0, "path": "checkpoint"}
+    names |= {"model": DistributedDataParallel(net), "optimizer": torch.optim.SGD(net.parameters(), lr=0.1)}
+    return names | {"loss": net(inputs).square().sum()}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("example", examples(), ids=lambda each: each.name)
+def test_examples_of_docstrings_run(example: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example.globs = {**example.globs, **namespace()}
+    failed, attempted = doctest.DocTestRunner().run(example, clear_globs=False)
+    for each in example.globs.values():
+        if isinstance(each, gradwire.Handle):
+            each.close()
+    assert attempted == len(example.examples)
+    assert not failed
+    assert not any(doctest.SKIP in each.options for each in example.examples), "examples are to be run"
+
+
+def test_the_public_face_has_examples() -> None:
+    shown = {example.name.rpartition(".")[2] for example in examples()}
+    assert shown >= {"compress", "Synchronizer", "periodic", "PerRank", "SecondMoments", "redistribute", "analyze"}
+    assert shown >= {"gradwire", "OneBitAdam", "ZeroOneAdam", "roundtrip"}
+
+
+def argument(name: str) -> str:
+    """What :func:`gradwire.compress` says of one of its arguments."""
+    found = re.search(rf"^    {name}: (.*(?:\n {{8}}.*)*)", inspect.getdoc(gradwire.compress) or "", re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def test_every_memory_route_and_granularity_is_told() -> None:
+    told = set(re.findall('``"(.*?)"``', argument("memory")))
+    assert told == set(memory.NAMES)
+    told = set(re.findall('``"(.*?)"``', argument("route")))
+    assert told == {route for name in methods.names() for route in methods.get(name).routes}
+    told = set(re.findall('``"(.*?)"``', argument("granularity")))
+    assert {str(Granularity.parse(each.replace(":N", ":8"))).partition(":")[0] for each in told} == {
+        scope for name in methods.names() for scope in methods.get(name).granularities
+    }
+
+
+@pytest.mark.parametrize("attach", [gradwire.Synchronizer, gradwire.periodic])
+def test_other_ways_in_refer_to_compress(attach: object) -> None:
+    told = inspect.getdoc(attach) or ""
+    assert "granularity: As in :func:`gradwire.compress`" in told
+    for name in ("route", "memory", "owner"):
+        assert f"{name}: See there" in told
+
+
+def commands() -> list[str]:
+    """All examples of the command line: in its help, in the README and in the documents."""
+    texts = [path.read_text() for path in (ROOT / "src" / "gradwire" / "cli").glob("*.py")]
+    texts += [path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
+    lines = {line.partition("#")[0].strip() for text in texts for line in re.findall("^ *(gradwire .*)$", text, re.M)}
+    return sorted(line for line in lines if re.match("gradwire (methods|analyze|bench|doctor)", line))
+
+
+@pytest.mark.parametrize("command", commands())
+def test_examples_of_the_command_line_are_understood(command: str) -> None:
+    """They are parsed and not run."""
+    called, bound, _ = cli.app.parse_args(command.split()[1:], exit_on_error=False, print_error=False)
+    assert callable(called)
+    assert bound.signature

@@ -1,0 +1,78 @@
+"""The method that the README adds works as it says."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from pool import Pool
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def own_method() -> str:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if "methods.register" in block]
+    return str(example)
+
+
+@pytest.fixture
+def catalogue() -> Any:
+    """Takes what a test registers out again."""
+    from gradwire.methods import registry
+
+    before = dict(registry._CATALOGUE)
+    yield registry
+    registry._CATALOGUE.clear()
+    registry._CATALOGUE.update(before)
+
+
+def run(source: str) -> None:
+    """As a user's own file would."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "own_method.py"
+        path.write_text(source)
+        runpy.run_path(str(path))
+
+
+def test_it_is_under_thirty_lines() -> None:
+    assert len(own_method().splitlines()) < 30
+
+
+def test_it_round_trips(catalogue: Any) -> None:
+    run(own_method())
+    low_rank = torch.outer(torch.arange(40.0), torch.arange(50.0)) / 100
+    back = gradwire.roundtrip(low_rank, "my-powersgd", rank=2)
+    torch.testing.assert_close(back.decoded, low_rank, rtol=1e-4, atol=1e-3)
+    assert back.wire_bytes == 4 * 2 * (40 + 50)
+
+
+def train_with(source: str) -> tuple[bytes, list[str]]:
+    run(source)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(60, 80), nn.Linear(80, 10)))
+    handle = gradwire.compress(model, "my-powersgd", rank=2, dense=gradwire.DensePolicy(below=100))
+    for step in range(5):
+        inputs = torch.randn(8, 60, generator=torch.Generator().manual_seed(10 * dist.get_rank() + step))
+        model.zero_grad()
+        model(inputs).square().sum().backward()
+    gradients = [parameter.grad.view(-1) for parameter in model.parameters() if parameter.grad is not None]
+    fields = sorted(handle.state_dict()["tensors"])
+    handle.close()
+    return torch.cat(gradients).numpy().tobytes(), fields
+
+
+def test_it_trains(pool: Pool) -> None:
+    (first, fields), *others = pool.run(3, train_with, own_method())
+    assert all(other == (first, fields) for other in others)
+    assert fields == ["q", "residual"]

@@ -1,0 +1,197 @@
+"""What each method says of itself, held against what it does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import gradwire
+from catalogue import OPTIONS
+from gradwire import memory as memories
+from gradwire import methods
+from gradwire.codecs.codec import Codec
+from gradwire.codecs.quantize import BUCKET, Quantiser
+from gradwire.codecs.transform import Atoms
+from gradwire.engine import Configuration, DensePolicy
+from gradwire.kernels import codes
+from gradwire.layout import Block, Granularity, flat_slots
+from gradwire.local.world import LocalWorld
+from gradwire.memory import Residual, Store
+from gradwire_bench.catalogue import declared_bits
+
+SIDE = 64
+VALUES = SIDE * SIDE
+
+CASES = [(name, options) for name in methods.names() for options in [{}, *OPTIONS.get(name, [])]]
+
+
+def vectors() -> list[torch.Tensor]:
+    """Gaussian, heavy-tailed, nearly sparse, and with one huge outlier."""
+    generator = torch.Generator().manual_seed(3)
+    gaussian = torch.randn(SIDE, SIDE, generator=generator)
+    outlier = gaussian.clone()
+    outlier[0, 0] = 1e4
+    return [gaussian, gaussian**3, torch.where(gaussian.abs() > 2, gaussian, gaussian * 1e-4), outlier]
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_every_method_declares_what_it_is(name: str) -> None:
+    kind = methods.get(name)
+    assert kind.citation
+    assert kind.wire_bits
+    assert kind.bias in ("exact", "unbiased", "contractive", "biased")
+    assert set(kind.granularities) == {"layer", "bucket", "model", "block"} or kind.why_granularity
+    within = {type(each) for each in memories.parse(kind.memory).within if each != memories.NoMemory()}
+    assert within <= {type(memories.parse(name)) for name in kind.memories}
+    assert (kind.__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_size_on_the_wire_is_as_declared(name: str) -> None:
+    """There and back: at most the formula, but for rounding up to bytes and words, and not under nine tenths of it."""
+    kind = methods.get(name)
+    bits = 8 * gradwire.roundtrip(vectors()[0], name, route=kind.routes[0]).wire_bytes
+    formula = declared_bits(kind(), SIDE, SIDE)
+    assert 0.9 * formula <= bits <= formula + 160, (bits, formula)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_error_is_within_its_bound(name: str, options: dict[str, Any]) -> None:
+    """The mean over 32 draws, with 5 standard errors of it allowed; for one draw where nothing is drawn."""
+    method = methods.get(name)(**options)
+    bound = method.error_bound(VALUES)
+    for vector in vectors():
+        errors = torch.stack([relative_error(vector, method, step) for step in range(32)])
+        allowance = 5 * errors.std() / math.sqrt(len(errors))
+        assert errors.mean() <= bound * (1 + 1e-4) + allowance + 1e-9, (errors.mean(), bound)
+
+
+def relative_error(vector: torch.Tensor, method: methods.Method, step: int) -> torch.Tensor:
+    """There and back on the usual route, of one worker alone."""
+    decoded = gradwire.roundtrip(vector, method, route=method.routes[0], memory="none", step=step).decoded
+    return square_of(decoded.double() - vector.double()) / square_of(vector)
+
+
+def square_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double().square().sum().float()
+
+
+def errors_of_many(vector: torch.Tensor, method: methods.Method, workers: int, route: str, steps: int) -> torch.Tensor:
+    """Relative errors of some steps when all workers have the same gradient, and randomness of their own."""
+    everything = DensePolicy(below=0, vectors=False)
+    configuration = Configuration.make(method, {}, route=route, memory="none", dense=everything)
+    world = LocalWorld(configuration, flat_slots([("matrix", (SIDE, SIDE))]), workers)
+    found = []
+    for _ in range(steps):
+        gradients = [vector.flatten().clone() for _ in range(workers)]
+        world.average(gradients)
+        found.append(square_of(gradients[0].double() - vector.flatten()) / square_of(vector))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, options) for name, options in CASES if methods.get(name).routes[0] == "sharded"],
+    ids=str,
+)
+def test_error_of_many_workers_is_within_its_bound(name: str, options: dict[str, Any]) -> None:
+    """Where owners compress averages again; the mean over 16 draws, with 5 standard errors of it allowed."""
+    method = methods.get(name)(**options)
+    bound = method.error_bound(VALUES)
+    for vector in vectors():
+        errors = errors_of_many(vector, method, 4, "sharded", 16)
+        allowance = 5 * errors.std() / math.sqrt(len(errors))
+        assert errors.mean() <= bound * (1 + 1e-4) + allowance + 1e-9, (errors.mean(), bound)
+
+
+@pytest.mark.parametrize("name", ["natural", "qsgd", "terngrad"])
+def test_noise_falls_with_the_number_of_workers(name: str) -> None:
+    """The way back adds at most half of what n workers' own draws leave, 1 / n of one worker's.
+
+    Each is the mean over 8 draws of 4096 values, so within 10 % of what it is expected to be.
+    """
+    method, vector = methods.get(name)(), vectors()[0]
+    alone = errors_of_many(vector, method, 1, "gather", 8).mean()
+    for workers in (2, 4, 8, 16):
+        error = errors_of_many(vector, method, workers, method.routes[0], 8).mean()
+        assert error <= 1.6 * alone / workers, (workers, error, alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [(name, options) for name, options in CASES if methods.get(name).bias == "unbiased"], ids=str
+)
+def test_what_is_called_unbiased_is(name: str, options: dict[str, Any]) -> None:
+    """Against the standard error of the mean of 400 draws, pooled over the elements.
+
+    The error along the vector itself is within 5 standard errors (chance of a false alarm below 1e-6). The squared
+    error of the mean is within 25 % of the variance of the mean: a bias would add 400 times its square.
+    """
+    vector = vectors()[0]
+    draws = torch.stack(
+        [gradwire.roundtrip(vector, name, memory="none", step=step, **options).decoded for step in range(400)]
+    ).double()
+    error = draws.mean(0) - vector
+    variance = draws.var(0) / 400
+    assert (error * vector).sum().abs() <= 5 * (variance * vector.square()).sum().sqrt()
+    assert 0.75 <= error.square().sum() / variance.sum() <= 1.25
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, options) for name, options in CASES if methods.get(name).bias == "contractive"],
+    ids=str,
+)
+def test_what_is_called_contractive_is(name: str, options: dict[str, Any]) -> None:
+    if methods.get(name)(**options).error_bound(VALUES) == math.inf:
+        pytest.skip("with these values it has no bound")
+    for vector in vectors():
+        assert relative_error(vector, methods.get(name)(**options), 0) <= 1 + 1e-6
+
+
+def hard_vectors() -> list[torch.Tensor]:
+    """Also a constant with some large values, which leave it far below half a level."""
+    constant = torch.full((SIDE, SIDE), 1e-3)
+    constant.view(-1)[::500] = 1
+    return [*vectors(), constant]
+
+
+def remembered(codec: Codec, vector: torch.Tensor, steps: int) -> torch.Tensor:
+    """The residual after each of some steps in which the same vector came: ``float32[steps, VALUES]``."""
+    block = Block.cut(flat_slots([("tensor", (SIDE, SIDE))]), Granularity("layer"))
+    feedback = Residual().feedback(Store(torch.device("cpu")), "residual", block.slots, VALUES)
+    payload = torch.empty(codec.payload_bytes(block), dtype=torch.uint8)
+    found = []
+    for step in range(steps):
+        codec.encode(block, vector.flatten(), feedback, payload, step)
+        found.append(feedback.buffer(vector).clone())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("vector", hard_vectors(), ids=["gaussian", "heavy", "sparse", "outlier", "constant"])
+def test_a_remainder_that_shrinks_stays_bounded(vector: torch.Tensor) -> None:
+    """By ``f / (1 - f)`` of the largest value where a step leaves at most a share f, or of the norm on average."""
+    for codec, share in (
+        (Quantiser(codes.QSGD(4), BUCKET), 1 / 7),
+        (Quantiser(codes.QSGD(8), BUCKET), 1 / 127),
+        (Quantiser(codes.QSGD(2, nearest=True), BUCKET), 1 / 2),
+        (Quantiser(codes.QSGD(4, nearest=True), BUCKET), 1 / 14),
+    ):
+        assert codec.remainder == "shrinks"
+        assert remembered(codec, vector, 100).abs().max() <= share / (1 - share) * vector.abs().max() * (1 + 1e-4)
+    for code, size in ((codes.QSGD(8, True), BUCKET), (codes.QSGD(4, True), 128)):
+        codec = Quantiser(code, size)
+        assert codec.remainder == "shrinks"
+        share = math.sqrt(code.error_bound(size))
+        norms = torch.linalg.vector_norm(remembered(codec, vector, 100), dim=1)
+        assert norms.square().mean().sqrt() <= share / (1 - share) * vector.norm()
+
+
+def test_a_remainder_that_does_not_shrink_piles_up() -> None:
+    """To many times the vector, on some vector."""
+    coarse = Quantiser(codes.QSGD(2), BUCKET)
+    for codec in (coarse, Quantiser(codes.TernGrad()), Quantiser(codes.QSGD(4, True)), Atoms(2)):
+        assert codec.remainder != "shrinks"
+        assert max(float(remembered(codec, vector, 200)[-1].norm() / vector.norm()) for vector in hard_vectors()) > 5

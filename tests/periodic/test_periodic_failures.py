@@ -1,0 +1,149 @@
+"""Periodic averaging when something goes wrong: values that are not finite, workers that are missing or out of step."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradwire
+from gradwire import GradwireError
+from gradwire.periodic import fragments
+from local_training import flat, network, same_everywhere, sgd, train
+from pool import Pool
+
+
+def nobody_takes_what_is_not_finite(method: str, options: dict[str, Any], stretch: int, layer: int) -> None:
+    usual, fragments.STRETCH_ELEMENTS = fragments.STRETCH_ELEMENTS, stretch
+    try:
+        what_is_not_finite_is_dropped(method, options, layer)
+    finally:
+        fragments.STRETCH_ELEMENTS = usual
+
+
+def what_is_not_finite_is_dropped(method: str, options: dict[str, Any], bad: int) -> None:
+    net = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.Linear(64, 30))
+    torch.manual_seed(2)
+    for layer in net:
+        layer.reset_parameters()  # type: ignore[operator]
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    handle = gradwire.periodic(
+        optimizer, every=2, method=method, parameters=net.named_parameters(), buffers=net, **options
+    )
+    train(net, optimizer, range(4))
+    weights, statistics = flat(net), net[1].running_mean.clone()
+    tensors = handle.state_dict()["tensors"]
+    train(net, optimizer, range(4, 5))
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            net[bad].weight[3, 3] = float("nan")
+            optimizer.state[net[bad].weight]["exp_avg"][3, 3] = float("inf")
+    optimizer.step()
+    assert torch.equal(flat(net), weights)
+    assert torch.equal(net[1].running_mean, statistics)
+    assert (handle.dropped, handle.syncs) == (1, 2)
+    after = handle.state_dict()["tensors"]
+    assert {field: set(kept) for field, kept in after.items()} == {field: set(kept) for field, kept in tensors.items()}
+    assert all(torch.equal(kept, after[field][name]) for field, each in tensors.items() for name, kept in each.items())
+    train(net, optimizer, range(6, 8))
+    assert (handle.dropped, handle.syncs) == (1, 3)
+    assert same_everywhere(flat(net))
+    assert flat(net).isfinite().all()
+    handle.close()
+
+
+def a_worker_that_does_not_come() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    net = network()
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=2, process_group=group)
+    if dist.get_rank() == 0:
+        with pytest.raises(Exception, match=r"(?i)time|connection|closed"):
+            train(net, optimizer, range(2))
+        with pytest.raises(GradwireError, match="an earlier step failed"):
+            train(net, optimizer, range(4))
+    dist.barrier()
+    handle.close()
+
+
+def an_average_that_fails_half_way() -> None:
+    """Leaves the model where local steps took it, whatever of the average had landed."""
+    net = nn.Sequential(nn.Linear(20, 64), nn.Linear(64, 30))
+    torch.manual_seed(2)
+    for layer in net:
+        layer.reset_parameters()  # type: ignore[operator]
+    optimizer = sgd(net)
+    local = []
+    optimizer.register_step_post_hook(lambda *_: local.append(flat(net)))
+    group = dist.new_group()
+    landed, usual = [], fragments.Stretch.land
+
+    def land(stretch: fragments.Stretch) -> None:
+        landed.append(stretch)
+        if len(landed) == 3:
+            raise RuntimeError("the third does not land")
+        usual(stretch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fragments, "STRETCH_ELEMENTS", 1)
+        handle = gradwire.periodic(optimizer, every=2, method="qsgd", process_group=group)
+        train(net, optimizer, range(4))
+        last = flat(net)
+        patch.setattr(fragments.Stretch, "land", land)
+        with pytest.raises(RuntimeError, match="the third does not land"):
+            train(net, optimizer, range(4, 6))
+    assert len(landed) == 3
+    assert torch.equal(flat(net), local[-1])
+    assert torch.equal(handle._fragments[0].anchor, last)
+    handle.close()
+    again = gradwire.periodic(optimizer, every=2, method="qsgd", broadcast=True)
+    train(net, optimizer, range(6, 8))
+    assert again.syncs == 1
+    assert same_everywhere(flat(net))
+    again.close()
+
+
+def periods_that_differ() -> None:
+    """What a function gives for later periods is known only then, and so is a step that a rank has left out."""
+    rank = dist.get_rank()
+    net = network()
+    handle = gradwire.periodic(sgd(net), every=lambda period: 2 + period * rank)
+    train(net, handle._optimizer, range(3))
+    with pytest.raises(GradwireError, match="different local steps: 4, 5, rank by rank"):
+        train(net, handle._optimizer, range(3, 5))
+    dist.barrier()
+    handle.close()
+
+
+def test_periods_that_differ(pool: Pool) -> None:
+    pool.run(2, periods_that_differ)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("dense", {}),
+        ("topk", {"ratio": 0.1}),
+        ("efsignsgd", {"moments": "average"}),
+        ("powersgd", {"rank": 2, "fragments": 1}),
+        ("threshold", {"threshold": 0.001}),
+        ("ef21", {"ratio": 0.1}),
+    ],
+)
+@pytest.mark.parametrize(("stretch", "layer"), [(1 << 20, 0), (500, 0), (500, 2)])
+def test_nobody_takes_what_is_not_finite(
+    pool: Pool, method: str, options: dict[str, Any], stretch: int, layer: int
+) -> None:
+    pool.run(2, nobody_takes_what_is_not_finite, method, options, stretch, layer)
+
+
+def test_an_average_that_fails_half_way(pool: Pool) -> None:
+    pool.run(2, an_average_that_fails_half_way)
+
+
+def test_a_worker_that_does_not_come(pool: Pool) -> None:
+    pool.run(2, a_worker_that_does_not_come)
