@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.engine import handle as handles
+from gradwire.attach import handle as handles
 from gradwire.errors import ConfigurationError
 from pool import Pool
 

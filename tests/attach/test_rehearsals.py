@@ -22,8 +22,8 @@ from numba.core.dispatcher import Dispatcher
 from catalogue import OPTIONS
 from codec_checks import check_compiled_once
 from gradwire import methods
+from gradwire.attach import compiling, rehearsal
 from gradwire.attach.rehearsal import rehearse
-from gradwire.engine import compiling, rehearsal
 from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire import memory
-from gradwire.engine import Configuration, DensePolicy, synchronizer
+from gradwire.attach import synchronizer
+from gradwire.engine import Configuration, DensePolicy
 from gradwire.kernels import cpu, reference
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.local.world import LocalWorld
