@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gradwire.engine import Audit, DensePolicy, Deviation, Stats
     from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
     from gradwire.local import Analysis, Roundtrip, analyze, roundtrip
-    from gradwire.periodic import Periodic, periodic
+    from gradwire.local_sgd import Periodic, periodic
     from gradwire.state import PerRank, redistribute
 
 __version__ = "0.1.0"
@@ -33,7 +33,7 @@ _HOMES = {
     "LabError": "gradwire.errors",
     "PayloadError": "gradwire.errors",
     "PerRank": "gradwire.state",
-    "Periodic": "gradwire.periodic",
+    "Periodic": "gradwire.local_sgd",
     "Roundtrip": "gradwire.local",
     "SecondMoments": "gradwire.attach",
     "Stats": "gradwire.engine",
@@ -42,7 +42,7 @@ _HOMES = {
     "analyze": "gradwire.local",
     "compress": "gradwire.attach",
     "redistribute": "gradwire.state",
-    "periodic": "gradwire.periodic",
+    "periodic": "gradwire.local_sgd",
     "roundtrip": "gradwire.local",
 }
 _ROOMS = ("codecs", "lab", "memory", "methods", "optim", "wire")

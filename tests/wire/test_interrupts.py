@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.attach import synchronizer
 from gradwire.errors import GradwireError
-from gradwire.periodic import fragments
+from gradwire.local_sgd import fragments
 from gradwire.wire import Wire
 from pool import Pool
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,20 +77,17 @@ class _Buckets:
         staged = buffer if buffer.dtype == torch.float32 else torch.empty_like(buffer, dtype=torch.float32)
         turned = permuted(staged, parameters)
 
-        def begin() -> list[Synchronization]:
+        def fill() -> None:
             if staged is not buffer:
                 staged.copy_(buffer)
             by_rows(turned, engine.store)
-            synchronizations = engine.synchronizations(self._unit(index, parameters), staged)
-            engine.count(buffer, last)
-            return synchronizations
 
-        def done() -> None:
-            engine.landed(self._unit(index, parameters), staged)
+        def hand_on() -> None:
             by_strides(turned, engine.store)
             wire.keep(future, buffer if staged is buffer else buffer.copy_(staged))
 
-        wire.submit(begin, done, engine.ended if last else None)
+        unit = partial(self._unit, index, parameters)
+        engine.average(wire, unit, staged, fill=fill, hand_on=hand_on, counted=buffer, last=last)
         return future
 
     def _unit(self, index: int, parameters: list[Tensor]) -> Unit:
@@ -149,23 +147,16 @@ class _Collected:
 
     def _submit(self, unit: Unit, flat: Tensor, last: Tensor | None) -> None:
         """Queues a unit; ``last`` is the step's last bucket, with its last unit."""
-        engine = self._handle.engine
-
-        def begin() -> list[Synchronization]:
-            synchronizations = engine.synchronizations(unit, flat)
-            if last is not None:
-                engine.count(last, True)
-            return synchronizations
+        wire, engine = self._handle.wire, self._handle.engine
 
         def end() -> None:
             waiting, self._waiting = self._waiting, []
             for future, buffer, moves in waiting:
                 for place, values in moves:
                     values.copy_(place)
-                self._handle.wire.keep(future, buffer)
-            engine.ended()
+                wire.keep(future, buffer)
 
-        self._handle.wire.submit(begin, lambda: engine.landed(unit, flat), None if last is None else end)
+        engine.average(wire, lambda: unit, flat, counted=last, last=last is not None, end=end)
 
 
 class _Detached:

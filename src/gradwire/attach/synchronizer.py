@@ -20,7 +20,6 @@ from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.memory import Memory
 from gradwire.methods import Method
-from gradwire.wire import Synchronization
 from gradwire.wire.wire import TensorFuture
 
 BUCKET_ELEMENTS = 25 * 2**20 // 4
@@ -162,23 +161,19 @@ class _Bucket:
         wire, engine = self._handle.wire, self._handle.engine
         future = wire.promise()
 
-        def begin() -> list[Synchronization]:
+        def fill() -> None:
             for name, view in self.views.items():
                 if name in tensors:
                     view.copy_(tensors[name])
                 else:
                     view.zero_()
-            synchronizations = engine.synchronizations(self._unit, self._flat)
-            engine.count(self._flat, last)
-            return synchronizations
 
-        def done() -> None:
-            engine.landed(self._unit, self._flat)
+        def hand_on() -> None:
             for name, parameter in self._parameters:
                 take(parameter, self.views[name])
             wire.keep(future, self._flat)
 
-        wire.submit(begin, done, engine.ended if last else None)
+        engine.average(wire, lambda: self._unit, self._flat, fill=fill, hand_on=hand_on, counted=self._flat, last=last)
         return future
 
 

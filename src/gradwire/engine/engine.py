@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,11 @@ from gradwire.engine.unit import Share, Unit
 from gradwire.layout import Block, Slot, flat_slots
 from gradwire.memory import Memory, Store
 from gradwire.methods import Dense, Method, Site
-from gradwire.wire import Meter, Synchronization
+from gradwire.wire import Meter, Synchronization, Wire
+
+
+def _nothing() -> None:
+    """Where nothing is to be done."""
 
 
 class Engine:
@@ -75,6 +79,50 @@ class Engine:
         """
         for guard in self.guards:
             guard.ready()
+
+    def average(
+        self,
+        wire: Wire,
+        unit: Callable[[], Unit],
+        gradient: Tensor,
+        *,
+        fill: Callable[[], None] = _nothing,
+        hand_on: Callable[[], None] = _nothing,
+        counted: Tensor | None = None,
+        along: Callable[[], Sequence[Synchronization]] = tuple,
+        last: bool = False,
+        end: Callable[[], None] = _nothing,
+    ) -> None:
+        """Queues the average of a flat buffer, in place. Whatever is given to be called is called on the wire's thread.
+
+        Args:
+            wire: What it is sent on.
+            unit: Says who handles which of its parameters.
+            gradient: ``float32[numel]``.
+            fill: Writes the buffer.
+            hand_on: Takes the average from it.
+            counted: The gradients that it stands for, whose bytes are counted, and the step with its last buffer's.
+            along: What else is sent with it.
+            last: Whether it is a step's last buffer.
+            end: Called at the end of a step whose last buffer it is.
+        """
+
+        def begin() -> list[Synchronization]:
+            fill()
+            started = [*self.synchronizations(unit(), gradient), *along()]
+            if counted is not None:
+                self.count(counted, last)
+            return started
+
+        def done() -> None:
+            self.landed(unit(), gradient)
+            hand_on()
+
+        def ended() -> None:
+            end()
+            self.ended()
+
+        wire.submit(begin, done, ended if last else None)
 
     def synchronizations(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
         """Starts the average of a buffer, ``float32[numel]``, in place."""

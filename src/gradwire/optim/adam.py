@@ -24,9 +24,9 @@ from gradwire.engine.configuration import FUSE_BYTES
 from gradwire.engine.policy import DensePolicy
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError
+from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import EFSignSGD, Method
-from gradwire.periodic.start import REMEDY, send_first
 from gradwire.wire import ProcessGroupTransport
 from gradwire.wire.meter import all_reduce_bytes
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.errors import GradwireError
-from gradwire.periodic.finite import finite
-from gradwire.periodic.fragments import Fragment, Piece
+from gradwire.local_sgd.finite import finite
+from gradwire.local_sgd.fragments import Fragment, Piece
 from gradwire.wire import AllGather, AllReduceMean, Synchronization
 
 Values = dict[str, Tensor]

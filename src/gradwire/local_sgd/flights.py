@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +12,10 @@ from torch.optim import Optimizer
 
 from gradwire.engine.engine import Engine
 from gradwire.engine.unit import Unit
+from gradwire.local_sgd.beside import Beside, Values, averaged, in_step
+from gradwire.local_sgd.finite import finite
+from gradwire.local_sgd.fragments import Fragment, Stretch
 from gradwire.memory import Snapshot
-from gradwire.periodic.beside import Beside, Values, averaged, in_step
-from gradwire.periodic.finite import finite
-from gradwire.periodic.fragments import Fragment, Stretch
 from gradwire.wire import Synchronization, Wire
 
 
@@ -127,36 +126,40 @@ class Flights:
         flight = Flight(fragment, now + late, mix, outer, beside, landing=lambda: wire.wait(landing))
         step = fragment.rounds
 
-        def begin(part: _Part) -> list[Synchronization]:
-            if not late:
-                part.stretch.measure()
-            part.before.take()
-            engine.step = step
-            return engine.synchronizations(part.unit, part.stretch.change)
-
-        def begin_first(part: _Part) -> list[Synchronization]:
-            along = [averaged(beside)] if beside else []
-            return [*begin(part), in_step(now, part.stretch.change.device), *along]
-
-        def done(part: _Part) -> None:
-            engine.landed(part.unit, part.stretch.change)
-            flight.dropped |= not finite(part.stretch.change)
-            if outer is None:
-                part.stretch.land()
+        def along() -> list[Synchronization]:
+            return [in_step(now, fragment.change.device), *([averaged(beside)] if beside else [])]
 
         def end() -> None:
-            engine.ended()
             flight.dropped |= not all(map(finite, beside.values()))
             if flight.dropped:
                 for part in parts:
                     part.before.restore()
             wire.keep(landing, fragment.change)
 
+        def queue(part: _Part) -> None:
+            stretch = part.stretch
+
+            def fill() -> None:
+                if not late:
+                    stretch.measure()
+                part.before.take()
+                engine.step = step
+
+            def hand_on() -> None:
+                flight.dropped |= not finite(stretch.change)
+                if outer is None:
+                    stretch.land()
+
+            first, last = part is parts[0], part is parts[-1]
+            more = along if first else tuple
+            engine.average(
+                wire, lambda: part.unit, stretch.change, fill=fill, hand_on=hand_on, along=more, last=last, end=end
+            )
+
         for part in parts:
             if late:  # local steps go on meanwhile; otherwise the wire does it, just before it encodes
                 part.stretch.measure()
-            begins = begin_first if part is parts[0] else begin
-            wire.submit(partial(begins, part), partial(done, part), end if part is parts[-1] else None)
+            queue(part)
         self._under_way.append(flight)
 
     def take(self, now: int) -> None:

@@ -15,7 +15,7 @@ from gradwire.attach.handle import Named
 from gradwire.attach.synchronizer import BUCKET_ELEMENTS
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity, Slot, flat_slots
-from gradwire.periodic.schedule import Schedule
+from gradwire.local_sgd.schedule import Schedule
 
 STRETCH_ELEMENTS = 1 << 20
 """Where segments do not depend on it, what is averaged at once: so little that hardly anything is sent before the first

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from gradwire.attach.handle import Named
 from gradwire.errors import ConfigurationError
-from gradwire.periodic.fragments import Fragment
+from gradwire.local_sgd.fragments import Fragment
 
 Outer = Optimizer | Callable[[list[Tensor]], Optimizer]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from gradwire.engine.guards import Guard
 from gradwire.engine.guards.digest import compared
 from gradwire.engine.unit import Unit
-from gradwire.periodic.beside import Beside
-from gradwire.periodic.fragments import Fragment
+from gradwire.local_sgd.beside import Beside
+from gradwire.local_sgd.fragments import Fragment
 from gradwire.wire import Synchronization
 from gradwire.wire.checked import checksum_of
 

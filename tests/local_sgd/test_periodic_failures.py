@@ -12,7 +12,7 @@ from torch import nn
 
 import gradwire
 from gradwire import GradwireError
-from gradwire.periodic import fragments
+from gradwire.local_sgd import fragments
 from local_training import flat, network, same_everywhere, sgd, train
 from pool import Pool
 

@@ -17,9 +17,9 @@ from catalogue import OPTIONS, has_momentum
 from gradwire import memory as memories
 from gradwire import methods
 from gradwire.layout import Granularity
-from gradwire.periodic import fragments
-from gradwire.periodic.fragments import Piece, cut
-from gradwire.periodic.schedule import Cut, Schedule
+from gradwire.local_sgd import fragments
+from gradwire.local_sgd.fragments import Piece, cut
+from gradwire.local_sgd.schedule import Cut, Schedule
 from local_training import ByHand, flat, gathered, loss, nesterov, network, same_everywhere, sgd, train
 from pool import Pool
 

@@ -21,13 +21,13 @@ from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError
-from gradwire.periodic.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments
-from gradwire.periodic.drift import Drift
-from gradwire.periodic.flights import Flights, copied
-from gradwire.periodic.fragments import cut
-from gradwire.periodic.outer import Outer, adopted, described
-from gradwire.periodic.schedule import Moments, Schedule
-from gradwire.periodic.start import REMEDY, send_first
+from gradwire.local_sgd.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments
+from gradwire.local_sgd.drift import Drift
+from gradwire.local_sgd.flights import Flights, copied
+from gradwire.local_sgd.fragments import cut
+from gradwire.local_sgd.outer import Outer, adopted, described
+from gradwire.local_sgd.schedule import Moments, Schedule
+from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.wire import ProcessGroupTransport
 from gradwire.wire.meter import all_reduce_bytes
 

@@ -19,11 +19,11 @@ from gradwire.engine.configuration import FUSE_BYTES, Configuration
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
+from gradwire.local_sgd.handle import Periodic
+from gradwire.local_sgd.outer import Outer, check_outer
+from gradwire.local_sgd.schedule import Cut, Moments, Schedule
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import Method, name_of
-from gradwire.periodic.handle import Periodic
-from gradwire.periodic.outer import Outer, check_outer
-from gradwire.periodic.schedule import Cut, Moments, Schedule
 
 
 def periodic(
