@@ -20,7 +20,7 @@ from codec_checks import by_the_reference, check_compiled_once, check_is_the_ref
 from gradwire import methods
 from gradwire.codecs import index
 from gradwire.codecs.adaptive import AdaptiveSparse
-from gradwire.codecs.capacity import INDEX_ROOM, SHRINK, Room
+from gradwire.codecs.capacity import INDEX_ROOM, SHRINK, Capacity
 from gradwire.codecs.index import EliasFano, Entropy
 from gradwire.codecs.select import Fixed, TopMagnitudes
 from gradwire.codecs.sparse import Sparse
@@ -340,7 +340,7 @@ def test_without_the_library_it_says_what_to_install() -> None:
 def test_room_has_what_is_always_there() -> None:
     block = block_of([1000])
     store = Store(torch.device("cpu"))
-    room = Room(store=store)
+    room = Capacity(store=store)
     assert room.bytes(block, 12, 100) == 100
     store.put("room", block.slots[0].name, torch.tensor(1e-9, dtype=torch.float64))
     assert room.bytes(block, 12, 100) == 16

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gradwire
 from codec_checks import by_the_reference, check_is_the_reference, check_residual_is_what_was_not_sent, decoded, encoded
-from gradwire.codecs.capacity import SHRINK, SPARE, Room
+from gradwire.codecs.capacity import SHRINK, SPARE, Capacity
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize import Quantiser, ZeroRuns
 from gradwire.engine.configuration import Configuration
@@ -25,7 +25,7 @@ def with_room(block: Block, share: float, sparsity: float = 1.0) -> ZeroRuns:
     store = Store(torch.device("cpu"))
     for slot in block.slots:
         store.put("room", slot.name, torch.tensor(share, dtype=torch.float64))
-    return ZeroRuns(sparsity, Room(store=store))
+    return ZeroRuns(sparsity, Capacity(store=store))
 
 
 rooms = pytest.mark.parametrize("share", [1.0, 0.3, 0.01])

@@ -138,6 +138,9 @@ def audits_are_logged_and_written() -> None:
     assert audits == [("gradwire/cosine", step) for step in (0, 2, 4)]
     assert ("gradwire/wire_bytes", sync.stats().wire_bytes, 5) in writer.written
     assert all(isinstance(value, (int, float)) for _, value, _ in writer.written)
+    numbers = sync.stats().as_dict("gradwire/")
+    assert numbers["gradwire/ratio"] == sync.stats().ratio > 1
+    assert {(name, number, 5) for name, number in numbers.items()} <= set(writer.written)
     writer.written.clear()
     sync.write(writer, layers=True)
     assert not any("cosine" in tag for tag, _, _ in writer.written)

@@ -151,10 +151,10 @@ def test_no_memory_keeps_what_is_not_finite() -> None:
         feedback = make().feedback(store, "residual", slots, 2000)
         bad = gradient(0).flatten()
         bad[7] = torch.nan
-        admitted = feedback.admit(block, bad)
+        admitted = feedback.before_encode(block, bad)
         assert not admitted.isfinite().all(), name
-        feedback.settle(block, bad)
-        feedback.received(block, bad.clone())
+        feedback.after_encode(block, bad)
+        feedback.after_decode(block, bad.clone())
         for tensors in store.state().values():
             assert tensors["weight"].isfinite().all(), name
 

@@ -15,7 +15,7 @@ from gradwire.codecs.transform.cosine import cosines
 from gradwire.errors import PayloadError
 from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.memory import NoMemory, Store
-from gradwire.methods import Site
+from gradwire.methods import Context
 from pool import Pool
 
 
@@ -187,8 +187,8 @@ def test_gradiveq_sends_coordinates_once_it_has_learnt() -> None:
     method = gradwire.methods.make("gradiveq", {"slice": 20, "rank": 3, "learn_steps": 1, "use_steps": 5})
     slots = flat_slots([("weight", (8, 105))])
     block = Block.cut(slots, Granularity("layer"))
-    site = Site(block, 840, Store(torch.device("cpu")), NoMemory(), "allreduce", None, 0, 1, 0)
-    state, sizes = method.begin(site), []
+    context = Context(block, 840, Store(torch.device("cpu")), NoMemory(), "allreduce", None, 0, 1, 0)
+    state, sizes = method.init(context), []
     for step in range(2):
         rounds = method.synchronize(draw(840, seed=step), state, step)
         sizes.append(next(rounds)[0].payload.numel())

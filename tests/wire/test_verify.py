@@ -162,12 +162,12 @@ class Spoiled(Guard):
         self._here = dist.get_rank() == rank
         self._step = 0
 
-    def landed(self, unit: Unit, average: Tensor) -> None:
+    def after_decode(self, unit: Unit, average: Tensor) -> None:
         for slot in unit.slots:
             if self._here and self._step == 2 and slot.name.endswith("2.weight"):
                 average[slot.offset + 5 : slot.offset + 6].view(torch.int32).bitwise_xor_(1)
 
-    def ended(self) -> None:
+    def after_step(self) -> None:
         self._step += 1
 
 

@@ -198,7 +198,7 @@ class _Hook:
         """Queues a bucket."""
         if bucket.index() == 0:
             check_left_out(self.frozen)
-            self.engine.ready()
+            self.engine.before_step()
         self._check_order(bucket)
         try:
             future = self.averages.on_bucket(bucket)

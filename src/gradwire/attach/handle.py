@@ -110,10 +110,8 @@ class Handle:
             layers: Whether every parameter's audit is written, too.
         """
         stats = self.stats()
-        writer.add_scalar("gradwire/wire_bytes", stats.wire_bytes, stats.steps)
-        writer.add_scalar("gradwire/ratio", stats.ratio, stats.steps)
-        for stage, seconds in stats.seconds.items():
-            writer.add_scalar(f"gradwire/seconds/{stage}", seconds, stats.steps)
+        for name, number in stats.as_dict("gradwire/").items():
+            writer.add_scalar(name, number, stats.steps)
         for audit in self.audits():
             if audit.step > self._written:
                 write(writer, audit, layers)

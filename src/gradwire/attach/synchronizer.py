@@ -139,7 +139,7 @@ class Synchronizer(Handle):
     def _average(self, tensors: Tensors, take: Callable[[torch.nn.Parameter, Tensor], None]) -> None:
         """Averages in all buckets, and calls ``take`` on the wire's thread with each parameter and average."""
         check_dense(tensors)
-        self.engine.ready()
+        self.engine.before_step()
         last = self._buckets[-1]
         with self.wire.whole():
             for future in [bucket.submit(tensors, take, bucket is last) for bucket in self._buckets]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.capacity import INDEX_ROOM, Room, following
+from gradwire.codecs.capacity import INDEX_ROOM, Capacity, following
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.index import EliasFano, IndexCoding
 from gradwire.codecs.quantize.values import FloatValues, ValueCoding
@@ -52,7 +52,7 @@ class AdaptiveSparse(Codec):
     values: ValueCoding = field(default_factory=FloatValues)
     indices: IndexCoding = field(default_factory=EliasFano)
     store: Store | None = None
-    index_room: Room = INDEX_ROOM
+    index_room: Capacity = INDEX_ROOM
 
     def __post_init__(self) -> None:
         if not 0 < self.capacity <= 1:

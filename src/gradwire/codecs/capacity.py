@@ -30,7 +30,7 @@ def following(capacity: float, most: float, spare: float = SPARE) -> float:
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """The share of its largest size that a part of a payload may take, agreed by all ranks and kept by parameter.
 
     Attributes:
@@ -70,5 +70,5 @@ class Room:
         return 1.0 if kept is None or not kept.item() else float(kept.item())
 
 
-INDEX_ROOM = Room("index_room", spare=17 / 16)
+INDEX_ROOM = Capacity("index_room", spare=17 / 16)
 """For indices of varying length. A worker's gradients clump alike from step to step: lengths differ by few percent."""

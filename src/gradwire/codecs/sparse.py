@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.capacity import INDEX_ROOM, Room
+from gradwire.codecs.capacity import INDEX_ROOM, Capacity
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.index import EliasFano, IndexCoding
 from gradwire.codecs.quantize.values import FloatValues, ValueCoding
@@ -40,7 +40,7 @@ class Sparse(Codec):
     select: Selector
     values: ValueCoding = field(default_factory=FloatValues)
     indices: IndexCoding = field(default_factory=EliasFano)
-    room: Room = INDEX_ROOM
+    room: Capacity = INDEX_ROOM
 
     @property
     def remainder(self) -> Remainder:

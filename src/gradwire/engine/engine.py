@@ -14,7 +14,7 @@ from gradwire.engine.guards import Guard
 from gradwire.engine.unit import Share, Unit
 from gradwire.layout import Block, Slot, flat_slots
 from gradwire.memory import Memory, Store
-from gradwire.methods import Dense, Method, Site
+from gradwire.methods import Context, Dense, Method
 from gradwire.wire import Meter, Synchronization, Wire
 
 
@@ -68,17 +68,17 @@ class Engine:
         choice = self.configuration
         block = Block.cut(slots, choice.granularity)
         memory = memory.fitted(method.worker_bound(int(block.segment_numels.max())))
-        site = Site(block, numel, self.store, memory, route, owner, self.rank, self.world_size, choice.seed)
-        return Share(method, site, method.begin(site))
+        context = Context(block, numel, self.store, memory, route, owner, self.rank, self.world_size, choice.seed)
+        return Share(method, context, method.init(context))
 
-    def ready(self) -> None:
+    def before_step(self) -> None:
         """To be called before a step's first gradient is handed to the wire.
 
         Raises:
             ConfigurationError: If a guard cannot go along as things are; nothing is changed.
         """
         for guard in self.guards:
-            guard.ready()
+            guard.before_step()
 
     def average(
         self,
@@ -115,31 +115,31 @@ class Engine:
             return started
 
         def done() -> None:
-            self.landed(unit(), gradient)
+            self.after_decode(unit(), gradient)
             hand_on()
 
         def ended() -> None:
             end()
-            self.ended()
+            self.after_step()
 
         wire.submit(begin, done, ended if last else None)
 
     def synchronizations(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
         """Starts the average of a buffer, ``float32[numel]``, in place."""
         for guard in self.guards:
-            guard.taken(unit, gradient)
+            guard.before_encode(unit, gradient)
         started = [share.synchronize(gradient, self.step) for share in unit.shares]
         return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
 
-    def landed(self, unit: Unit, average: Tensor) -> None:
+    def after_decode(self, unit: Unit, average: Tensor) -> None:
         """To be called when a buffer holds its average, before that is handed on."""
         for guard in reversed(self.guards):
-            guard.landed(unit, average)
+            guard.after_decode(unit, average)
 
-    def ended(self) -> None:
+    def after_step(self) -> None:
         """To be called when all averages of a step have been handed on."""
         for guard in reversed(self.guards):
-            guard.ended()
+            guard.after_step()
 
     def count(self, gradient: Tensor, last: bool) -> None:
         """Counts a gradient that was taken in, and the step if it is the step's last."""

@@ -29,3 +29,20 @@ class Stats:
     def ratio(self) -> float:
         """How many times fewer bytes than dense; infinite when nothing was sent."""
         return self.dense_bytes / self.wire_bytes if self.wire_bytes else float("inf")
+
+    def as_dict(self, prefix: str = "") -> dict[str, float]:
+        """Plain numbers by name, as loggers take them: ``wandb.log(handle.stats().as_dict("gradwire/"))``.
+
+        The ratio is left out until something was sent.
+
+        Args:
+            prefix: What every name begins with.
+        """
+        numbers: dict[str, float] = {
+            "steps": self.steps,
+            "dense_bytes": self.dense_bytes,
+            "wire_bytes": self.wire_bytes,
+            **({"ratio": self.ratio} if self.wire_bytes else {}),
+            **{f"seconds/{stage}": seconds for stage, seconds in self.seconds.items()},
+        }
+        return {f"{prefix}{name}": number for name, number in numbers.items()}

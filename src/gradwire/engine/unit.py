@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.layout import Block, Slot
-from gradwire.methods import Method, Site
+from gradwire.methods import Context, Method
 from gradwire.wire import Synchronization, late
 
 
@@ -19,15 +19,15 @@ class Share:
 
     Attributes:
         method: The method.
-        site: Where it works.
-        state: What it made of the site.
+        context: Where it works.
+        state: What it made of the context.
         aside: Where its tensors lie in the buffer, if the method works on a copy that has nothing else: so with the
             dense averages of what is not compressed, whose memory then has no gaps. They are small, and would hold up
             the next round of what is compressed; so they may come at the end of the step.
     """
 
     method: Method
-    site: Site
+    context: Context
     state: Any
     aside: Block | None = None
 

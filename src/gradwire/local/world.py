@@ -67,12 +67,12 @@ class LocalWorld:
         """Averages ``float32`` flat gradients, one of each worker, in place."""
         written, before = self._transports[0].written_bytes, self.engines[0].meter.copy()
         for engine in self.engines:
-            engine.ready()
+            engine.before_step()
         ranks = zip(self.engines, self._units, self._schedulers, gradients, strict=True)
         for _ in zip_longest(*[_averaging(*rank) for rank in ranks]):
             pass
         for engine in self.engines:
-            engine.ended()
+            engine.after_step()
         after = self.engines[0].meter
         return Step(
             written_bytes=self._transports[0].written_bytes - written,
@@ -86,4 +86,4 @@ def _averaging(engine: Engine, unit: Unit, scheduler: Scheduler, gradient: Tenso
     """One rank's step; it yields where the rank would wait for the others."""
     synchronizations = engine.synchronizations(unit, gradient)
     engine.count(gradient, last=True)
-    yield from scheduler.run(synchronizations, lambda: engine.landed(unit, gradient), last=True)
+    yield from scheduler.run(synchronizations, lambda: engine.after_decode(unit, gradient), last=True)

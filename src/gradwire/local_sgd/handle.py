@@ -23,9 +23,9 @@ from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments
 from gradwire.local_sgd.drift import Drift
-from gradwire.local_sgd.flights import Flights, copied
 from gradwire.local_sgd.fragments import cut
 from gradwire.local_sgd.outer import Outer, adopted, described
+from gradwire.local_sgd.pending import PendingAverages, copied
 from gradwire.local_sgd.schedule import Moments, Schedule
 from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.wire import ProcessGroupTransport
@@ -90,7 +90,7 @@ class Periodic(Handle):
                 send_first(tensors, transport)
             else:
                 check_equal(tensors, transport, self.engine.store.device, REMEDY)
-            self._flights = Flights(fragments, beside, self.engine, self.wire)
+            self._pending = PendingAverages(fragments, beside, self.engine, self.wire)
         except Exception:
             self.close()
             raise
@@ -108,12 +108,12 @@ class Periodic(Handle):
     @property
     def syncs(self) -> int:
         """Averages taken, each fragment's counted for itself."""
-        return self._flights.taken
+        return self._pending.taken
 
     @property
     def dropped(self) -> int:
         """Averages that were not taken because they were not finite."""
-        return self._flights.dropped
+        return self._pending.dropped
 
     def synchronize(self) -> None:
         """Averages now whatever may differ between ranks, such as at the end of training.
@@ -127,11 +127,11 @@ class Periodic(Handle):
         """
         with self.wire.whole():
             now = self.steps_done
-            self._flights.take_all(now)
+            self._pending.take_all(now)
             behind = [fragment for fragment in self._fragments if fragment.level < now]
             for fragment in behind:
-                self._flights.launch(fragment, now, 0, 1.0, None if self._warm else self.outer)
-            self._flights.take(now)
+                self._pending.launch(fragment, now, 0, 1.0, None if self._warm else self.outer)
+            self._pending.take(now)
             for guard in self.engine.guards:
                 if isinstance(guard, Drift):
                     self._compare(guard)
@@ -153,7 +153,7 @@ class Periodic(Handle):
         Averages on their way are waited for and saved with it. Every rank has its own state; save it on each, with the
         model's, which differs between ranks in the middle of a period.
         """
-        flights = self._flights.state()
+        flights = self._pending.state()
         return {
             **super().state_dict(),
             "periodic": {
@@ -185,11 +185,11 @@ class Periodic(Handle):
         kept = {} if self._buffers is None else self._buffers.last
         _check_shapes("buffers", {name: tuple(each.shape) for name, each in kept.items()}, saved["buffers"])
         _check_shapes("parameters", self._shapes, saved["anchors"])
-        self._flights.wait()
+        self._pending.wait()
         super().load_state_dict(state)
         for name in _COUNTERS:
             setattr(self, name, saved[name])
-        self._flights.load(saved, self.outer)
+        self._pending.load(saved, self.outer)
         for name, last in kept.items():
             last.copy_(saved["buffers"][name])
         if self.outer is not None:
@@ -218,13 +218,13 @@ class Periodic(Handle):
     def _act(self) -> None:
         """Takes averages that are due, sends those whose turn it is, and begins a period when one has ended."""
         now, schedule = self.steps_done, self._schedule
-        self._flights.take(now)
+        self._pending.take(now)
         step = now - self._began
         late, mix, outer = (0, 1.0, None) if self._warm else (schedule.delay, schedule.mix, self.outer)
         for fragment in self._fragments:
             if step == schedule.due(fragment.number, self._length):
-                self._flights.launch(fragment, now, late, mix, outer)
-        self._flights.take(now)
+                self._pending.launch(fragment, now, late, mix, outer)
+        self._pending.take(now)
         if step >= self._length:
             self._begin_period()
         self._look_ahead()
@@ -252,7 +252,7 @@ class Periodic(Handle):
     def _look_ahead(self) -> None:
         """Finds the local step after which there is something to do."""
         turns = [self._began + self._schedule.due(each.number, self._length) for each in self._fragments]
-        coming = [*turns, *self._flights.dues, self._began + self._length]
+        coming = [*turns, *self._pending.dues, self._began + self._length]
         self._next = min(step for step in coming if step > self.steps_done)
 
 

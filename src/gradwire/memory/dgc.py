@@ -24,7 +24,7 @@ class _VelocityFeedback(Feedback):
     momentum: float
     nesterov: bool
 
-    def admit(self, block: Block, gradient: Tensor) -> Tensor:
+    def before_encode(self, block: Block, gradient: Tensor) -> Tensor:
         """``u = momentum * u + g``; with Nesterov ``u = momentum * (u + g)``, and ``u + g`` is what counts."""
         weight = self.momentum if self.nesterov else 1.0
         if not kernels.accumulate(block, gradient, self.velocity, self.momentum, weight):
@@ -50,7 +50,7 @@ class _MaskedMomentumFeedback(Feedback):
     momentum: float
     nesterov: bool
 
-    def admit(self, block: Block, gradient: Tensor) -> Tensor:
+    def before_encode(self, block: Block, gradient: Tensor) -> Tensor:
         """``u = momentum * u + g``, to be added to ``v``; with Nesterov ``u = momentum * (u + g)``, ``v += u + g``."""
         if not self.nesterov:
             finite = kernels.accumulate(block, gradient, self.velocity, self.momentum, 1.0)

@@ -24,12 +24,12 @@ class _ShiftedFeedback(StagedFeedback):
     estimate: Tensor
     alpha: float
 
-    def settle(self, block: Block, admitted: Tensor) -> None:
+    def after_encode(self, block: Block, admitted: Tensor) -> None:
         """From ``-h`` to ``-(h + alpha q)``, by means of ``g - h - q``, which the encoder left."""
         kernels.accumulate(block, self.residual, self.kept, 1 - self.alpha, self.alpha)
         kernels.accumulate(block, admitted, self.kept, 1.0, -self.alpha)
 
-    def received(self, block: Block, average: Tensor) -> None:
+    def after_decode(self, block: Block, average: Tensor) -> None:
         """``H += alpha mean q``; the average is ``mean q`` and the former ``H``, unless what came is not finite."""
         if kernels.accumulate(block, average, self.estimate, 1.0, self.alpha):
             kernels.accumulate(block, self.estimate, average, 1 - self.alpha, 1.0)

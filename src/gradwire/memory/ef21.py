@@ -20,11 +20,11 @@ class _DifferenceFeedback(Feedback):
     residual: Tensor
     estimate: Tensor
 
-    def settle(self, block: Block, admitted: Tensor) -> None:
+    def after_encode(self, block: Block, admitted: Tensor) -> None:
         """From ``g - h - c``, which the encoder left, to ``-(h + c)``."""
         kernels.accumulate(block, admitted, self.residual, 1.0, -1.0)
 
-    def received(self, block: Block, average: Tensor) -> None:
+    def after_decode(self, block: Block, average: Tensor) -> None:
         """``H += mean c``; the average is ``H``, unless what came is not finite."""
         if kernels.accumulate(block, average, self.estimate, 1.0, 1.0):
             for known, part in zip(block.parts(self.estimate), block.parts(average), strict=True):

@@ -26,7 +26,8 @@ class Feedback:
 
     Compensated values are ``beta * residual + gamma * gradient``; the encoder leaves what it did not send in
     ``residual``. Without a residual they are the gradient itself, and nothing is kept. What a memory does beyond that,
-    it does in four calls around the encoder: :meth:`admit`, :meth:`masked`, :meth:`settle` and :meth:`received`.
+    it does in four calls around the encoder: :meth:`before_encode`, :meth:`masked`, :meth:`after_encode` and
+    :meth:`after_decode`.
 
     Attributes:
         residual: ``float32``, laid out as the gradient buffer; or None.
@@ -41,7 +42,7 @@ class Feedback:
     gamma: float = 1.0
     unbiased: bool = False
 
-    def admit(self, block: Block, gradient: Tensor) -> Tensor:
+    def before_encode(self, block: Block, gradient: Tensor) -> Tensor:
         """What the encoder is to take for the gradient: a flat buffer of the same layout.
 
         If a gradient value is not finite, the buffer has such a value in the same segment.
@@ -72,10 +73,10 @@ class Feedback:
         # Storing what is left takes a third of the time of subtracting in place, which waits for memory.
         kernels.scatter(block, self.residual, positions, rest)
 
-    def settle(self, block: Block, admitted: Tensor) -> None:
+    def after_encode(self, block: Block, admitted: Tensor) -> None:
         """Called with what was admitted once it is encoded."""
 
-    def received(self, block: Block, average: Tensor) -> None:
+    def after_decode(self, block: Block, average: Tensor) -> None:
         """May change the decoded average, which lies in the block's elements of a flat buffer."""
 
     def buffer(self, gradient: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ class Memory(ABC):
 
     @property
     def borrows(self) -> bool:
-        """Whether its residual lies in space that other buffers use, too, except from ``admit`` to ``settle``."""
+        """Whether its residual lies in space of others, too, except from ``before_encode`` to ``after_encode``."""
         return False
 
     @abstractmethod

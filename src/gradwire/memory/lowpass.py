@@ -23,7 +23,7 @@ class _LowPassFeedback(StagedFeedback):
     share: float
     reset: int
 
-    def settle(self, block: Block, admitted: Tensor) -> None:
+    def after_encode(self, block: Block, admitted: Tensor) -> None:
         """``m = (1 - share) m + share (m + g - sent)``, or zero when its time is up."""
         self.ages.add_(1)
         if self.reset and bool((self.ages >= self.reset).any()):

@@ -23,24 +23,24 @@ class _MomentumFeedback(Feedback):
     decay: float
     inner: Feedback
 
-    def admit(self, block: Block, gradient: Tensor) -> Tensor:
+    def before_encode(self, block: Block, gradient: Tensor) -> Tensor:
         """``m = decay * m + (1 - decay) * g``; a gradient that is not finite is itself what to send."""
         if not kernels.accumulate(block, gradient, self.momentum, self.decay, 1 - self.decay):
-            return self.inner.admit(block, gradient)
+            return self.inner.before_encode(block, gradient)
         if self.ahead is None:
-            return self.inner.admit(block, self.momentum)
+            return self.inner.before_encode(block, self.momentum)
         for part, momentum in zip(block.parts(self.ahead), block.parts(self.momentum), strict=True):
             part.copy_(momentum)
         kernels.accumulate(block, gradient, self.ahead, self.decay, 1 - self.decay)
-        return self.inner.admit(block, self.ahead)
+        return self.inner.before_encode(block, self.ahead)
 
-    def settle(self, block: Block, admitted: Tensor) -> None:
+    def after_encode(self, block: Block, admitted: Tensor) -> None:
         """The momentum is the gradient of the memory within."""
-        self.inner.settle(block, admitted)
+        self.inner.after_encode(block, admitted)
 
-    def received(self, block: Block, average: Tensor) -> None:
+    def after_decode(self, block: Block, average: Tensor) -> None:
         """What the memory within makes of it."""
-        self.inner.received(block, average)
+        self.inner.after_decode(block, average)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class _HalfFeedback(StagedFeedback):
     ages: Tensor
     seed: int
 
-    def settle(self, block: Block, admitted: Tensor) -> None:
+    def after_encode(self, block: Block, admitted: Tensor) -> None:
         """Rounds what the encoder left, with new random bits in every step."""
         age = int(self.ages.max()) if len(self.ages) else 0
         kernels.narrow(block, self.residual, self.kept, key_of(self.seed, age))

@@ -16,7 +16,7 @@ from gradwire.memory.store import Store
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StagedFeedback(Feedback):
-    """The residual is a copy of what is kept, from :meth:`admit` to :meth:`settle`, which puts away what is left of it.
+    """The residual is a copy of what is kept, from :meth:`before_encode` to :meth:`after_encode`, which puts it away.
 
     Attributes:
         residual: ``float32``, holds nothing between steps.
@@ -26,7 +26,7 @@ class StagedFeedback(Feedback):
     residual: Tensor
     kept: Tensor
 
-    def admit(self, block: Block, gradient: Tensor) -> Tensor:
+    def before_encode(self, block: Block, gradient: Tensor) -> Tensor:
         """Lays what is kept where the encoder leaves what it did not send."""
         for part, kept in zip(block.parts(self.residual), block.parts(self.kept), strict=True):
             part.copy_(kept)

@@ -22,7 +22,7 @@ from gradwire.methods.hybrid import Hybrid
 from gradwire.methods.inceptionn import INCEPTIONN
 from gradwire.methods.lion import Lion
 from gradwire.methods.loco import LoCo
-from gradwire.methods.method import CodecMethod, LayerMethod, LayerState, LinearMethod, Method, Site
+from gradwire.methods.method import CodecMethod, Context, LayerMethod, LayerState, LinearMethod, Method
 from gradwire.methods.natural import Natural
 from gradwire.methods.nuqsgd import NUQSGD
 from gradwire.methods.oktopk import OkTopk
@@ -63,6 +63,7 @@ __all__ = [
     "Atomo",
     "BlockSGDM",
     "CodecMethod",
+    "Context",
     "DeMo",
     "Dense",
     "Dion",
@@ -90,7 +91,6 @@ __all__ = [
     "ScaleCom",
     "SignSGD",
     "Signum",
-    "Site",
     "SketchML",
     "SketchedSGD",
     "Strom",

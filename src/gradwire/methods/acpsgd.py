@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows
 from gradwire.memory import Feedback
-from gradwire.methods.method import Method, Site
+from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Request, Synchronization
@@ -58,12 +58,12 @@ class ACPSGD(Method):
         """A projection never lengthens what it projects."""
         return 1.0
 
-    def begin(self, site: Site) -> _State:
+    def init(self, context: Context) -> _State:
         """Groups matrices and starts both factors where none are kept."""
-        groups = group(site.block)
-        p = [each.factor(site.store, "p", each.rank(self.rank), each.n, site.seed) for each in groups]
-        q = [each.factor(site.store, "q", each.rank(self.rank), each.m, site.seed) for each in groups]
-        return _State(site.feedback(), groups, p, q)
+        groups = group(context.block)
+        p = [each.factor(context.store, "p", each.rank(self.rank), each.n, context.seed) for each in groups]
+        q = [each.factor(context.store, "q", each.rank(self.rank), each.m, context.seed) for each in groups]
+        return _State(context.feedback(), groups, p, q)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """One round. The residual is what this worker's own factor leaves, so it is taken before the average."""

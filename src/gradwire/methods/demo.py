@@ -19,7 +19,7 @@ from gradwire.codecs.transform import Chunks, chunk_block
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Int64Array
 from gradwire.memory import Feedback, Residual
-from gradwire.methods.method import Method, Site
+from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllGather, Synchronization
@@ -43,7 +43,7 @@ class TopOfChunks(TopMagnitudes):
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    site: Site
+    context: Context
     delta: Feedback
     chunks: list[Chunks]
     coefficients: Block
@@ -111,11 +111,11 @@ class DeMo(Method):
         """Signs have no scale; without them, an orthonormal transform loses what it does not send."""
         return math.inf if self.sign or not isinstance(values.parse(self.values), FloatValues) else 1.0
 
-    def begin(self, site: Site) -> _State:
+    def init(self, context: Context) -> _State:
         """Cuts chunks and finds the momenta."""
-        chunks = [Chunks.of(slot, self.chunk) for slot in site.block.slots]
-        delta = Residual(beta=self.decay).feedback(site.store, "delta", site.block.slots, site.numel)
-        return _State(site, delta, chunks, chunk_block(chunks))
+        chunks = [Chunks.of(slot, self.chunk) for slot in context.block.slots]
+        delta = Residual(beta=self.decay).feedback(context.store, "delta", context.block.slots, context.numel)
+        return _State(context, delta, chunks, chunk_block(chunks))
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """One round. The gradient's buffer holds its coefficients, then the average's."""
@@ -123,7 +123,7 @@ class DeMo(Method):
         for chunks in state.chunks:
             chunks.transform(gradient)
         payload = torch.empty(codec.payload_bytes(block), dtype=torch.uint8, device=gradient.device)
-        codec.encode(block, gradient, state.delta, payload, state.site.key(step))
+        codec.encode(block, gradient, state.delta, payload, state.context.key(step))
         payloads = yield AllGather(payload)
 
         positions, coefficients, _ = codec.read(block, payloads)
@@ -132,7 +132,7 @@ class DeMo(Method):
             chunks.invert(gradient)
         if self.sign:
             finite = bool(coefficients.isfinite().all())
-            for part in state.site.block.parts(gradient):
+            for part in state.context.block.parts(gradient):
                 if finite:
                     part.sign_()
                 else:

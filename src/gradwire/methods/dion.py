@@ -12,7 +12,7 @@ from gradwire import kernels
 from gradwire.codecs.lowrank import Matrices, gains, group, orthonormal_rows
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Feedback, Residual
-from gradwire.methods.method import Method, Site
+from gradwire.methods.method import Context, Method
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Request, Synchronization
 
@@ -73,11 +73,11 @@ class Dion(Method):
     def _rank(self, n: int, m: int) -> int:
         return math.ceil(self.rank_fraction * min(n, m))
 
-    def begin(self, site: Site) -> _State:
+    def init(self, context: Context) -> _State:
         """Groups matrices, finds the momenta and starts ``Q`` where none is kept."""
-        groups = group(site.block)
-        q = [each.factor(site.store, "q", self._rank(each.n, each.m), each.m, site.seed) for each in groups]
-        return _State(Residual().feedback(site.store, "momentum", site.block.slots, site.numel), groups, q)
+        groups = group(context.block)
+        q = [each.factor(context.store, "q", self._rank(each.n, each.m), each.m, context.seed) for each in groups]
+        return _State(Residual().feedback(context.store, "momentum", context.block.slots, context.numel), groups, q)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds. Where ``R`` has a zero column, as for zero gradients, that of ``Q`` stays."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Feedback
-from gradwire.methods.method import Method, Site
+from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import SharedLevels, integer
@@ -17,7 +17,7 @@ from gradwire.wire.requests import Synchronization
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    site: Site
+    context: Context
     feedback: Feedback
 
 
@@ -61,21 +61,21 @@ class GlobalQSGD(Method):
         """Of one worker alone: a bucket of b values on s levels has a quarter of ``b / s^2``."""
         return min(numel, self.bucket or numel) / (4 * self.code().levels_for(1) ** 2)
 
-    def begin(self, site: Site) -> _State:
+    def init(self, context: Context) -> _State:
         """Sets up the memory.
 
         Raises:
             ConfigurationError: If the sums do not fit, or so many workers leave too few levels for the memory.
         """
-        if self.code().levels_for(site.world_size) == 1 and not site.memory.bears("stays"):
+        if self.code().levels_for(context.world_size) == 1 and not context.memory.bears("stays"):
             raise ConfigurationError(
-                f"globalqsgd with bits={self.bits} has one level on each side of zero for {site.world_size} workers: a "
-                f"value may be off by as much as the largest, and memory={site.memory} would grow without end; choose "
-                "'diana', 'none'" + (", or bits=8" if self.bits < 8 else "")
+                f"globalqsgd with bits={self.bits} has one level a side for {context.world_size} workers: "
+                f"a value may be off by as much as the largest, and memory={context.memory} would grow without end; "
+                "choose 'diana', 'none'" + (", or bits=8" if self.bits < 8 else "")
             )
-        return _State(site, site.feedback())
+        return _State(context, context.feedback())
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """Takes the integer route."""
-        site = state.site
-        return integer(self.code(), site.block, gradient, state.feedback, site.key(step), site.world_size)
+        context = state.context
+        return integer(self.code(), context.block, gradient, state.feedback, context.key(step), context.world_size)

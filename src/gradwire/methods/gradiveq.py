@@ -12,7 +12,7 @@ from gradwire.codecs.lowrank import check_rank
 from gradwire.codecs.transform import Slices, principal_components
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Feedback, Kind
-from gradwire.methods.method import Method, Site
+from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Request, Synchronization
@@ -20,7 +20,7 @@ from gradwire.wire.requests import AllReduceMean, Request, Synchronization
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    site: Site
+    context: Context
     feedback: Feedback
     slices: list[Slices]
     moments: Tensor
@@ -82,13 +82,13 @@ class GradiVeQ(Method):
         """A projection never lengthens what it projects."""
         return 1.0
 
-    def begin(self, site: Site) -> _State:
+    def init(self, context: Context) -> _State:
         """Finds what was learnt."""
-        names = [slot.name for slot in site.block.slots]
-        moments = site.store.stacked("moment", names, lambda _: torch.zeros(self.slice, self.slice), Kind.SHARED)
-        bases = site.store.stacked("basis", names, lambda _: torch.zeros(self.rank, self.slice), Kind.SHARED)
-        slices = [Slices(slot, self.slice) for slot in site.block.slots]
-        return _State(site, site.feedback(), slices, moments, bases)
+        names = [slot.name for slot in context.block.slots]
+        moments = context.store.stacked("moment", names, lambda _: torch.zeros(self.slice, self.slice), Kind.SHARED)
+        bases = context.store.stacked("basis", names, lambda _: torch.zeros(self.rank, self.slice), Kind.SHARED)
+        slices = [Slices(slot, self.slice) for slot in context.block.slots]
+        return _State(context, context.feedback(), slices, moments, bases)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """One round. A basis that is zero was never learnt, so there the average is dense."""
@@ -100,8 +100,8 @@ class GradiVeQ(Method):
                 basis.copy_(principal_components(moment, self.rank))
         used = [turn >= self.learn_steps and bool(basis.any()) for basis in state.bases]
 
-        feedback, block = state.feedback, state.site.block
-        admitted = feedback.admit(block, gradient)
+        feedback, block = state.feedback, state.context.block
+        admitted = feedback.before_encode(block, gradient)
         values, finite = feedback.compensate(block, admitted)
         requests: list[Request] = []
         for slices, basis, uses in zip(state.slices, state.bases, used, strict=True):
@@ -115,7 +115,7 @@ class GradiVeQ(Method):
                 else:
                     whole.zero_()
             requests.append(AllReduceMean(code))
-        feedback.settle(block, admitted)
+        feedback.after_encode(block, admitted)
         means = yield requests
 
         for slices, basis, moment, uses, mean in zip(
@@ -126,7 +126,7 @@ class GradiVeQ(Method):
             else:
                 _parameter(slices, gradient).copy_(mean)
                 slices.learn(gradient, moment)
-        feedback.received(block, gradient)
+        feedback.after_decode(block, gradient)
 
 
 def _parameter(slices: Slices, buffer: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from gradwire.codecs import index
 from gradwire.codecs.index import IndexCoding
 from gradwire.codecs.select import TopMagnitudes, count_for
 from gradwire.memory import Feedback
-from gradwire.methods.method import Method, Site
+from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import merge
@@ -19,7 +19,7 @@ from gradwire.wire.requests import Synchronization
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    site: Site
+    context: Context
     feedback: Feedback
 
 
@@ -65,11 +65,11 @@ class GTopK(Method):
         """Of one worker alone, as of top-k."""
         return 1 - count_for(numel, self.ratio) / numel
 
-    def begin(self, site: Site) -> _State:
+    def init(self, context: Context) -> _State:
         """Sets up the memory."""
-        return _State(site, site.feedback())
+        return _State(context, context.feedback())
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """Takes the merging route."""
-        site, coding = state.site, index.parse(self.indices)
-        return merge(self.select(), coding, site.block, gradient, state.feedback, site.rank, site.world_size)
+        context, coding = state.context, index.parse(self.indices)
+        return merge(self.select(), coding, context.block, gradient, state.feedback, context.rank, context.world_size)

@@ -11,7 +11,7 @@ from gradwire import kernels
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.memory.momentum import check_decay
-from gradwire.methods.method import Site, _CodecState
+from gradwire.methods.method import Context, _CodecState
 from gradwire.methods.registry import register
 from gradwire.methods.signsgd import SignSGD
 
@@ -23,7 +23,7 @@ class _LionFeedback(Feedback):
     beta1: float
     beta2: float
 
-    def admit(self, block: Block, gradient: Tensor) -> Tensor:
+    def before_encode(self, block: Block, gradient: Tensor) -> Tensor:
         """``u = beta1 m + (1 - beta1) g``, then ``m = beta2 m + (1 - beta2) g``; a bad gradient goes as it is."""
         for part, kept in zip(block.parts(self.update), block.parts(self.momentum), strict=True):
             part.copy_(kept)
@@ -58,9 +58,9 @@ class Lion(SignSGD):
         check_decay("beta1", self.beta1)
         check_decay("beta2", self.beta2)
 
-    def begin(self, site: Site) -> _CodecState:
+    def init(self, context: Context) -> _CodecState:
         """With the momentum as this worker's memory."""
-        momentum = site.store.flat("momentum", site.block.slots, site.numel)
-        update = site.store.scratch(site.numel)
+        momentum = context.store.flat("momentum", context.block.slots, context.numel)
+        update = context.store.scratch(context.numel)
         feedback = _LionFeedback(None, momentum=momentum, update=update, beta1=self.beta1, beta2=self.beta2)
-        return dataclasses.replace(super().begin(site), feedback=feedback)
+        return dataclasses.replace(super().init(context), feedback=feedback)

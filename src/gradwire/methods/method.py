@@ -21,7 +21,7 @@ from gradwire.wire.requests import Request, Synchronization, lockstep
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class Context:
     """Where a method works: one block, on one rank.
 
     Attributes:
@@ -133,8 +133,8 @@ class Method(ABC):
         return True
 
     @abstractmethod
-    def begin(self, site: Site) -> Any:
-        """Sets up whatever :meth:`synchronize` needs at a site; called anew whenever parameters are bucketed anew."""
+    def init(self, context: Context) -> Any:
+        """Sets up whatever :meth:`synchronize` needs in a context; called anew whenever parameters are bucketed."""
 
     @abstractmethod
     def synchronize(self, gradient: Tensor, state: Any, step: int) -> Synchronization:
@@ -142,7 +142,7 @@ class Method(ABC):
 
         Args:
             gradient: ``float32`` flat buffer; left with the average in the block's elements.
-            state: What :meth:`begin` returned.
+            state: What :meth:`init` returned.
             step: Counts synchronisations, from 0, the same on every rank.
         """
 
@@ -154,7 +154,7 @@ def there_and_back(worker: float, owner: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _LinearState:
-    site: Site
+    context: Context
     feedback: Feedback
 
 
@@ -174,18 +174,18 @@ class LinearMethod(Method):
     def codec(self) -> LinearCodec:
         """What writes a gradient."""
 
-    def begin(self, site: Site) -> _LinearState:
+    def init(self, context: Context) -> _LinearState:
         """Sets up the memory."""
-        return _LinearState(site, site.feedback())
+        return _LinearState(context, context.feedback())
 
     def synchronize(self, gradient: Tensor, state: _LinearState, step: int) -> Synchronization:
         """Takes the all-reduce route."""
-        return allreduce(self.codec(), state.site.block, gradient, state.feedback, state.site.shared_key(step))
+        return allreduce(self.codec(), state.context.block, gradient, state.feedback, state.context.shared_key(step))
 
 
 @dataclass(frozen=True, eq=False)
 class _CodecState:
-    site: Site
+    context: Context
     worker: Codec
     feedback: Feedback
     owner: Codec | None
@@ -218,29 +218,29 @@ class CodecMethod(Method):
         """What the average is put through: the owners' operator. On the gather route usually nothing."""
         return self.codec().owned() if route == "sharded" else None
 
-    def begin(self, site: Site) -> _CodecState:
+    def init(self, context: Context) -> _CodecState:
         """Sets up the memories; an owner has one like the workers'."""
-        worker = self.codec().installed(site.store, site.block.slots, site.numel)
-        owner = site.owner
-        if owner is None and (usual := self.owner_codec(site.route)) is not None:
-            owner = usual.installed(site.store, site.block.slots, site.numel)
+        worker = self.codec().installed(context.store, context.block.slots, context.numel)
+        owner = context.owner
+        if owner is None and (usual := self.owner_codec(context.route)) is not None:
+            owner = usual.installed(context.store, context.block.slots, context.numel)
         shards, owner_feedback = None, NONE
-        if site.route == "sharded":
-            shards = Shards.of(site.block, site.rank, site.world_size)
-            owner_feedback = site.owner_feedback(shards.own.slots, shards.own.positions)
+        if context.route == "sharded":
+            shards = Shards.of(context.block, context.rank, context.world_size)
+            owner_feedback = context.owner_feedback(shards.own.slots, shards.own.positions)
         elif owner is not None:
-            owner_feedback = site.owner_feedback(site.block.slots, site.numel)
-        return _CodecState(site, worker, site.feedback(), owner, owner_feedback, shards)
+            owner_feedback = context.owner_feedback(context.block.slots, context.numel)
+        return _CodecState(context, worker, context.feedback(), owner, owner_feedback, shards)
 
     def synchronize(self, gradient: Tensor, state: _CodecState, step: int) -> Synchronization:
         """Takes the chosen route."""
-        site = state.site
-        worker = Operator(state.worker.at(step), state.feedback, site.key(step))
-        key = site.shared_key(step) if state.shards is None else site.owner_key(step)
+        context = state.context
+        worker = Operator(state.worker.at(step), state.feedback, context.key(step))
+        key = context.shared_key(step) if state.shards is None else context.owner_key(step)
         owner = None if state.owner is None else Operator(state.owner.at(step), state.owner_feedback, key)
         if state.shards is not None and owner is not None:
-            return sharded(worker, owner, site.block, state.shards, gradient)
-        return gather(worker, owner, site.block, gradient, site.world_size)
+            return sharded(worker, owner, context.block, state.shards, gradient)
+        return gather(worker, owner, context.block, gradient, context.world_size)
 
 
 class LayerState(MutableMapping[str, Tensor]):
@@ -255,14 +255,14 @@ class LayerState(MutableMapping[str, Tensor]):
         world_size: Number of workers.
     """
 
-    def __init__(self, site: Site, slot: Slot) -> None:
-        self._store = site.store
+    def __init__(self, context: Context, slot: Slot) -> None:
+        self._store = context.store
         self._fields: dict[str, None] = {}
         self.parameter = slot.name
         self.step = 0
-        self.rank = site.rank
-        self.world_size = site.world_size
-        self._seed = site.seed ^ slot.stream
+        self.rank = context.rank
+        self.world_size = context.world_size
+        self._seed = context.seed ^ slot.stream
 
     def __getitem__(self, name: str) -> Tensor:
         if (kept := self._store.get(name, self.parameter)) is None:
@@ -308,9 +308,9 @@ class LayerMethod(Method):
             state: What is remembered of this parameter.
         """
 
-    def begin(self, site: Site) -> list[tuple[Slot, LayerState]]:
+    def init(self, context: Context) -> list[tuple[Slot, LayerState]]:
         """One state a parameter."""
-        return [(slot, LayerState(site, slot)) for slot in site.block.slots]
+        return [(slot, LayerState(context, slot)) for slot in context.block.slots]
 
     def synchronize(self, gradient: Tensor, state: list[tuple[Slot, LayerState]], step: int) -> Synchronization:
         """Runs all layers side by side."""

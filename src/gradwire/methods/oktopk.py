@@ -13,7 +13,7 @@ from gradwire.codecs.index import IndexCoding
 from gradwire.codecs.select import TopMagnitudes, count_for
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Feedback, Kind
-from gradwire.methods.method import Method, Site
+from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import Regions, regions
@@ -22,7 +22,7 @@ from gradwire.wire.requests import Synchronization
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    site: Site
+    context: Context
     feedback: Feedback
 
 
@@ -82,20 +82,22 @@ class OkTopk(Method):
         """Of one worker alone, as of top-k."""
         return 1 - count_for(numel, self.ratio) / numel
 
-    def begin(self, site: Site) -> _State:
+    def init(self, context: Context) -> _State:
         """Sets up the memory."""
-        return _State(site, site.feedback())
+        return _State(context, context.feedback())
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """Takes the route by regions, as they were cut last."""
-        site, block = state.site, state.site.block
+        context, block = state.context, state.context.block
         name, positions = block.slots[0].name, block.positions
-        capacity = self.capacity(int(self.select().counts(block).sum()), site.world_size)
-        cut = Regions.even(positions, site.world_size, capacity, index.parse(self.indices))
-        kept = site.store.get("regions", name)
+        capacity = self.capacity(int(self.select().counts(block).sum()), context.world_size)
+        cut = Regions.even(positions, context.world_size, capacity, index.parse(self.indices))
+        kept = context.store.get("regions", name)
         if kept is not None and len(kept) == len(cut.edges) and int(kept[-1]) == positions:
             cut = Regions(kept.cpu().numpy(), capacity, cut.indices)
         again = step % self.recut == 0
-        cut = yield from regions(self.select(), cut, again, block, gradient, state.feedback, site.rank, site.world_size)
+        cut = yield from regions(
+            self.select(), cut, again, block, gradient, state.feedback, context.rank, context.world_size
+        )
         if again:
-            site.store.put("regions", name, torch.from_numpy(cut.edges.copy()), Kind.WORLD)
+            context.store.put("regions", name, torch.from_numpy(cut.edges.copy()), Kind.WORLD)

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, scaled_rows
 from gradwire.memory import Feedback
-from gradwire.methods.method import Method, Site
+from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Request, Synchronization
@@ -57,11 +57,11 @@ class PowerSGD(Method):
         """A projection never lengthens what it projects."""
         return 1.0
 
-    def begin(self, site: Site) -> _State:
+    def init(self, context: Context) -> _State:
         """Groups matrices and starts ``Q`` where none is kept."""
-        groups = group(site.block)
-        q = [each.factor(site.store, "q", each.rank(self.rank), each.m, site.seed) for each in groups]
-        return _State(site.feedback(), groups, q)
+        groups = group(context.block)
+        q = [each.factor(context.store, "q", each.rank(self.rank), each.m, context.seed) for each in groups]
+        return _State(context.feedback(), groups, q)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds."""

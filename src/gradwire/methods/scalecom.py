@@ -12,7 +12,7 @@ from gradwire.codecs import index
 from gradwire.codecs.index import IndexCoding
 from gradwire.codecs.select import TopMagnitudes, count_for
 from gradwire.memory import Feedback, LowPass
-from gradwire.methods.method import Method, Site
+from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Broadcast, Synchronization
@@ -20,7 +20,7 @@ from gradwire.wire.requests import AllReduceMean, Broadcast, Synchronization
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    site: Site
+    context: Context
     feedback: Feedback
 
 
@@ -68,21 +68,21 @@ class ScaleCom(Method):
         """The leader's, which is that of top-k."""
         return 1 - count_for(numel, self.ratio) / numel
 
-    def begin(self, site: Site) -> _State:
+    def init(self, context: Context) -> _State:
         """Sets up the memory."""
-        return _State(site, site.feedback())
+        return _State(context, context.feedback())
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """Two rounds: the leader's indices, then everybody's values there."""
-        site, feedback, block = state.site, state.feedback, state.site.block
+        context, feedback, block = state.context, state.feedback, state.context.block
         coding, select = index.parse(self.indices), self.select()
-        leader, counts = step % site.world_size, select.counts(block)
+        leader, counts = step % context.world_size, select.counts(block)
         positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=gradient.device)
         values = torch.empty(positions.shape, dtype=torch.float32, device=gradient.device)
         payload = torch.zeros(coding.size(len(positions), block.positions), dtype=torch.uint8, device=gradient.device)
 
-        admitted = feedback.admit(block, gradient)
-        if site.rank == leader:
+        admitted = feedback.before_encode(block, gradient)
+        if context.rank == leader:
             select.select(block, admitted, feedback, counts, positions, values)
             coding.encode(positions, block.positions, payload)
             finite = values.isfinite().all()
@@ -97,6 +97,6 @@ class ScaleCom(Method):
         if feedback.residual is not None:
             values.masked_fill_(~mean.isfinite(), torch.nan)
             kernels.subtract(block, feedback.residual, positions, values)
-        feedback.settle(block, admitted)
+        feedback.after_encode(block, admitted)
         kernels.scatter_sum(block, positions[None], mean[None], gradient, 1.0)
-        feedback.received(block, gradient)
+        feedback.after_decode(block, gradient)

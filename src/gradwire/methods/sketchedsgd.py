@@ -15,7 +15,7 @@ from gradwire.codecs.sketch import CountSketch
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Granularity, Int64Array, flat_slots
 from gradwire.memory import Feedback
-from gradwire.methods.method import Method, Site
+from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Synchronization
@@ -23,7 +23,7 @@ from gradwire.wire.requests import AllReduceMean, Synchronization
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    site: Site
+    context: Context
     feedback: Feedback
     counts: Int64Array
     candidates: Int64Array
@@ -83,20 +83,20 @@ class SketchedSGD(Method):
         """Wherever the sketch points, exact values are sent."""
         return 1.0
 
-    def begin(self, site: Site) -> _State:
+    def init(self, context: Context) -> _State:
         """Sets up the memory."""
-        counts = counts_for(site.block, self.ratio)
-        candidates = np.minimum(self.candidates * counts, site.block.segment_numels)
+        counts = counts_for(context.block, self.ratio)
+        candidates = np.minimum(self.candidates * counts, context.block.segment_numels)
         slots = flat_slots([(str(segment), (int(count),)) for segment, count in enumerate(candidates)])
-        return _State(site, site.feedback(), counts, candidates, Block.cut(slots, Granularity("layer")))
+        return _State(context, context.feedback(), counts, candidates, Block.cut(slots, Granularity("layer")))
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds. Estimates are written over the gradient where the memory has taken it in."""
-        sketch, block = self._sketch(), state.site.block
-        feedback, counts, key = state.feedback, state.counts, state.site.shared_key(step)
-        admitted = feedback.admit(block, gradient)
+        sketch, block = self._sketch(), state.context.block
+        feedback, counts, key = state.feedback, state.counts, state.context.shared_key(step)
+        admitted = feedback.before_encode(block, gradient)
         values, finite = feedback.compensate(block, admitted)
-        feedback.settle(block, admitted)
+        feedback.after_encode(block, admitted)
         table = sketch.write(block, values, counts, key)
         if not finite:
             table.fill_(torch.nan)
@@ -119,7 +119,7 @@ class SketchedSGD(Method):
         if feedback.residual is not None:
             kernels.subtract(block, feedback.residual, positions, sent)
         kernels.scatter_sum(block, positions[None], heaviest[None], gradient, 1.0)
-        feedback.received(block, gradient)
+        feedback.after_decode(block, gradient)
 
 
 def _largest(block: Block, values: Tensor, counts: Int64Array) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from gradwire import kernels
 from gradwire.codecs.transform import Levels, Rotation
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.memory import Feedback
-from gradwire.methods.method import Method, Site
+from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import Shards, check_largest
@@ -20,7 +20,7 @@ from gradwire.wire.requests import AllGather, AllReduceMax, AllToAll, Synchroniz
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    site: Site
+    context: Context
     feedback: Feedback
     rotations: tuple[Rotation, ...]
 
@@ -77,17 +77,21 @@ class THC(Method):
         """What is clamped loses less than itself; what is rounded, at most a quarter of the widest gap squared."""
         return 1 + self._levels().widest ** 2 / 4
 
-    def begin(self, site: Site) -> _State:
+    def init(self, context: Context) -> _State:
         """Sets up the memory, and the pieces of each owner's share."""
-        blocks = Shards.of(site.block, site.rank, site.world_size).all if site.route == "sharded" else (site.block,)
-        return _State(site, site.feedback(), tuple(Rotation.of(block, self.rotation) for block in blocks))
+        blocks = (
+            Shards.of(context.block, context.rank, context.world_size).all
+            if context.route == "sharded"
+            else (context.block,)
+        )
+        return _State(context, context.feedback(), tuple(Rotation.of(block, self.rotation) for block in blocks))
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """Norms, codes, and on the sharded route sums. Norms that are not finite mark what is not."""
-        site, feedback, levels, device = state.site, state.feedback, self._levels(), gradient.device
-        shared, own = site.shared_key(step), site.key(step)
-        admitted = feedback.admit(site.block, gradient)
-        values, finite = feedback.compensate(site.block, admitted)
+        context, feedback, levels, device = state.context, state.feedback, self._levels(), gradient.device
+        shared, own = context.shared_key(step), context.key(step)
+        admitted = feedback.before_encode(context.block, gradient)
+        values, finite = feedback.compensate(context.block, admitted)
         norms = torch.cat([rotation.scales(values) for rotation in state.rotations])
         if not finite:
             norms.fill_(torch.inf)
@@ -99,18 +103,18 @@ class THC(Method):
         codes = torch.zeros((len(sizes), max(sizes)), dtype=torch.uint8, device=device)
         for rotation, scale, size, row in zip(state.rotations, scales, sizes, codes, strict=True):
             rotation.encode(values, feedback.residual, scale, levels, shared, own, row[:size])
-        feedback.settle(site.block, admitted)
-        if site.route == "sharded":
+        feedback.after_encode(context.block, admitted)
+        if context.route == "sharded":
             incoming = yield AllToAll(codes)
-            sums = yield AllGather(self._sums(incoming, site.world_size), straight=True)
+            sums = yield AllGather(self._sums(incoming, context.world_size), straight=True)
         else:
-            sums = self._sums((yield AllGather(codes[0])), site.world_size)[None]
+            sums = self._sums((yield AllGather(codes[0])), context.world_size)[None]
 
-        self._check(sums, site.world_size)
-        width = self._sum_bytes(site.world_size)
+        self._check(sums, context.world_size)
+        width = self._sum_bytes(context.world_size)
         for rotation, scale, size, row in zip(state.rotations, scales, sizes, sums, strict=True):
-            rotation.decode(row[: 2 * width * size], site.world_size, scale, levels, shared, gradient)
-        feedback.received(site.block, gradient)
+            rotation.decode(row[: 2 * width * size], context.world_size, scale, levels, shared, gradient)
+        feedback.after_decode(context.block, gradient)
 
     def _sum_bytes(self, world_size: int) -> int:
         return 1 if world_size * self.grain <= 0xFF else 2

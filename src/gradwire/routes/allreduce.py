@@ -20,11 +20,11 @@ def allreduce(codec: LinearCodec, block: Block, gradient: Tensor, feedback: Feed
         feedback: This worker's memory.
         key: Randomness that all ranks share in this step.
     """
-    admitted = feedback.admit(block, gradient)
+    admitted = feedback.before_encode(block, gradient)
     code, decode = codec.encode(block, admitted, feedback, key)
     if admitted is not gradient:
         code = code.clone()  # it may be a view of what the memory keeps, and the wire reduces in place
-    feedback.settle(block, admitted)
+    feedback.after_encode(block, admitted)
     mean = yield AllReduceMean(code)
     decode(mean, gradient)
-    feedback.received(block, gradient)
+    feedback.after_decode(block, gradient)

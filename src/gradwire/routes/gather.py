@@ -21,15 +21,15 @@ def gather(
         gradient: ``float32`` flat buffer; left with the average.
         world_size: n.
     """
-    admitted = worker.feedback.admit(block, gradient)
+    admitted = worker.feedback.before_encode(block, gradient)
     payload = worker.encode(block, admitted)
-    worker.feedback.settle(block, admitted)
+    worker.feedback.after_encode(block, admitted)
     payloads = yield AllGather(payload)
     worker.codec.decode(block, payloads, gradient, 1 / world_size)
     worker.codec.heard(block, worker.codec.news(block, payloads)[None])
     if owner is not None:
-        readmitted = owner.feedback.admit(block, gradient)
+        readmitted = owner.feedback.before_encode(block, gradient)
         again = owner.encode(block, readmitted)
-        owner.feedback.settle(block, readmitted)
+        owner.feedback.after_encode(block, readmitted)
         owner.codec.decode(block, again[None], gradient, 1.0)
-    worker.feedback.received(block, gradient)
+    worker.feedback.after_decode(block, gradient)

@@ -105,15 +105,15 @@ def integer(
     Raises:
         PayloadError: If the scales that came back are not the largest of all workers'.
     """
-    admitted = feedback.admit(block, gradient)
+    admitted = feedback.before_encode(block, gradient)
     own = code.scales(block, admitted, feedback)
     scales = yield AllReduceMax(own.clone())
     check_largest(scales, own)
     codes = code.encode(block, admitted, feedback, scales, workers, key)
-    feedback.settle(block, admitted)
+    feedback.after_encode(block, admitted)
     codes = yield AllReduceSum(codes)
     code.decode(block, scales, codes, gradient, workers)
-    feedback.received(block, gradient)
+    feedback.after_decode(block, gradient)
 
 
 def check_largest(scales: Tensor, own: Tensor) -> None:

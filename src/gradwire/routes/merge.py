@@ -147,7 +147,7 @@ def merge(
     extra = world_size - core
 
     own = SparseSet.empty(counts, gradient.device)
-    admitted = feedback.admit(block, gradient)
+    admitted = feedback.before_encode(block, gradient)
     select.select(block, admitted, feedback, counts, own.positions, own.values)
     current, sent = own, own.values.isfinite()
     folded, kept = own, sent.clone()
@@ -178,6 +178,6 @@ def merge(
     feedback.masked(block, own.positions[sent])
     if feedback.residual is not None:
         kernels.subtract(block, feedback.residual, own.positions[sent], own.values[sent])
-    feedback.settle(block, admitted)
+    feedback.after_encode(block, admitted)
     kernels.scatter_sum(block, current.positions[None], current.values[None], gradient, 1 / world_size)
-    feedback.received(block, gradient)
+    feedback.after_decode(block, gradient)

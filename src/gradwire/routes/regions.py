@@ -127,7 +127,7 @@ def regions(
     k = int(counts.sum())
     positions = torch.empty(k, dtype=torch.int64, device=device)
     values = torch.empty(k, dtype=torch.float32, device=device)
-    admitted = feedback.admit(block, gradient)
+    admitted = feedback.before_encode(block, gradient)
     select.select(block, admitted, feedback, counts, positions, values)
     finite = _finite(values)
 
@@ -177,9 +177,9 @@ def regions(
     feedback.masked(block, sent)
     if feedback.residual is not None:
         kernels.subtract(block, feedback.residual, sent, values[travelling])
-    feedback.settle(block, admitted)
+    feedback.after_encode(block, admitted)
     kernels.scatter_sum(block, union[None], added[None], gradient, 1 / world_size)
-    feedback.received(block, gradient)
+    feedback.after_decode(block, gradient)
     return cut
 
 

@@ -45,13 +45,13 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
         gradient: ``float32`` flat buffer; left with the average.
     """
     count, device = len(shards.all), gradient.device
-    admitted = worker.feedback.admit(block, gradient)
+    admitted = worker.feedback.before_encode(block, gradient)
     sizes = [worker.codec.payload_bytes(shard) for shard in shards.all]
     outgoing = torch.empty((count, max(sizes)), dtype=torch.uint8, device=device)
     for shard, size, row in zip(shards.all, sizes, outgoing, strict=True):
         worker.codec.encode(shard, admitted, worker.feedback, row[:size], worker.key)
         row[size:] = 0
-    worker.feedback.settle(block, admitted)
+    worker.feedback.after_encode(block, admitted)
     incoming = yield AllToAll(outgoing)
 
     average = torch.empty(shards.own.positions, dtype=torch.float32, device=device)
@@ -63,9 +63,9 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
     edge = max(sizes)
     payload = torch.empty(edge + len(news), dtype=torch.uint8, device=device)
     own_size = owner.codec.payload_bytes(shards.own)
-    readmitted = owner.feedback.admit(shards.own, average)
+    readmitted = owner.feedback.before_encode(shards.own, average)
     owner.codec.encode(shards.own, readmitted, owner.feedback, payload[:own_size], owner.key)
-    owner.feedback.settle(shards.own, readmitted)
+    owner.feedback.after_encode(shards.own, readmitted)
     payload[own_size:edge] = 0
     payload[edge:] = news
     payloads = yield AllGather(payload, straight=True)
@@ -75,4 +75,4 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
         news_of_owners.append(owner.codec.news(shard, row[None, :size]))
     worker.codec.heard(block, payloads[:, edge:])
     owner.codec.heard(block, torch.stack(news_of_owners))
-    worker.feedback.received(block, gradient)
+    worker.feedback.after_decode(block, gradient)

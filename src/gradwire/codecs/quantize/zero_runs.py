@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.capacity import Room
+from gradwire.codecs.capacity import Capacity
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize.quantiser import Quantiser
 from gradwire.errors import PayloadError
@@ -39,7 +39,7 @@ class ZeroRuns(Codec):
     """
 
     sparsity: float = 1.0
-    room: Room = field(default_factory=Room)
+    room: Capacity = field(default_factory=Capacity)
 
     def __post_init__(self) -> None:
         self._whole()

@@ -115,7 +115,7 @@ class Auditor(Guard):
         self._dense: dict[Unit, Tensor] = {}
         self._found: dict[int, dict[str, Deviation]] = {}
 
-    def taken(self, unit: Unit, gradient: Tensor) -> None:
+    def before_encode(self, unit: Unit, gradient: Tensor) -> None:
         """Copies the gradient, if its step is to be audited."""
         self._step = self._progress.step
         if self._step % self._every == 0:
@@ -128,7 +128,7 @@ class Auditor(Guard):
     def _average(self, unit: Unit) -> Synchronization:
         self._dense[unit] = yield AllReduceMean(self._dense[unit], beside=True)
 
-    def landed(self, unit: Unit, average: Tensor) -> None:
+    def after_decode(self, unit: Unit, average: Tensor) -> None:
         """Compares the two averages."""
         if (dense := self._dense.pop(unit, None)) is None:
             return
@@ -138,7 +138,7 @@ class Auditor(Guard):
             residual = self._progress.store.get("residual", slot.name)
             found[slot.name] = _deviation(dense[of_slot], average[of_slot], residual)
 
-    def ended(self) -> None:
+    def after_step(self) -> None:
         """Logs the step's audit, if there was one."""
         if self._step in self._found:
             if self._rank == 0:

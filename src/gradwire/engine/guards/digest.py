@@ -36,13 +36,13 @@ class Digest(Guard):
         what = f"after step {self._step - 1} the averaged gradients are"
         return [compared(what, due, gradient.device)] if due else []
 
-    def landed(self, unit: Unit, average: Tensor) -> None:
+    def after_decode(self, unit: Unit, average: Tensor) -> None:
         """Takes the digests of a buffer's parameters."""
         if self._step % self._every == 0:
             for slot in unit.slots:
                 self._taken[slot.name] = checksum_of(average[slot.offset : slot.stop])
 
-    def ended(self) -> None:
+    def after_step(self) -> None:
         """Has this step's digests sent with the next."""
         self._due, self._taken = self._taken, {}
         self._step += 1

@@ -26,25 +26,25 @@ class Progress(Protocol):
 class Guard:
     """Goes along with every gradient: before it is compressed, beside it on the wire, and when its average has landed.
 
-    All calls but :meth:`ready` come on the wire's thread, in the same order on every rank. This one does nothing.
+    All calls but :meth:`before_step` come on the wire's thread, in the same order on every rank. This one does nothing.
     """
 
-    def ready(self) -> None:
+    def before_step(self) -> None:
         """Called by whoever asks for an average, before a step's first gradient is handed to the wire.
 
         Raises:
             ConfigurationError: If it cannot be had as things are; nothing is changed.
         """
 
-    def taken(self, unit: Unit, gradient: Tensor) -> None:
+    def before_encode(self, unit: Unit, gradient: Tensor) -> None:
         """Called with a gradient before it is compressed, ``float32[unit.numel]``; may change it."""
 
     def beside(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
         """What else is to be sent, in the same rounds; the gradient's buffer must not be changed by it."""
         return []
 
-    def landed(self, unit: Unit, average: Tensor) -> None:
+    def after_decode(self, unit: Unit, average: Tensor) -> None:
         """Called with the average before it is handed on; may change it."""
 
-    def ended(self) -> None:
+    def after_step(self) -> None:
         """Called once every average of a step has been handed on, before the next step's first gradient is taken."""

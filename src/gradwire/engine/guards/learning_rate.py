@@ -49,7 +49,7 @@ class LearningRate(Guard):
         self._now: float | None = None
         self._waiting: dict[tuple[str, str], Tensor] = {}
 
-    def ready(self) -> None:
+    def before_step(self) -> None:
         """Reads the rate.
 
         Raises:
@@ -57,7 +57,7 @@ class LearningRate(Guard):
         """
         self._next = _read(self._rate)
 
-    def taken(self, unit: Unit, gradient: Tensor) -> None:
+    def before_encode(self, unit: Unit, gradient: Tensor) -> None:
         """Weighs what is kept of the unit's parameters, if the rate has changed since it was weighed last."""
         if self._now is None:
             self._now = self._next
@@ -73,14 +73,14 @@ class LearningRate(Guard):
                 for _, owed, power in self._owed(slot):
                     owed.mul_((before / self._now) ** power)
 
-    def landed(self, unit: Unit, average: Tensor) -> None:
+    def after_decode(self, unit: Unit, average: Tensor) -> None:
         """Puts back what was set aside, in place of what a gradient of no update left."""
         if not self._now:
             for slot in unit.slots:
                 for key, owed, _ in self._owed(slot):
                     owed.copy_(self._waiting.pop(key, torch.zeros(())))
 
-    def ended(self) -> None:
+    def after_step(self) -> None:
         """The next step has a rate of its own."""
         self._now = None
 

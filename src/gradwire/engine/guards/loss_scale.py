@@ -29,7 +29,7 @@ class LossScale(Guard):
         self._store = store
         self._scale: float | None = None
 
-    def ready(self) -> None:
+    def before_step(self) -> None:
         """Looks whether there is a scale.
 
         Raises:
@@ -40,7 +40,7 @@ class LossScale(Guard):
                 "grad_scaler has not scaled a loss yet; call grad_scaler.scale(loss).backward(), or attach without it"
             )
 
-    def taken(self, unit: Unit, gradient: Tensor) -> None:
+    def before_encode(self, unit: Unit, gradient: Tensor) -> None:
         """Divides by the scale."""
         if self._scale is None:
             self._scale = float(self._scaler.get_scale())
@@ -50,12 +50,12 @@ class LossScale(Guard):
                 if (squares := self._store.get(SQUARES, slot.name)) is not None:
                     squares.div_(self._scale).div_(self._scale)
 
-    def landed(self, unit: Unit, average: Tensor) -> None:
+    def after_decode(self, unit: Unit, average: Tensor) -> None:
         """Multiplies by the scale."""
         if self._scale is not None and self._scale != 1:
             average.mul_(self._scale)
 
-    def ended(self) -> None:
+    def after_step(self) -> None:
         """The next step reads the scale anew."""
         self._scale = None
 

@@ -38,7 +38,7 @@ class Rollback(Guard):
         self._step = 0
         self._finite: Tensor | None = None
 
-    def taken(self, unit: Unit, gradient: Tensor) -> None:
+    def before_encode(self, unit: Unit, gradient: Tensor) -> None:
         """Notes where the step starts, and follows the store where a new layout of buckets has moved it."""
         if self._finite is None:
             self._step = self._progress.step
@@ -48,14 +48,14 @@ class Rollback(Guard):
         elif not self._before.current:
             self._before.extend()
 
-    def landed(self, unit: Unit, average: Tensor) -> None:
+    def after_decode(self, unit: Unit, average: Tensor) -> None:
         """Looks for the smallest and the largest value, which are not finite if any value is not."""
         if self._finite is not None:
             for dtype, start, stop in self._stretches(unit):
                 extremes = torch.stack(torch.aminmax(average[start:stop]))
                 self._finite &= extremes.to(dtype).isfinite().all()
 
-    def ended(self) -> None:
+    def after_step(self) -> None:
         """Takes the step back, or copies what it left."""
         if self._finite is None or self._finite:
             self._before.take()

@@ -20,7 +20,7 @@ from gradwire.wire import Synchronization, Wire
 
 
 @dataclass(eq=False)
-class Flight:
+class PendingAverage:
     """An average on its way.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Part:
         return cls(stretch, engine.unit(stretch.slots), Snapshot(engine.store, names))
 
 
-class Flights:
+class PendingAverages:
     """Sends off how far local steps took fragments, and moves the model by the averages that come back.
 
     To be called on the thread that trains.
@@ -88,7 +88,7 @@ class Flights:
         self._engine = engine
         self._wire = wire
         self._parts = [[_Part.of(stretch, engine) for stretch in each.stretches] for each in fragments]
-        self._under_way: list[Flight] = []
+        self._under_way: list[PendingAverage] = []
         self.taken = self.dropped = 0
 
     @property
@@ -123,7 +123,7 @@ class Flights:
         beside: Values = {}
         for each in self._beside:
             beside.update(each.collect(fragment))
-        flight = Flight(fragment, now + late, mix, outer, beside, landing=lambda: wire.wait(landing))
+        flight = PendingAverage(fragment, now + late, mix, outer, beside, landing=lambda: wire.wait(landing))
         step = fragment.rounds
 
         def along() -> list[Synchronization]:
@@ -179,7 +179,7 @@ class Flights:
         self._take(list(self._under_way), now)
 
     @torch.no_grad()
-    def _take(self, flights: Sequence[Flight], now: int) -> None:
+    def _take(self, flights: Sequence[PendingAverage], now: int) -> None:
         """Waits for averages and moves the model by them."""
         for flight in flights:
             self._under_way.remove(flight)
@@ -239,7 +239,7 @@ class Flights:
             for name, change in fragment.named(fragment.change) if fragment.number in numbers else ():
                 change.copy_(saved["changes"][name])
         self._under_way = [
-            Flight(
+            PendingAverage(
                 self._fragments[flight["fragment"]],
                 flight["due"],
                 flight["mix"],
