@@ -182,7 +182,7 @@ def test_sync_measures_every_contender_and_keeps_the_row_of_one_that_fails(tmp_p
     document = report.document("bench.sync", rows=rows)
     report.write_json(tmp_path / "new folder" / "sync.json", document)
     read = json.loads((tmp_path / "new folder" / "sync.json").read_text())
-    assert read["schema"] == "gradwire_bench.sync/1"
+    assert read["schema"] == "gradwire.bench.sync/1"
     assert {"date", "command", "machine"} < set(read)
     assert read["machine"]["torch"] == torch.__version__
     assert read["rows"][0]["median_seconds"] == rows[0].median_seconds

@@ -174,7 +174,7 @@ def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):
         Bench(console, "none", range(1), 64, "digits", None, tmp_path).overhead("tiny")
     assert all(word in said.get() for word in ("adamw", "qsgd:bits=2", "nothing sent"))
     read = json.loads((tmp_path / "overhead.json").read_text())
-    assert read["schema"] == "gradwire_bench.periodic/1"
+    assert read["schema"] == "gradwire.bench.periodic/1"
     assert [row["optimizer"] for row in read["silence"]] == ["sgd", "adamw"]
     assert all(row["alone"] > 0 for row in read["silence"])
     averages = {(row["method"], row["workers"]): row for row in read["averages"]}

@@ -1,4 +1,9 @@
-"""What an attachment gives back: counters, state, and a description of itself."""
+"""What an attachment gives back: counters, state, and a description of itself.
+
+State is read and written on the wire's thread, after all that was submitted and never within a step. What a state
+should hold is found by laying the model out on the meta device, which takes no memory; only when all of it fits is any
+loaded.
+"""
 
 from __future__ import annotations
 

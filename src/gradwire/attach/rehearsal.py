@@ -1,4 +1,7 @@
-"""A method's first steps, before training: its kernels are compiled in them, or loaded from the cache on disk."""
+"""A method's first steps, before training: its kernels are compiled in them, or loaded from the cache on disk.
+
+They run in a small world of two workers, so that the kernels that the method needs, and no others, are compiled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Before anything is attached: are all ranks there, and ready?"""
+"""Before anything is attached: are all ranks there, and ready?
+
+Only then are configuration, parameters and their values compared (:mod:`gradwire.engine.agreement`).
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A kernel is a function of the reference. Called from here it runs what the device of its tensors has under that name,
 and the reference where that has nothing: a new device writes only what is hot. Payload formats are documented with the
-reference. Tensors are contiguous; values float32, payloads uint8, positions int64.
+reference. Tensors are contiguous; values float32, payloads uint8, positions int64. No kernel leaves its buffers: tests
+run every method between memory pages that cannot be touched.
 
 Every encoder first forms the compensated values ``t`` of its block:
 

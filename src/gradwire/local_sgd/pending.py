@@ -1,4 +1,10 @@
-"""Averages on their way: sent off, waited for, and taken."""
+"""Averages on their way: sent off, waited for, and taken.
+
+They go stretch by stretch, about a million coordinates each. Where training waits for them, the wire's thread measures
+a stretch's change just before it encodes it, while it is in the cache, and turns its average into the next anchor as it
+lands; then anchor and change swap places. So before the first byte there is one stretch to measure, and after the last
+one to decode and a copy to the parameters.
+"""
 
 from __future__ import annotations
 

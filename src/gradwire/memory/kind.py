@@ -1,4 +1,4 @@
-"""Whose a remembered tensor is: what becomes of it when the number of workers changes."""
+"""Whose a remembered tensor is: what becomes of it when the number of workers changes, without a table of names."""
 
 from __future__ import annotations
 

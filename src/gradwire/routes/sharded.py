@@ -1,4 +1,8 @@
-"""Every worker owns a share of the elements, averages it, and compresses the average again."""
+"""Every worker owns a share of the elements, averages it, and compresses the average again.
+
+A segment ends at a shard's edge, because its owner sees nothing else: with ``granularity="model"`` and n workers there
+are n segments.
+"""
 
 from __future__ import annotations
 

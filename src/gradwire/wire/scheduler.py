@@ -5,9 +5,12 @@ round is issued, and groups whose round was issued two groups ago move on by one
 g1, … of two rounds that is the software pipeline r1(g0), r1(g1), r1(g2), r2(g0), r1(g3), r2(g1), …, so encoding
 overlaps sending, and the order is the same on every rank because sizes and order of submission are.
 
-Averages that may be late wait for a group that has an average of their dtype anyway and share its collective. Otherwise
-they become groups of their own, when they are worth a collective and when the step ends; nothing waits for these before
-its end. There they come before the last other group: what waited for both is finished while that one is on its way.
+Nothing small waits behind something large. On a slow link a small all-reduce is a chain of 2 (n - 1) messages, each of
+which queues behind whatever is on its way: next to a bucket's all-to-all at 100 Mbit/s 25 kB take 150 to 450 ms, for
+which the bucket's next round would wait. So averages that may be late wait for a group that has an average of their
+dtype anyway and share its collective. Otherwise they become groups of their own, when they are worth a collective and
+when the step ends; nothing waits for these before its end. There they come before the last other group: what waited for
+both is finished while that one is on its way.
 
 Nothing here waits without saying so first (:meth:`Scheduler.run`): one thread may thus run the schedulers of several
 ranks in turns.
@@ -31,7 +34,8 @@ from gradwire.wire.transport import Transport
 
 AHEAD = 2
 """Rounds that may be on their way while the next group is encoded: with fewer the network idles then, with more the end
-of a step, which nothing hides, becomes longer."""
+of a step, which nothing hides, becomes longer. With 2 instead of 1 a step of ``acpsgd`` at 100 Mbit/s, 4 workers on two
+cores, is 60 to 63 times as fast as DDP's instead of 53 to 54; 3 gain no more (2026-11-21)."""
 
 
 class Task:
