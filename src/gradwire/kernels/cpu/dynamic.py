@@ -14,6 +14,7 @@ from gradwire.kernels.cpu._compiled import (
     float_of,
     inlined,
 )
+from gradwire.kernels.cpu._packed import pack
 from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, peak
 from gradwire.kernels.reference._torch import SMALLEST_SCALE
 from gradwire.kernels.reference.dynamic import Dynamic, magnitudes, thresholds
@@ -60,7 +61,7 @@ def _put(code: Dynamic, piece: Piece, scale: Float32Array, scratch: Scratch) -> 
     for i in range(t.size):
         parts[i] = abs(t[i]) * inverse
     codes = scratch.codes[piece.low : piece.high]
-    _find(t, parts, codes)
+    _find(t, parts, scratch.words, codes)
     if piece.keep:
         _look_up(codes, parts)
         for i in range(t.size):
@@ -69,7 +70,7 @@ def _put(code: Dynamic, piece: Piece, scale: Float32Array, scratch: Scratch) -> 
 
 @inlined
 def _pack(code: Dynamic, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    body[position : position + count] = scratch.codes[:count]
+    pack(scratch.codes, count, 8, body[position:])
 
 
 @inlined
@@ -78,11 +79,10 @@ def _read(code: Dynamic, position: int, count: int, body: UInt8Array, scratch: S
 
 
 @compiled
-def _find(t: Float32Array, parts: Float32Array, codes: UInt8Array) -> None:
+def _find(t: Float32Array, parts: Float32Array, cell: UInt32Array, codes: UInt8Array) -> None:
     """Writes the code of the entry nearest to each part of the scale, with the sign of ``t``."""
     words = parts.view(np.uint32)
     low_bits, first, last = np.uint32((1 << _CELL_BITS) - 1), np.int32(_FIRST_CELL), np.int32(_CELLS.size - 1)
-    cell = np.empty(t.size, np.uint32)
     for i in range(t.size):
         cell[i] = min(max(np.int32(words[i] >> np.uint32(_CELL_BITS)) - first, np.int32(0)), last)
     for i in range(t.size):

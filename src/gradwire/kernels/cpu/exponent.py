@@ -15,7 +15,7 @@ _FRACTION_BITS = np.uint32(23)
 @inlined
 def _measure(code: Exponent, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     largest = peak(source)
-    scale[0] = float_of(np.uint32(largest >> _FRACTION_BITS) << _FRACTION_BITS)
+    scale[0] = float_of(np.uint32(np.uint32(largest >> _FRACTION_BITS) << _FRACTION_BITS))
     return bool(largest < INFINITE)
 
 

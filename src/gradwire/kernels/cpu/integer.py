@@ -9,10 +9,10 @@ from gradwire.kernels.cpu._compiled import (
     INFINITE,
     Float32Array,
     UInt8Array,
+    allocating,
     array,
     compensate,
     compensation,
-    compiled,
     float_of,
     halves,
     hash32,
@@ -45,7 +45,7 @@ def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, 
     read_all(code, block, Payloads(array(scales), 0, array(codes), 0, codes.numel(), 1, 1), out, 1.0)
 
 
-@compiled
+@allocating
 def _scales(
     runs: Int64Array,
     segments: Int64Array,

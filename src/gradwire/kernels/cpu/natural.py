@@ -15,7 +15,7 @@ from gradwire.kernels.cpu._compiled import (
     inlined,
     sign_words,
 )
-from gradwire.kernels.cpu._packed import pack_signs
+from gradwire.kernels.cpu._packed import pack, pack_signs
 from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, peak
 from gradwire.kernels.reference.natural import DISTANCES, FRACTION_BITS, LARGEST_EXPONENT, Natural
 
@@ -43,7 +43,7 @@ def _put(code: Natural, piece: Piece, scale: Float32Array, scratch: Scratch) -> 
 
 @inlined
 def _pack(code: Natural, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    body[position : position + count] = scratch.codes[:count]
+    pack(scratch.codes, count, 8, body[position:])
     if code.bits == 9:
         pack_signs(scratch.t, count, body[body.size // 9 * 8 + position // 8 :])
 

@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from gradwire.kernels.cpu._compiled import (
-    INFINITE,
     Float32Array,
     Float64Array,
     UInt8Array,
@@ -26,12 +25,10 @@ from gradwire.kernels.reference.qsgd import QSGD
 
 @inlined
 def _measure(code: QSGD, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
-    largest = peak(source)
-    norm = float(float_of(largest))
-    if code.euclidean:
-        norm = math.sqrt(total_of_squares(source, scratch.lanes[0]))
+    total = total_of_squares(source, scratch.lanes[0]) if code.euclidean else 0.0
+    norm = math.sqrt(total) if code.euclidean else float(float_of(peak(source)))
     scale[0] = min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0
-    return bool(largest < INFINITE)
+    return bool(np.isfinite(norm))
 
 
 @compiled

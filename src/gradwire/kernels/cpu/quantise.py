@@ -15,9 +15,11 @@ from torch import Tensor
 
 from gradwire.kernels.code import Code
 from gradwire.kernels.cpu._compiled import (
+    INLINED,
     Float32Array,
     Float64Array,
     UInt8Array,
+    UInt32Array,
     add_compensated,
     array,
     compensate,
@@ -69,13 +71,15 @@ class Scratch(NamedTuple):
 
     Attributes:
         t: ``float32[CHUNK]``: compensated values, or sums of what they were sent as; 0 in gaps.
-        parts: ``float32[CHUNK]``, for a code's own use.
+        parts: ``float32[CHUNK]`` and
+        words: ``uint32[CHUNK]``, for a code's own use.
         codes: ``uint8[CHUNK]``: what is packed; 0 in gaps.
         lanes: ``float64[2, LANES]``, for sums.
     """
 
     t: Float32Array
     parts: Float32Array
+    words: UInt32Array
     codes: UInt8Array
     lanes: Float64Array
 
@@ -171,12 +175,13 @@ def put_all(
         run_keys(key, block.streams),
         (gradient, residual, keep, beta, gamma),
     )
-    _encode(code, words, mark, block.runs, block.segments, block.origins, keys, *values, scales, body)
+    _encode(code, words, mark, block.runs, block.segments, block.origins, keys, *values, scales, body, _scratch())
 
 
 def read_all(code: Code, block: Block, payloads: Payloads, out: Tensor, weight: float) -> None:
     """Writes the weighted sum of payloads."""
-    _decode(code, block.runs, block.segments, payloads, array(out), np.float32(weight))
+    pieces = np.empty((CHUNK // ALIGNMENT, 4), np.int64)
+    _decode(code, block.runs, block.segments, payloads, array(out), np.float32(weight), pieces, _scratch())
 
 
 @inlined
@@ -245,16 +250,15 @@ def _storing(code: Compiled) -> Callable[..., Any]:
 
 
 for _stage, _number in ((_measure, 0), (_put, 1), (_pack, 2), (_read, 3), (_add, 4)):
-    overload(_stage, jit_options={"forceinline": True})(_choosing(_number))
-overload(_store, jit_options={"forceinline": True})(
+    overload(_stage, jit_options=INLINED)(_choosing(_number))
+overload(_store, jit_options=INLINED)(
     lambda code, low, high, position, scale, body, scratch: _storing(CODES[code.instance_class])
 )
 
 
-@compiled
 def _scratch() -> Scratch:
-    t, parts, codes = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.uint8)
-    return Scratch(t, parts, codes, np.empty((2, LANES), np.float64))
+    t, parts, words = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.uint32)
+    return Scratch(t, parts, words, np.empty(CHUNK, np.uint8), np.empty((2, LANES), np.float64))
 
 
 @compiled
@@ -273,8 +277,9 @@ def _encode(
     gamma: np.float32,
     scales: Float32Array,
     body: UInt8Array,
+    scratch: Scratch,
 ) -> None:
-    scratch, filled, position = _scratch(), 0, 0
+    filled, position = 0, 0
     t, codes = scratch.t, scratch.codes
     for segment in range(segments.size - 1):
         first_run, last_run = segments[segment], segments[segment + 1]
@@ -310,9 +315,16 @@ def _encode(
 
 @compiled
 def _decode(
-    code: Any, runs: Int64Array, segments: Int64Array, payloads: Payloads, out: Float32Array, weight: np.float32
+    code: Any,
+    runs: Int64Array,
+    segments: Int64Array,
+    payloads: Payloads,
+    out: Float32Array,
+    weight: np.float32,
+    pieces: Int64Array,
+    scratch: Scratch,
 ) -> None:
-    scratch, pieces, count, filled, position = _scratch(), np.empty((CHUNK // ALIGNMENT, 4), np.int64), 0, 0, 0
+    count, filled, position = 0, 0, 0
     for segment in range(segments.size - 1):
         for run in range(segments[segment], segments[segment + 1]):
             start, length = runs[run, 0], runs[run, 1]
