@@ -20,7 +20,13 @@ from gradwire.layout import Float64Array as Float64Array
 from gradwire.layout import Int64Array
 from gradwire.randomness import FIRST_FACTOR, SECOND_FACTOR
 
-INLINED: dict[str, Any] = {"error_model": "numpy", "forceinline": True, "_nrt": False, "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+INLINED: Any = {
+    "error_model": "numpy",
+    "forceinline": True,
+    "_nrt": False,
+    "no_cfunc_wrapper": True,
+    "no_cpython_wrapper": True,
+}
 """Options of what its callers are to contain."""
 
 

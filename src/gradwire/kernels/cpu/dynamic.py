@@ -12,7 +12,6 @@ from gradwire.kernels.cpu._compiled import (
     array,
     compiled,
     float_of,
-    inlined,
 )
 from gradwire.kernels.cpu._packed import pack
 from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, peak
@@ -45,7 +44,6 @@ _MAGNITUDES = array(magnitudes())
 _VALUES = np.concatenate((_MAGNITUDES, -_MAGNITUDES))
 
 
-@inlined
 def _measure(code: Dynamic, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     largest = peak(source)
     scale[0] = float_of(largest)
@@ -54,7 +52,6 @@ def _measure(code: Dynamic, source: Source, scale: Float32Array, scratch: Scratc
     return bool(largest < INFINITE)
 
 
-@inlined
 def _put(code: Dynamic, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, parts, one, memory = scratch.t[piece.low : piece.high], scratch.parts, scale[0], piece.memory
     inverse = np.float32(np.float32(1) / one) if one > 0 else np.float32(0)
@@ -68,12 +65,10 @@ def _put(code: Dynamic, piece: Piece, scale: Float32Array, scratch: Scratch) -> 
             memory[i] = t[i] - parts[i] * one
 
 
-@inlined
 def _pack(code: Dynamic, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     pack(scratch.codes, count, 8, body[position:])
 
 
-@inlined
 def _read(code: Dynamic, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     _look_up(body[position : position + count], scratch.parts)
 
@@ -99,7 +94,6 @@ def _look_up(codes: UInt8Array, values: Float32Array) -> None:
         values[i] = _VALUES[codes[i]]
 
 
-@inlined
 def _add(
     code: Dynamic, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:

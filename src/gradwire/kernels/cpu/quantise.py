@@ -7,7 +7,7 @@ compiles the loops for each class and keeps them on the disk.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numba.extending import overload
@@ -180,7 +180,7 @@ def put_all(
 
 def read_all(code: Code, block: Block, payloads: Payloads, out: Tensor, weight: float) -> None:
     """Writes the weighted sum of payloads."""
-    pieces = np.empty((CHUNK // ALIGNMENT, 4), np.int64)
+    pieces = np.empty((CHUNK // ALIGNMENT, 5), np.int64)
     _decode(code, block.runs, block.segments, payloads, array(out), np.float32(weight), pieces, _scratch())
 
 
@@ -201,59 +201,46 @@ def add_parts(parts: Float32Array, unit: np.float32, total: Float32Array) -> Non
         total[i] += parts[i] * unit
 
 
-@compiled
 def nothing_to_read(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     """For codes that add up what is packed."""
 
 
-def _measure(code: Any, *others: Any) -> Any: ...
+def _measure(code: Any, source: Source, scale: Float32Array, scratch: Scratch) -> Any: ...
 
 
-def _put(code: Any, *others: Any) -> Any: ...
+def _put(code: Any, piece: Piece, scale: Float32Array, scratch: Scratch) -> Any: ...
 
 
-def _pack(code: Any, *others: Any) -> Any: ...
+def _pack(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> Any: ...
 
 
-def _read(code: Any, *others: Any) -> Any: ...
+def _read(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> Any: ...
 
 
-def _add(code: Any, *others: Any) -> Any: ...
+def _add(
+    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
+) -> Any: ...
 
 
-def _store(code: Any, *others: Any) -> Any: ...
+def _store(
+    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
+) -> Any: ...
+
+
+def _clear_and_add(
+    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
+) -> None:
+    scratch.t[low:high] = -0.0
+    _add(code, low, high, position, scale, body, scratch)
 
 
 def _choosing(number: int) -> Callable[..., Any]:
-    return lambda code, *others: _calling(CODES[code.instance_class][number])
+    """Finds a stage's function by the class of the code."""
+    return lambda code, *others: CODES[code.instance_class][number] or _clear_and_add
 
 
-def _calling(function: Any) -> Callable[..., Any]:
-    return lambda code, *others: function(code, *others)
-
-
-def _clearing(add: Callable[..., Any]) -> Callable[..., Any]:
-    def clear_and_add(code, low, high, position, scale, body, scratch):  # type: ignore[no-untyped-def]
-        scratch.t[low:high] = -0.0
-        add(code, low, high, position, scale, body, scratch)
-
-    return clear_and_add
-
-
-def _storing(code: Compiled) -> Callable[..., Any]:
-    store = code.store
-    if store is None:
-        return _clearing(code.add)
-    return lambda code, low, high, position, scale, body, scratch: store(
-        code, low, high, position, scale, body, scratch
-    )
-
-
-for _stage, _number in ((_measure, 0), (_put, 1), (_pack, 2), (_read, 3), (_add, 4)):
-    overload(_stage, jit_options=INLINED)(_choosing(_number))
-overload(_store, jit_options=INLINED)(
-    lambda code, low, high, position, scale, body, scratch: _storing(CODES[code.instance_class])
-)
+for _number, _stage in enumerate((_measure, _put, _pack, _read, _add, _store)):
+    overload(cast(Any, _stage), jit_options=INLINED, strict=False)(_choosing(_number))
 
 
 def _scratch() -> Scratch:
@@ -331,30 +318,32 @@ def _decode(
             for first in range(0, length, CHUNK):
                 numel = min(CHUNK, length - first)
                 if filled + numel > CHUNK:
-                    _sum(code, pieces[:count], position, filled, payloads, out, weight, scratch)
+                    _sum(code, pieces[:count], payloads, out, weight, scratch)
                     position += filled
                     count = filled = 0
                 piece = pieces[count]
                 piece[0], piece[1], piece[2], piece[3] = filled, filled + numel, segment, start + first
+                piece[4] = position
                 count += 1
                 filled = -(-(filled + numel) // ALIGNMENT) * ALIGNMENT
     if count:
-        _sum(code, pieces[:count], position, filled, payloads, out, weight, scratch)
+        _sum(code, pieces[:count], payloads, out, weight, scratch)
 
 
 @compiled
 def _sum(
     code: Any,
     pieces: Int64Array,
-    position: int,
-    filled: int,
     payloads: Payloads,
     out: Float32Array,
     weight: np.float32,
     scratch: Scratch,
 ) -> None:
-    """Sums the pieces of a chunk: where each begins and ends in it, its segment, and where it goes to."""
-    words = payloads.words
+    """Sums the pieces of a chunk: where each begins and ends in it, its segment, where it goes to, and what precedes.
+
+    That is the number of positions before the chunk, the same for all of them.
+    """
+    words, position, filled = payloads.words, pieces[0, 4], -(-pieces[-1, 1] // ALIGNMENT) * ALIGNMENT
     for row in range(payloads.rows):
         body = payloads.bodies[row * payloads.stride : row * payloads.stride + payloads.size]
         _read(code, position, filled, body, scratch)
