@@ -20,22 +20,42 @@ from gradwire.layout import Float64Array as Float64Array
 from gradwire.layout import Int64Array
 from gradwire.randomness import FIRST_FACTOR, SECOND_FACTOR
 
+INLINED: Any = {
+    "error_model": "numpy",
+    "forceinline": True,
+    "_nrt": False,
+    "no_cfunc_wrapper": True,
+    "no_cpython_wrapper": True,
+}
+"""Options of what its callers are to contain."""
 
-def inlined(function: Callable[..., Any]) -> Any:
-    """As :func:`compiled`, for what is called so often that its callers are to contain it."""
-    return compiled(function, forceinline=True)
 
-
-def compiled(function: Callable[..., Any], forceinline: bool = False) -> Any:
+def compiled(function: Callable[..., Any]) -> Any:
     """Compiles a function for one signature, on first use; without fastmath, so that bits are those of the reference.
+
+    It can make no arrays, and counts no references to those it is given: that would cost more than a small segment.
 
     Raises:
         ConfigurationError: If what is compiled can be kept nowhere, or Numba is told to compile nothing.
     """
+    return _compiled(function, {**INLINED, "forceinline": False, "no_cpython_wrapper": False})
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """As :func:`compiled`, for what is called so often that its callers are to contain it."""
+    return _compiled(function, INLINED)
+
+
+def allocating(function: Callable[..., Any]) -> Any:
+    """As :func:`compiled`, for what makes arrays."""
+    return _compiled(function, {**INLINED, "forceinline": False, "_nrt": True, "no_cpython_wrapper": False})
+
+
+def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         raise ConfigurationError("NUMBA_DISABLE_JIT is set, and the kernels for the CPU must be compiled; unset it")
     try:
-        return keep(numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=forceinline)(function))
+        return keep(numba.njit(nogil=True, cache=True, **options)(function))
     except RuntimeError as error:
         raise ConfigurationError(
             f"compiled kernels can be kept neither beside {function.__code__.co_filename} nor in this user's cache: no "
@@ -127,7 +147,7 @@ def keep_finite(t: Float32Array, residual: Float32Array) -> None:
             residual[i] = t[i]
 
 
-@compiled
+@allocating
 def add_compensated(
     runs: Int64Array, gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32
 ) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import (
     Float32Array,
     UInt8Array,
+    allocating,
     array,
     compensate,
     compensation,
@@ -54,7 +55,7 @@ def centroids_decode(
     _decode(pieces, array(scales), array(codes), array(centroids), keys, array(out), add, np.float32(weight))
 
 
-@compiled
+@allocating
 def _encode(
     pieces: Int64Array,
     gradient: Float32Array,
@@ -125,7 +126,7 @@ def _pack(codes: UInt8Array, bits: int, packed: UInt8Array) -> None:
         packed[byte] = word
 
 
-@compiled
+@allocating
 def _decode(
     pieces: Int64Array,
     scales: Float32Array,

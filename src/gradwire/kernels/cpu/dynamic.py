@@ -12,8 +12,8 @@ from gradwire.kernels.cpu._compiled import (
     array,
     compiled,
     float_of,
-    inlined,
 )
+from gradwire.kernels.cpu._packed import pack
 from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, peak
 from gradwire.kernels.reference._torch import SMALLEST_SCALE
 from gradwire.kernels.reference.dynamic import Dynamic, magnitudes, thresholds
@@ -44,7 +44,6 @@ _MAGNITUDES = array(magnitudes())
 _VALUES = np.concatenate((_MAGNITUDES, -_MAGNITUDES))
 
 
-@inlined
 def _measure(code: Dynamic, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     largest = peak(source)
     scale[0] = float_of(largest)
@@ -53,36 +52,32 @@ def _measure(code: Dynamic, source: Source, scale: Float32Array, scratch: Scratc
     return bool(largest < INFINITE)
 
 
-@inlined
 def _put(code: Dynamic, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, parts, one, memory = scratch.t[piece.low : piece.high], scratch.parts, scale[0], piece.memory
     inverse = np.float32(np.float32(1) / one) if one > 0 else np.float32(0)
     for i in range(t.size):
         parts[i] = abs(t[i]) * inverse
     codes = scratch.codes[piece.low : piece.high]
-    _find(t, parts, codes)
+    _find(t, parts, scratch.words, codes)
     if piece.keep:
         _look_up(codes, parts)
         for i in range(t.size):
             memory[i] = t[i] - parts[i] * one
 
 
-@inlined
 def _pack(code: Dynamic, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    body[position : position + count] = scratch.codes[:count]
+    pack(scratch.codes, count, 8, body[position:])
 
 
-@inlined
 def _read(code: Dynamic, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     _look_up(body[position : position + count], scratch.parts)
 
 
 @compiled
-def _find(t: Float32Array, parts: Float32Array, codes: UInt8Array) -> None:
+def _find(t: Float32Array, parts: Float32Array, cell: UInt32Array, codes: UInt8Array) -> None:
     """Writes the code of the entry nearest to each part of the scale, with the sign of ``t``."""
     words = parts.view(np.uint32)
     low_bits, first, last = np.uint32((1 << _CELL_BITS) - 1), np.int32(_FIRST_CELL), np.int32(_CELLS.size - 1)
-    cell = np.empty(t.size, np.uint32)
     for i in range(t.size):
         cell[i] = min(max(np.int32(words[i] >> np.uint32(_CELL_BITS)) - first, np.int32(0)), last)
     for i in range(t.size):
@@ -99,7 +94,6 @@ def _look_up(codes: UInt8Array, values: Float32Array) -> None:
         values[i] = _VALUES[codes[i]]
 
 
-@inlined
 def _add(
     code: Dynamic, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:

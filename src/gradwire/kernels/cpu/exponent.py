@@ -12,14 +12,12 @@ from gradwire.kernels.reference.exponent import ZERO, Exponent
 _FRACTION_BITS = np.uint32(23)
 
 
-@inlined
 def _measure(code: Exponent, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     largest = peak(source)
-    scale[0] = float_of(np.uint32(largest >> _FRACTION_BITS) << _FRACTION_BITS)
+    scale[0] = float_of(np.uint32(np.uint32(largest >> _FRACTION_BITS) << _FRACTION_BITS))
     return bool(largest < INFINITE)
 
 
-@inlined
 def _put(code: Exponent, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, codes, parts = scratch.t[piece.low : piece.high], scratch.codes[piece.low : piece.high], scratch.parts
     memory, one = piece.memory, scale[0]
@@ -30,12 +28,10 @@ def _put(code: Exponent, piece: Piece, scale: Float32Array, scratch: Scratch) ->
             memory[i] = t[i] - parts[i] * one
 
 
-@inlined
 def _pack(code: Exponent, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     pack(scratch.codes, count, 4, body[position // 2 :])
 
 
-@inlined
 def _read(code: Exponent, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     unpack(body[position // 2 : (position + count) // 2], 4, scratch.codes)
     _powers(scratch.codes[:count], scratch.parts)
@@ -65,7 +61,6 @@ def _powers(codes: UInt8Array, parts: Float32Array) -> None:
         words[i] = np.uint32(power | np.uint32(np.uint32(code & np.uint32(8)) << np.uint32(28)))
 
 
-@inlined
 def _add(
     code: Exponent, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:

@@ -16,6 +16,7 @@ from gradwire.kernels.cpu._compiled import (
     UInt8Array,
     UInt32Array,
     add_compensated,
+    allocating,
     array,
     compensate,
     compensation,
@@ -175,7 +176,7 @@ def _measure_piece(
     return largest, needed
 
 
-@compiled
+@allocating
 def _count_exponents(
     runs: Int64Array,
     segments: Int64Array,
@@ -202,7 +203,7 @@ def _count_exponents(
     return counts
 
 
-@compiled
+@allocating
 def _encode(
     runs: Int64Array,
     segments: Int64Array,
@@ -323,7 +324,7 @@ def _bytes_of(tags: UInt16Array) -> int:
     return needed
 
 
-@compiled
+@allocating
 def _decode(
     runs: Int64Array,
     segments: Int64Array,

@@ -9,10 +9,10 @@ from gradwire.kernels.cpu._compiled import (
     INFINITE,
     Float32Array,
     UInt8Array,
+    allocating,
     array,
     compensate,
     compensation,
-    compiled,
     float_of,
     halves,
     hash32,
@@ -45,7 +45,7 @@ def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, 
     read_all(code, block, Payloads(array(scales), 0, array(codes), 0, codes.numel(), 1, 1), out, 1.0)
 
 
-@compiled
+@allocating
 def _scales(
     runs: Int64Array,
     segments: Int64Array,
@@ -71,24 +71,20 @@ def _scales(
         scales[segment] = np.float32(np.inf) if largest >= INFINITE else float_of(largest)
 
 
-@inlined
 def _measure(code: Integers, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     return bool(np.isfinite(scale[0]))
 
 
-@inlined
 def _put(code: Integers, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     low_key, high_key = halves(piece.key)
     codes = scratch.codes[piece.low : piece.high]
     _draw(scratch.t[piece.low : piece.high], piece, codes, scale[0], code.levels, low_key, high_key)
 
 
-@inlined
 def _pack(code: Integers, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     pack(scratch.codes, count, code.bits, body[position * code.bits // 8 :])
 
 
-@inlined
 def _read(code: Integers, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     begin = position * code.bits // 8
     unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
@@ -132,7 +128,6 @@ def _draw(
         counter = np.uint32(counter + np.uint32(1))
 
 
-@inlined
 def _add(
     code: Integers, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, array, compiled, largest_magnitude
+from gradwire.kernels.cpu._compiled import (
+    INFINITE,
+    Float32Array,
+    allocating,
+    array,
+    compiled,
+    largest_magnitude,
+)
 from gradwire.kernels.cpu.topk import _choose, _threshold
 from gradwire.layout import Int64Array
 
@@ -31,7 +38,7 @@ def survivors(positions: Tensor, kept_positions: Tensor, kept_values: Tensor, fl
     _survivors(array(positions), array(kept_positions), array(kept_values), array(flags))
 
 
-@compiled
+@allocating
 def _merge(
     counts: Int64Array,
     first_positions: Int64Array,

@@ -15,12 +15,11 @@ from gradwire.kernels.cpu._compiled import (
     inlined,
     sign_words,
 )
-from gradwire.kernels.cpu._packed import pack_signs
+from gradwire.kernels.cpu._packed import pack, pack_signs
 from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, peak
 from gradwire.kernels.reference.natural import DISTANCES, FRACTION_BITS, LARGEST_EXPONENT, Natural
 
 
-@inlined
 def _measure(code: Natural, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     largest = peak(source)
     if code.bits == 8:
@@ -29,7 +28,6 @@ def _measure(code: Natural, source: Source, scale: Float32Array, scratch: Scratc
     return bool(largest < INFINITE)
 
 
-@inlined
 def _put(code: Natural, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, fields, shift = scratch.t[piece.low : piece.high], scratch.codes[piece.low : piece.high], 0
     low_key, high_key = halves(piece.key)
@@ -41,14 +39,12 @@ def _put(code: Natural, piece: Piece, scale: Float32Array, scratch: Scratch) -> 
             fields[i] = np.uint8(fields[i] | np.uint8(t[i] < 0) << np.uint8(7))
 
 
-@inlined
 def _pack(code: Natural, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    body[position : position + count] = scratch.codes[:count]
+    pack(scratch.codes, count, 8, body[position:])
     if code.bits == 9:
         pack_signs(scratch.t, count, body[body.size // 9 * 8 + position // 8 :])
 
 
-@inlined
 def _read(code: Natural, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     words = scratch.parts.view(np.uint32)
     if code.bits == 8:
@@ -95,7 +91,6 @@ def _bits(value: np.float32) -> np.uint32:
     return np.float32(value).view(np.uint32)
 
 
-@inlined
 def _add(
     code: Natural, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:

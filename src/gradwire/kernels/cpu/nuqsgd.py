@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array, halves, hash32, inlined
+from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array, halves, hash32
 from gradwire.kernels.cpu._packed import pack, unpack
 from gradwire.kernels.cpu.qsgd import total_of_squares
 from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, peak
@@ -14,14 +14,12 @@ from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.nuqsgd import NUQSGD
 
 
-@inlined
 def _measure(code: NUQSGD, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     norm = math.sqrt(total_of_squares(source, scratch.lanes[0]))
     scale[0] = min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0
     return bool(peak(source) < INFINITE)
 
 
-@inlined
 def _put(code: NUQSGD, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, codes, one, top = scratch.t[piece.low : piece.high], scratch.codes, scale[0], (1 << (code.bits - 1)) - 1
     inverse, smallest = np.float32(np.float32(1) / one) if one > 0 else np.float32(0), np.float32(2.0 ** (1 - top))
@@ -40,12 +38,10 @@ def _put(code: NUQSGD, piece: Piece, scale: Float32Array, scratch: Scratch) -> N
             piece.memory[i] = t[i] - (-value if t[i] < 0 else value)
 
 
-@inlined
 def _pack(code: NUQSGD, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     pack(scratch.codes, count, code.bits, body[position * code.bits // 8 :])
 
 
-@inlined
 def _read(code: NUQSGD, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     begin, words, top = position * code.bits // 8, scratch.parts.view(np.uint32), (1 << (code.bits - 1)) - 1
     unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
@@ -57,7 +53,6 @@ def _read(code: NUQSGD, position: int, count: int, body: UInt8Array, scratch: Sc
         )
 
 
-@inlined
 def _add(
     code: NUQSGD, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:

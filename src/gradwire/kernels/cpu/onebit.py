@@ -10,7 +10,6 @@ from gradwire.kernels.cpu._compiled import (
     UInt8Array,
     compensate,
     compiled,
-    inlined,
     sum_of_lanes,
 )
 from gradwire.kernels.cpu._packed import add_bits, put_bits
@@ -20,7 +19,6 @@ from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.kernels.reference.onebit import OneBit
 
 
-@inlined
 def _measure(code: OneBit, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     t, above_lanes, below_lanes = scratch.parts, scratch.lanes[0], scratch.lanes[1]
     above, below, negatives, numel = 0.0, 0.0, 0, 0
@@ -63,7 +61,6 @@ def _sides(t: Float32Array, above: Float64Array, below: Float64Array) -> int:
     return negatives
 
 
-@inlined
 def _put(code: OneBit, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, memory, above, below = scratch.t[piece.low : piece.high], piece.memory, scale[0], scale[1]
     if piece.keep:
@@ -71,14 +68,12 @@ def _put(code: OneBit, piece: Piece, scale: Float32Array, scratch: Scratch) -> N
             memory[i] = t[i] - (below if t[i] < 0 else above)
 
 
-@inlined
 def _add(
     code: OneBit, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:
     add_bits(body[position // 8 :], scale[0], scale[1], scratch.t[low:high])
 
 
-@inlined
 def _store(
     code: OneBit, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:

@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from gradwire.kernels.cpu._compiled import (
-    INFINITE,
     Float32Array,
     Float64Array,
     UInt8Array,
@@ -24,14 +23,11 @@ from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.qsgd import QSGD
 
 
-@inlined
 def _measure(code: QSGD, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
-    largest = peak(source)
-    norm = float(float_of(largest))
-    if code.euclidean:
-        norm = math.sqrt(total_of_squares(source, scratch.lanes[0]))
+    total = total_of_squares(source, scratch.lanes[0]) if code.euclidean else 0.0
+    norm = math.sqrt(total) if code.euclidean else float(float_of(peak(source)))
     scale[0] = min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0
-    return bool(largest < INFINITE)
+    return bool(np.isfinite(norm))
 
 
 @compiled
@@ -44,19 +40,16 @@ def total_of_squares(source: Source, lanes: Float64Array) -> float:
     return total
 
 
-@inlined
 def _put(code: QSGD, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     levels, codes = (1 << (code.bits - 1)) - 1, scratch.codes[piece.low : piece.high]
     low_key, high_key = halves(piece.key)
     _quantise(scratch.t[piece.low : piece.high], piece, codes, scale[0], levels, code.nearest, low_key, high_key)
 
 
-@inlined
 def _pack(code: QSGD, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     pack(scratch.codes, count, code.bits, body[position * code.bits // 8 :])
 
 
-@inlined
 def _read(code: QSGD, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     begin = position * code.bits // 8
     unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
@@ -99,7 +92,6 @@ def _quantise(
         counter = np.uint32(counter + np.uint32(1))
 
 
-@inlined
 def _add(
     code: QSGD, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:

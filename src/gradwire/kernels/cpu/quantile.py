@@ -10,6 +10,7 @@ from gradwire.kernels.cpu._compiled import (
     Float32Array,
     UInt8Array,
     UInt32Array,
+    allocating,
     array,
     compensate,
     compiled,
@@ -109,7 +110,7 @@ def quantile_decode(
         )
 
 
-@compiled
+@allocating
 def _encode(
     runs: Int64Array,
     segments: Int64Array,
@@ -202,7 +203,7 @@ def _encode(
         before_cells += (sketch.size + 7) // 8 * bits
 
 
-@compiled
+@allocating
 def _sort(
     t: Float32Array, keys: UInt32Array, order: UInt32Array, other_keys: UInt32Array, other_order: UInt32Array
 ) -> None:
@@ -247,7 +248,7 @@ def _scatter(
         to_order[place] = order[i]
 
 
-@compiled
+@allocating
 def _fill_buckets(
     keys: UInt32Array,
     order: UInt32Array,
@@ -342,7 +343,7 @@ def _pack(codes: UInt8Array, bits: int, packed: UInt8Array) -> None:
         packed[i * bits >> 3] |= np.uint8(codes[i] << (i * bits & 7))
 
 
-@compiled
+@allocating
 def _decode(
     runs: Int64Array,
     segments: Int64Array,

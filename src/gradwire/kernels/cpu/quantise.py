@@ -7,7 +7,7 @@ compiles the loops for each class and keeps them on the disk.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numba.extending import overload
@@ -15,9 +15,11 @@ from torch import Tensor
 
 from gradwire.kernels.code import Code
 from gradwire.kernels.cpu._compiled import (
+    INLINED,
     Float32Array,
     Float64Array,
     UInt8Array,
+    UInt32Array,
     add_compensated,
     array,
     compensate,
@@ -69,13 +71,15 @@ class Scratch(NamedTuple):
 
     Attributes:
         t: ``float32[CHUNK]``: compensated values, or sums of what they were sent as; 0 in gaps.
-        parts: ``float32[CHUNK]``, for a code's own use.
+        parts: ``float32[CHUNK]`` and
+        words: ``uint32[CHUNK]``, for a code's own use.
         codes: ``uint8[CHUNK]``: what is packed; 0 in gaps.
         lanes: ``float64[2, LANES]``, for sums.
     """
 
     t: Float32Array
     parts: Float32Array
+    words: UInt32Array
     codes: UInt8Array
     lanes: Float64Array
 
@@ -171,12 +175,13 @@ def put_all(
         run_keys(key, block.streams),
         (gradient, residual, keep, beta, gamma),
     )
-    _encode(code, words, mark, block.runs, block.segments, block.origins, keys, *values, scales, body)
+    _encode(code, words, mark, block.runs, block.segments, block.origins, keys, *values, scales, body, _scratch())
 
 
 def read_all(code: Code, block: Block, payloads: Payloads, out: Tensor, weight: float) -> None:
     """Writes the weighted sum of payloads."""
-    _decode(code, block.runs, block.segments, payloads, array(out), np.float32(weight))
+    pieces = np.empty((CHUNK // ALIGNMENT, 5), np.int64)
+    _decode(code, block.runs, block.segments, payloads, array(out), np.float32(weight), pieces, _scratch())
 
 
 @inlined
@@ -196,65 +201,51 @@ def add_parts(parts: Float32Array, unit: np.float32, total: Float32Array) -> Non
         total[i] += parts[i] * unit
 
 
-@compiled
 def nothing_to_read(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     """For codes that add up what is packed."""
 
 
-def _measure(code: Any, *others: Any) -> Any: ...
+def _measure(code: Any, source: Source, scale: Float32Array, scratch: Scratch) -> Any: ...
 
 
-def _put(code: Any, *others: Any) -> Any: ...
+def _put(code: Any, piece: Piece, scale: Float32Array, scratch: Scratch) -> Any: ...
 
 
-def _pack(code: Any, *others: Any) -> Any: ...
+def _pack(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> Any: ...
 
 
-def _read(code: Any, *others: Any) -> Any: ...
+def _read(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> Any: ...
 
 
-def _add(code: Any, *others: Any) -> Any: ...
+def _add(
+    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
+) -> Any: ...
 
 
-def _store(code: Any, *others: Any) -> Any: ...
+def _store(
+    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
+) -> Any: ...
+
+
+def _clear_and_add(
+    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
+) -> None:
+    scratch.t[low:high] = -0.0
+    _add(code, low, high, position, scale, body, scratch)
 
 
 def _choosing(number: int) -> Callable[..., Any]:
-    return lambda code, *others: _calling(CODES[code.instance_class][number])
+    """Finds a stage's function by the class of the code."""
+    return lambda code, *others: CODES[code.instance_class][number] or _clear_and_add
 
 
-def _calling(function: Any) -> Callable[..., Any]:
-    return lambda code, *others: function(code, *others)
+for _number, _stage in enumerate((_measure, _put, _pack, _read, _add, _store)):
+    overload(cast(Any, _stage), jit_options=INLINED, strict=False)(_choosing(_number))
 
 
-def _clearing(add: Callable[..., Any]) -> Callable[..., Any]:
-    def clear_and_add(code, low, high, position, scale, body, scratch):  # type: ignore[no-untyped-def]
-        scratch.t[low:high] = -0.0
-        add(code, low, high, position, scale, body, scratch)
-
-    return clear_and_add
-
-
-def _storing(code: Compiled) -> Callable[..., Any]:
-    store = code.store
-    if store is None:
-        return _clearing(code.add)
-    return lambda code, low, high, position, scale, body, scratch: store(
-        code, low, high, position, scale, body, scratch
-    )
-
-
-for _stage, _number in ((_measure, 0), (_put, 1), (_pack, 2), (_read, 3), (_add, 4)):
-    overload(_stage, jit_options={"forceinline": True})(_choosing(_number))
-overload(_store, jit_options={"forceinline": True})(
-    lambda code, low, high, position, scale, body, scratch: _storing(CODES[code.instance_class])
-)
-
-
-@compiled
 def _scratch() -> Scratch:
-    t, parts, codes = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.uint8)
-    return Scratch(t, parts, codes, np.empty((2, LANES), np.float64))
+    t, parts, words = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.uint32)
+    return Scratch(t, parts, words, np.empty(CHUNK, np.uint8), np.empty((2, LANES), np.float64))
 
 
 @compiled
@@ -273,8 +264,9 @@ def _encode(
     gamma: np.float32,
     scales: Float32Array,
     body: UInt8Array,
+    scratch: Scratch,
 ) -> None:
-    scratch, filled, position = _scratch(), 0, 0
+    filled, position = 0, 0
     t, codes = scratch.t, scratch.codes
     for segment in range(segments.size - 1):
         first_run, last_run = segments[segment], segments[segment + 1]
@@ -310,39 +302,48 @@ def _encode(
 
 @compiled
 def _decode(
-    code: Any, runs: Int64Array, segments: Int64Array, payloads: Payloads, out: Float32Array, weight: np.float32
+    code: Any,
+    runs: Int64Array,
+    segments: Int64Array,
+    payloads: Payloads,
+    out: Float32Array,
+    weight: np.float32,
+    pieces: Int64Array,
+    scratch: Scratch,
 ) -> None:
-    scratch, pieces, count, filled, position = _scratch(), np.empty((CHUNK // ALIGNMENT, 4), np.int64), 0, 0, 0
+    count, filled, position = 0, 0, 0
     for segment in range(segments.size - 1):
         for run in range(segments[segment], segments[segment + 1]):
             start, length = runs[run, 0], runs[run, 1]
             for first in range(0, length, CHUNK):
                 numel = min(CHUNK, length - first)
                 if filled + numel > CHUNK:
-                    _sum(code, pieces[:count], position, filled, payloads, out, weight, scratch)
+                    _sum(code, pieces[:count], payloads, out, weight, scratch)
                     position += filled
                     count = filled = 0
                 piece = pieces[count]
                 piece[0], piece[1], piece[2], piece[3] = filled, filled + numel, segment, start + first
+                piece[4] = position
                 count += 1
                 filled = -(-(filled + numel) // ALIGNMENT) * ALIGNMENT
     if count:
-        _sum(code, pieces[:count], position, filled, payloads, out, weight, scratch)
+        _sum(code, pieces[:count], payloads, out, weight, scratch)
 
 
 @compiled
 def _sum(
     code: Any,
     pieces: Int64Array,
-    position: int,
-    filled: int,
     payloads: Payloads,
     out: Float32Array,
     weight: np.float32,
     scratch: Scratch,
 ) -> None:
-    """Sums the pieces of a chunk: where each begins and ends in it, its segment, and where it goes to."""
-    words = payloads.words
+    """Sums the pieces of a chunk: where each begins and ends in it, its segment, where it goes to, and what precedes.
+
+    That is the number of positions before the chunk, the same for all of them.
+    """
+    words, position, filled = payloads.words, pieces[0, 4], -(-pieces[-1, 1] // ALIGNMENT) * ALIGNMENT
     for row in range(payloads.rows):
         body = payloads.bodies[row * payloads.stride : row * payloads.stride + payloads.size]
         _read(code, position, filled, body, scratch)

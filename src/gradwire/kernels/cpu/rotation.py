@@ -13,6 +13,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import (
     Float32Array,
     UInt8Array,
+    allocating,
     array,
     compiled,
     element_pointer,
@@ -208,7 +209,7 @@ def _flip_vector(typing_context: Any, values: Any, index: Any, byte: Any) -> Any
     return types.void(values, types.intp, types.uint8), generate
 
 
-@compiled
+@allocating
 def _scales(pieces: Int64Array, values: Float32Array, scales: Float32Array) -> None:
     lanes = np.empty(LANES, np.float64)
     for number in range(len(pieces)):
@@ -218,7 +219,7 @@ def _scales(pieces: Int64Array, values: Float32Array, scales: Float32Array) -> N
         scales[number] = np.float32(scale if scale >= SMALLEST_SCALE else 0.0)
 
 
-@compiled
+@allocating
 def _encode(
     pieces: Int64Array,
     values: Float32Array,
@@ -299,7 +300,7 @@ def _restore(
     _flip(values, size, counter, key)
 
 
-@compiled
+@allocating
 def _sums(
     packed: UInt8Array, count: int, stride: int, size: int, levels: UInt8Array, sums: UInt8Array, wide: bool
 ) -> None:
@@ -320,7 +321,7 @@ def _sums(
             sums[2 * i + 1] = total >> np.uint32(16)
 
 
-@compiled
+@allocating
 def _decode(
     pieces: Int64Array,
     sums: UInt8Array,

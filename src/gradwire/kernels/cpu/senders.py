@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import Float32Array, array, compiled
+from gradwire.kernels.cpu._compiled import (
+    Float32Array,
+    allocating,
+    array,
+)
 from gradwire.kernels.cpu.sparse import _check
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.layout import Block, Int64Array
@@ -18,7 +22,7 @@ def scatter_mean(block: Block, positions: Tensor, values: Tensor, out: Tensor) -
     _scatter(block.runs, places, array(values), array(out))
 
 
-@compiled
+@allocating
 def _scatter(runs: Int64Array, positions: Int64Array, values: Float32Array, out: Float32Array) -> None:
     """Clears, adds, counts and divides a chunk while it is in the cache."""
     rows, count = positions.shape

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, inlined, total_magnitude, total_square
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, total_magnitude, total_square
 from gradwire.kernels.cpu._packed import add_bits, pack_signs, put_bits
 from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read
 from gradwire.kernels.reference.sign import Sign
 
 
-@inlined
 def _measure(code: Sign, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     gradient, residual = source.gradient, source.residual
     lanes, total, numel = scratch.lanes[0], 0.0, 0
@@ -29,7 +28,6 @@ def _measure(code: Sign, source: Source, scale: Float32Array, scratch: Scratch) 
     return bool(np.isfinite(total))
 
 
-@inlined
 def _put(code: Sign, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, memory, one = scratch.t[piece.low : piece.high], piece.memory, scale[0]
     if piece.keep:
@@ -37,13 +35,11 @@ def _put(code: Sign, piece: Piece, scale: Float32Array, scratch: Scratch) -> Non
             memory[i] = t[i] - (-one if t[i] < 0 else one)
 
 
-@inlined
 def write_signs(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     """Packs the signs of ``t``."""
     pack_signs(scratch.t, count, body[position // 8 :])
 
 
-@inlined
 def add_signs(
     code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:
@@ -51,7 +47,6 @@ def add_signs(
     add_bits(body[position // 8 :], scale[0], -scale[0], scratch.t[low:high])
 
 
-@inlined
 def store_signs(
     code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import (
     Float32Array,
     UInt32Array,
+    allocating,
     array,
     compiled,
     element_pointer,
@@ -38,7 +39,7 @@ def sketch_estimates(block: Block, table: Tensor, columns: Int64Array, rows: int
     _estimate(block.runs, block.segments, block.origins, keys, array(table), columns, rows, array(out))
 
 
-@compiled
+@allocating
 def _sketch(
     runs: Int64Array,
     segments: Int64Array,
@@ -80,7 +81,7 @@ def _sketch(
             written += width
 
 
-@compiled
+@allocating
 def _estimate(
     runs: Int64Array,
     segments: Int64Array,

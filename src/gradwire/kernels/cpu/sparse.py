@@ -9,7 +9,14 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import PIECE, array, compiled, hash32, mix64
+from gradwire.kernels.cpu._compiled import (
+    PIECE,
+    allocating,
+    array,
+    compiled,
+    hash32,
+    mix64,
+)
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.sparse import FEISTEL_ROUNDS, lies_in_no_run
 from gradwire.layout import Block, Float32Array, Int64Array, UInt64Array
@@ -112,7 +119,7 @@ def _find(runs: Int64Array, positions: Int64Array, run: np.int64, places: Int64A
     return run
 
 
-@compiled
+@allocating
 def _gather(runs: Int64Array, source: Float32Array, positions: Int64Array, values: Float32Array) -> None:
     run, places = np.int64(0), np.empty(AT_ONCE, np.int64)
     for first in range(0, positions.size, AT_ONCE):
@@ -122,7 +129,7 @@ def _gather(runs: Int64Array, source: Float32Array, positions: Int64Array, value
             values[first + i] = source[places[i]]
 
 
-@compiled
+@allocating
 def _put(runs: Int64Array, target: Float32Array, positions: Int64Array, values: Float32Array) -> None:
     run, places = np.int64(0), np.empty(AT_ONCE, np.int64)
     for first in range(0, positions.size, AT_ONCE):
@@ -132,7 +139,7 @@ def _put(runs: Int64Array, target: Float32Array, positions: Int64Array, values: 
             target[places[i]] = values[first + i]
 
 
-@compiled
+@allocating
 def _subtract(runs: Int64Array, residual: Float32Array, positions: Int64Array, values: Float32Array) -> None:
     run, places = np.int64(0), np.empty(AT_ONCE, np.int64)
     for first in range(0, positions.size, AT_ONCE):
@@ -143,7 +150,7 @@ def _subtract(runs: Int64Array, residual: Float32Array, positions: Int64Array, v
             residual[places[i]] -= value if np.isfinite(value) else np.float32(0)
 
 
-@compiled
+@allocating
 def _scatter_ascending(
     runs: Int64Array,
     positions: Int64Array,
@@ -172,7 +179,7 @@ def _scatter_ascending(
                 piece[i] *= weight
 
 
-@compiled
+@allocating
 def _scatter(
     runs: Int64Array,
     positions: Int64Array,
@@ -199,7 +206,7 @@ def _scatter(
                 piece[i] *= weight
 
 
-@compiled
+@allocating
 def _permute(
     runs: Int64Array,
     segments: Int64Array,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
+    allocating,
     array,
     compensate,
     compiled,
@@ -43,7 +44,7 @@ def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple
     return counts, totals
 
 
-@compiled
+@allocating
 def _statistics(
     runs: Int64Array,
     segments: Int64Array,
@@ -129,7 +130,7 @@ def _sign_counts(
                 below[segment] += negative
 
 
-@compiled
+@allocating
 def _exceedances(
     runs: Int64Array,
     segments: Int64Array,

@@ -25,7 +25,6 @@ from gradwire.kernels.reference._torch import CHUNK, LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.terngrad import SMALLEST_VARIANCE, TernGrad
 
 
-@inlined
 def _measure(code: TernGrad, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     bits = peak(source)
     largest = float(np.float64(float_of(bits)))
@@ -76,7 +75,6 @@ def _add_moments(t: Float32Array, sums: Float64Array, squares: Float64Array) -> 
         squares[i] += value * value
 
 
-@inlined
 def _put(code: TernGrad, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     low_key, high_key = halves(piece.key)
     digits = scratch.codes[piece.low : piece.high]

@@ -10,14 +10,12 @@ from gradwire.kernels.cpu.trits import add_trits, write_trits
 from gradwire.kernels.reference.threelc import LARGEST_FLOAT, ThreeLC
 
 
-@inlined
 def _measure(code: ThreeLC, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     largest = peak(source)
     scale[0] = min(code.sparsity * np.float64(float_of(largest)), LARGEST_FLOAT)
     return bool(largest < INFINITE)
 
 
-@inlined
 def _put(code: ThreeLC, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, threshold = scratch.t[piece.low : piece.high], scale[0] * np.float32(0.5)
     _round(t, threshold, scratch.codes[piece.low : piece.high])

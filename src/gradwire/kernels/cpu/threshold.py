@@ -9,6 +9,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
     PIECE,
+    allocating,
     array,
     compensation,
     compiled,
@@ -86,7 +87,7 @@ def _tensors(places: Int64Array, candidates: Float32Array, found: int) -> tuple[
     return torch.from_numpy(places[:found]), torch.from_numpy(candidates[:found])
 
 
-@compiled
+@allocating
 def _roomy(places: Int64Array, candidates: Float32Array, found: int, more: int) -> tuple[Int64Array, Float32Array]:
     """The lists, with room for ``more`` beyond the first ``found``."""
     if found + more <= places.size:
@@ -133,7 +134,7 @@ def _settle(gradient: Float32Array, memory: Float32Array, beta: np.float32, gamm
     return bool(gaps == 0)
 
 
-@compiled
+@allocating
 def _collect_reaching(
     runs: Int64Array,
     segments: Int64Array,
@@ -172,7 +173,7 @@ def _collect_reaching(
     return places, candidates, found
 
 
-@compiled
+@allocating
 def _collect_unambiguous(
     runs: Int64Array,
     segments: Int64Array,
@@ -252,7 +253,7 @@ def _mark(
     return bool(gaps == 0)
 
 
-@compiled
+@allocating
 def _collect_local_maxima(
     runs: Int64Array,
     segments: Int64Array,

@@ -18,6 +18,7 @@ from gradwire.kernels.cpu._compiled import (
     PIECE,
     Float32Array,
     UInt32Array,
+    allocating,
     array,
     compensate,
     compiled,
@@ -73,7 +74,7 @@ def topk_select(
     )
 
 
-@compiled
+@allocating
 def _select(
     runs: Int64Array,
     segments: Int64Array,
@@ -175,7 +176,7 @@ def _guess(
     return max(np.uint32(threshold), np.uint32(1))
 
 
-@compiled
+@allocating
 def _collect(
     runs: Int64Array,
     gradient: Float32Array,
@@ -296,7 +297,7 @@ def _choose(
             written += 1
 
 
-@compiled
+@allocating
 def _threshold_by_histogram(runs: Int64Array, source: Float32Array, count: int) -> tuple[int, int]:
     """As ``_threshold``, over all of a segment: one pass for each digit of the magnitude."""
     threshold = 0

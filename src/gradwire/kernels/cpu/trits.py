@@ -24,13 +24,11 @@ def _put_trits(packed: UInt8Array, position: int, digits: UInt8Array) -> None:
         done += count
 
 
-@inlined
 def write_trits(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     """Packs digits."""
     _put_trits(body, position, scratch.codes[:count])
 
 
-@inlined
 def add_trits(
     code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, compiled, halves, hash32, inlined
+from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, compiled, halves, hash32
 from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read, peak
 from gradwire.kernels.cpu.sign import add_signs, store_signs, write_signs
 from gradwire.kernels.reference.vote import Vote
 
 
-@inlined
 def _measure(code: Vote, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     scale[0] = 1
     return bool(peak(source) < INFINITE)
 
 
-@inlined
 def _put(code: Vote, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, sent, memory = scratch.t[piece.low : piece.high], scratch.parts[piece.low : piece.high], piece.memory
     low_key, high_key = halves(piece.key)
