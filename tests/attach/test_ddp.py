@@ -256,7 +256,7 @@ def raise_at_once() -> None:
     from gradwire.methods.floats import Dense
 
     class Broken(Dense):
-        def begin(self, site: Any) -> Any:
+        def init(self, context: Any) -> Any:
             raise ZeroDivisionError("broken on purpose")
 
     model = DistributedDataParallel(network())
