@@ -9,6 +9,7 @@ import inspect
 import multiprocessing as mp
 import sys
 import threading
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from unittest import mock
@@ -87,7 +88,17 @@ def test_what_was_rehearsed_is_not_rehearsed_again() -> None:
 def test_a_long_rehearsal_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
     for patience, aloud, lines in ((0.0, True, 1), (0.0, False, 0), (60.0, True, 0)):
         caplog.clear()
-        with mock.patch.object(rehearsal, "PATIENCE", patience), mock.patch.object(rehearsal, "_rehearsed", set()):
+        end = time.monotonic() + 60
+
+        def until_it_is_said(configuration: Configuration, due: int = lines, end: float = end) -> None:
+            while len(caplog.messages) < due and time.monotonic() < end:
+                time.sleep(0.01)
+
+        with (
+            mock.patch.object(rehearsal, "PATIENCE", patience),
+            mock.patch.object(rehearsal, "_rehearsed", set()),
+            mock.patch.object(rehearsal, "_run", until_it_is_said),
+        ):
             rehearse(Configuration.make("topk", {"ratio": 0.25}), aloud=aloud)
         assert len(caplog.messages) == lines
         assert all("topk" in line and "compiles" in line for line in caplog.messages)
