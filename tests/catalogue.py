@@ -13,7 +13,7 @@ from gradwire.memory import MaskedMomentum, Memory, Momentum
 
 # Options under which a method does something visible on tensors as small as the tests'.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "qsgd": [{"bits": 2}, {"bits": 4}, {"bits": 8, "bucket": 64}, {"bits": 4, "norm": "l2", "bucket": 0}],
+    "qsgd": [{"bits": 2}, {"bits": 4}, {"bits": 8}, {"bits": 4, "norm": "l2"}],
     "topk": [
         {"ratio": 0.05},
         {"ratio": 0.1, "values": "fp16"},
@@ -28,7 +28,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3, "indices": "entropy"}],
     "ef21": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],
     "ef21sgdm": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],
-    "globalqsgd": [{}, {"bucket": 64}, {"bits": 4, "bucket": 64}],
+    "globalqsgd": [{}, {"bits": 4}],
     "gtopk": [{"ratio": 0.05}, {"ratio": 0.3, "indices": "raw"}],
     "sketchml": [
         {"ratio": 0.1},
@@ -57,8 +57,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "natural": [{"bits": 8}, {"bits": 9}],
     "scalecom": [{"ratio": 0.05}],
     "oktopk": [{"ratio": 0.05}, {"ratio": 0.3, "margin": 1.0, "recut": 2, "indices": "raw"}],
-    "qgz": [{"bucket": 64}, {"bits": 8, "bucket": 0}],
-    "loco": [{"bucket": 64}],
+    "qgz": [{}, {"bits": 8}],
     "powersgd": [{"rank": 2}],
     "acpsgd": [{"rank": 2}],
     "atomo": [{"rank": 2}],
@@ -108,8 +107,8 @@ def cases(memory: str | None = None) -> list[Case]:
         first, *others = OPTIONS.get(name, [{}])
         combinations = [
             (first, scope, carried)
-            for scope in kind.granularities
-            for carried in possible_memories(kind, first)
+            for scope in scopes(kind)
+            for carried in possible_memories(kind, first, scope)
             if carried in ("none", "residual") or scope == kind.granularities[0]
         ]
         combinations += [
@@ -119,7 +118,7 @@ def cases(memory: str | None = None) -> list[Case]:
             if carried in (kind.memory, "residual")
         ]
         found += [
-            Case(name, options, "block:96" if scope == "block" else scope, route, carried)
+            Case(name, options, scope, route, carried)
             for options, scope, carried in combinations
             for route in kind.routes
             if memory in (None, carried)
@@ -127,11 +126,19 @@ def cases(memory: str | None = None) -> list[Case]:
     return found
 
 
-def possible_memories(kind: type[methods.Method], options: dict[str, Any] | None = None) -> list[str | Memory]:
+def scopes(kind: type[methods.Method]) -> list[str]:
+    """Granularities, the usual one first; blocks are small enough for the tests' tensors to have many."""
+    usual, *others = (each if ":" in each else each.replace("block", "block:96") for each in kind.granularities)
+    return [usual, *others, *(["block:96"] if usual.startswith("block") else [])]
+
+
+def possible_memories(
+    kind: type[methods.Method], options: dict[str, Any] | None = None, granularity: str | None = None
+) -> list[str | Memory]:
     """Some mask coordinates, some need operators without bias or whose remainder shrinks."""
     made = kind(**options or {})
     own = [kind.memory] if isinstance(kind.memory, Memory) else []
-    return [each for each in (*kind.memories, *own) if accepted(made, each)]
+    return [each for each in (*kind.memories, *own) if accepted(made, each, granularity)]
 
 
 def has_momentum(kind: type[methods.Method]) -> bool:
@@ -139,10 +146,10 @@ def has_momentum(kind: type[methods.Method]) -> bool:
     return isinstance(memories.parse(kind.memory), Momentum | MaskedMomentum)
 
 
-def accepted(method: methods.Method, memory: str | Memory) -> bool:
+def accepted(method: methods.Method, memory: str | Memory, granularity: str | None) -> bool:
     """Whether a method takes a memory of its list with these options."""
     try:
-        Configuration.make(method, {}, memory=memory)
+        Configuration.make(method, {}, granularity, memory=memory)
     except ConfigurationError:
         return False
     return True

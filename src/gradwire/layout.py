@@ -16,12 +16,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from gradwire.errors import ConfigurationError
+from gradwire.granularity import Granularity as Granularity
 
 ALIGNMENT = 8
 """Every run starts at a multiple of this many positions: one byte of one-bit codes."""
@@ -60,42 +60,6 @@ class Slot:
     def stream(self) -> int:
         """A 63-bit number for the name, the same on every rank and in every run: it keys random numbers."""
         return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little") >> 1
-
-
-@dataclass(frozen=True)
-class Granularity:
-    """Where segments end.
-
-    Attributes:
-        scope: ``"layer"`` (one segment a parameter), ``"bucket"`` (one a DDP bucket), ``"model"`` (one for the whole
-            gradient) or ``"block"`` (``size`` consecutive elements of a parameter each).
-        size: Elements of a segment, for ``"block"`` only; 0 otherwise.
-    """
-
-    scope: Literal["layer", "bucket", "model", "block"]
-    size: int = 0
-
-    @classmethod
-    def parse(cls, text: str | Granularity) -> Granularity:
-        """Reads ``layer``, ``bucket``, ``model`` or ``block:N``.
-
-        Raises:
-            ConfigurationError: If ``text`` is none of these.
-        """
-        if isinstance(text, Granularity):
-            return text
-        match text:
-            case "layer" | "bucket" | "model":
-                return cls(text)
-            case str() if text.startswith("block:") and text[6:].isdigit() and int(text[6:]) > 0:
-                return cls("block", int(text[6:]))
-        raise ConfigurationError(
-            f"granularity={text!r} is not known; choose 'layer', 'bucket', 'model' or 'block:N' with N >= 1, "
-            "for example 'block:512'"
-        )
-
-    def __str__(self) -> str:
-        return f"block:{self.size}" if self.scope == "block" else self.scope
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,13 +105,11 @@ class Block:
     @cached_property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """First and one past the last element of each stretch of the buffer that the runs cover without a gap."""
-        spans: list[tuple[int, int]] = []
-        for start, length, _ in self.runs.tolist():
-            if spans and spans[-1][1] == start:
-                spans[-1] = (spans[-1][0], start + length)
-            else:
-                spans.append((start, start + length))
-        return tuple(spans)
+        starts, stops = self.runs[:, 0], self.runs[:, 0] + self.runs[:, 1]
+        breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
+        edges = np.concatenate(([0], breaks)) if len(starts) else breaks
+        last = np.append(edges[1:], len(starts))[: len(edges)] - 1
+        return tuple(zip(starts[edges].tolist(), stops[last].tolist(), strict=True))
 
     def parts(self, buffer: Tensor) -> list[Tensor]:
         """The stretches of ``buffer`` that the block covers, as views, in order."""
@@ -185,15 +147,14 @@ class Block:
 
         With ``bucket`` and ``model`` all slots form one segment: what differs is which slots the caller brings.
         """
-        pieces = [
-            (index, start, min(start + unit, slot.numel))
-            for index, slot in enumerate(slots)
-            for unit in [granularity.size or max(slot.numel, 1)]
-            for start in range(0, slot.numel, unit)
-        ]
-        one_segment = granularity.scope in ("bucket", "model")
-        owners = [0] * len(pieces) if one_segment else range(len(pieces))
-        return cls._of_pieces(slots, pieces, owners, granularity.size or ALIGNMENT)
+        numels = np.array([slot.numel for slot in slots], dtype=np.int64)
+        units = np.array([granularity.segment(slot.shape) for slot in slots], dtype=np.int64)
+        counts = -(-numels // units)
+        index = np.repeat(np.arange(len(slots)), counts)
+        first = (np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)) * units[index]
+        last = np.minimum(first + units[index], numels[index])
+        owners = np.zeros_like(index) if granularity.joins else np.arange(len(index))
+        return cls._of_pieces(slots, index, first, last, owners, granularity.size or ALIGNMENT)
 
     @classmethod
     def dense(cls, name: str, lengths: Int64Array) -> Block:
@@ -216,22 +177,23 @@ class Block:
     def _of_pieces(
         cls,
         slots: Sequence[Slot],
-        pieces: Sequence[tuple[int, int, int]],
-        owners: Sequence[int],
+        index: Int64Array,
+        first: Int64Array,
+        last: Int64Array,
+        owners: Int64Array,
         unit: int,
     ) -> Block:
-        """Builds the tables from (slot index, first element, one past the last), each with its segment's number."""
-        index, first, last = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
+        """Builds the tables from each piece's slot, first element, one past its last, and its segment's number."""
         lengths = last - first
         offsets = np.array([slot.offset for slot in slots], dtype=np.int64)
         streams = np.array([slot.stream for slot in slots], dtype=np.uint64)
         padded = -(-lengths // ALIGNMENT) * ALIGNMENT
         runs = np.stack((offsets[index] + first, lengths, np.cumsum(padded) - padded), axis=1)
-        _, begins = np.unique(np.asarray(owners, dtype=np.int64), return_index=True)
+        _, begins = np.unique(owners, return_index=True)
         return cls(
             slots=tuple(slots),
             runs=np.ascontiguousarray(runs),
-            segments=np.append(begins, len(pieces)).astype(np.int64),
+            segments=np.append(begins, len(index)).astype(np.int64),
             origins=np.ascontiguousarray(first),
             streams=np.ascontiguousarray(streams[index]),
             slot_of_run=np.ascontiguousarray(index),
@@ -245,18 +207,15 @@ class Block:
         how parameters are bucketed. A segment that crosses a cut becomes a segment in each shard.
         """
         segment_of_run = np.repeat(np.arange(self.segment_count), np.diff(self.segments))
+        stops = self.origins + self.runs[:, 1]
         shards = []
         for shard in range(count):
-            pieces, owners = [], []
-            for run, (segment, index) in enumerate(zip(segment_of_run, self.slot_of_run, strict=True)):
-                numel = self.slots[index].numel
-                low, high = shard_bounds(numel, shard, count, self.unit)
-                first = int(self.origins[run])
-                start, stop = max(first, low), min(first + int(self.runs[run, 1]), high)
-                if start < stop:
-                    pieces.append((int(index), start, stop))
-                    owners.append(int(segment))
-            shards.append(Block._of_pieces(self.slots, pieces, owners, self.unit))
+            bounds = [shard_bounds(slot.numel, shard, count, self.unit) for slot in self.slots]
+            low, high = np.array(bounds, dtype=np.int64).reshape(-1, 2)[self.slot_of_run].T
+            first, last = np.maximum(self.origins, low), np.minimum(stops, high)
+            mine = first < last
+            pieces = (self.slot_of_run[mine], first[mine], last[mine], segment_of_run[mine])
+            shards.append(Block._of_pieces(self.slots, *pieces, self.unit))
         return tuple(shards)
 
     def packed(self) -> Block:

@@ -19,6 +19,7 @@ from torch import Tensor
 import gradwire
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.policy import DensePolicy
+from gradwire.granularity import Granularity
 from gradwire.layout import Slot, flat_slots
 from gradwire.local.world import LocalWorld, Step
 from gradwire.methods import CodecMethod, Method
@@ -130,7 +131,7 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
         kind = gradwire.methods.get(name)
         method = kind()
         summary, _, about = _docstring(kind)[0].partition("\n")
-        bound = method.error_bound(SIDE * SIDE)
+        bound = method.error_bound(min(SIDE * SIDE, Granularity.parse(kind.granularities[0]).most))
         found.append(
             Entry(
                 name=name,
@@ -156,7 +157,7 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
 
 
 def declared_bits(method: Method, n: int, m: int, workers: int = 1) -> float:
-    """What a method's formula says that a matrix of ``n`` by ``m`` as one segment takes there and back, in bits."""
+    """What a method's formula says that a matrix of ``n`` by ``m`` takes there and back as usual, in bits."""
     names: dict[str, Any] = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
     names |= {"ceil": math.ceil, "log2": math.log2, "sqrt": math.sqrt, "min": min, "max": max}
     names |= {"workers": workers, "d": n * m, "n": n, "m": m, "k": max(1, round(names.get("ratio", 1.0) * n * m))}

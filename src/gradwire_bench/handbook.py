@@ -217,7 +217,10 @@ def _settings(entry: Entry, which: int) -> str:
 
 
 def _granularities(entry: Entry) -> str:
-    return "all" if set(entry.granularities) == _ALL else ", ".join(entry.granularities)
+    usual, *_ = entry.granularities
+    if {each.partition(":")[0] for each in entry.granularities} != _ALL:
+        return ", ".join(entry.granularities)
+    return f"all, usually {usual}" if ":" in usual else "all"
 
 
 def _options(entry: Entry) -> str:

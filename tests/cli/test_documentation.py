@@ -18,8 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire import cli, memory, methods
-from gradwire.layout import Granularity
+from gradwire import cli, granularity, memory, methods
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,13 +89,13 @@ def argument(name: str) -> str:
 
 def test_every_memory_route_and_granularity_is_told() -> None:
     told = set(re.findall('``"(.*?)"``', argument("memory")))
-    assert told == set(memory.NAMES)
+    assert told == set(memory.names())
     told = set(re.findall('``"(.*?)"``', argument("route")))
     assert told == {route for name in methods.names() for route in methods.get(name).routes}
     told = set(re.findall('``"(.*?)"``', argument("granularity")))
-    assert {str(Granularity.parse(each.replace(":N", ":8"))).partition(":")[0] for each in told} == {
-        scope for name in methods.names() for scope in methods.get(name).granularities
-    }
+    assert told == set(granularity.names())
+    scopes = {scope.partition(":")[0] for name in methods.names() for scope in methods.get(name).granularities}
+    assert {name.partition(":")[0] for name in told} == scopes
 
 
 @pytest.mark.parametrize("attach", [gradwire.Synchronizer, gradwire.periodic])

@@ -146,9 +146,9 @@ def test_masked_momentum_follows_the_papers_algorithm(pool: Pool) -> None:
 def test_no_memory_keeps_what_is_not_finite() -> None:
     slots = flat_slots([("weight", SHAPE)])
     block = Block.cut(slots, Granularity("layer"))
-    for name, make in memory.NAMES.items():
+    for name in memory.names():
         store = Store(torch.device("cpu"))
-        feedback = make().feedback(store, "residual", slots, 2000)
+        feedback = memory.parse(name).feedback(store, "residual", slots, 2000)
         bad = gradient(0).flatten()
         bad[7] = torch.nan
         admitted = feedback.before_encode(block, bad)
@@ -246,7 +246,7 @@ def test_scalecom_leaders_take_turns(pool: Pool) -> None:
 
 def test_loco_filters_the_errors_of_workers_and_owners(pool: Pool) -> None:
     """One worker on the sharded route, written out: it quantises its gradient, then as an owner the average."""
-    found = pool.run(1, averages_with, "loco", 6, True, {"bucket": 64})[0]
+    found = pool.run(1, averages_with, "loco", 6, True, {"granularity": "block:64"})[0]
     worker, owner = torch.zeros(SHAPE), torch.zeros(SHAPE)
     for step, average in enumerate(found):
         t = worker + gradient(0, step)
@@ -259,7 +259,7 @@ def test_loco_filters_the_errors_of_workers_and_owners(pool: Pool) -> None:
 
 
 def quantised(values: torch.Tensor) -> torch.Tensor:
-    return gradwire.roundtrip(values, "qgz", bucket=64).decoded
+    return gradwire.roundtrip(values, "qgz", granularity="block:64").decoded
 
 
 HALF = memory.Residual(dtype="bfloat16")

@@ -197,7 +197,7 @@ def test_sign_is_contractive_with_its_own_constant() -> None:
         ("fp16", {}, 2 * 1000),
         ("bf16", {}, 2 * 1000),
         ("efsignsgd", {}, 1000 // 8 + 3 + 4),
-        ("qsgd", {"bits": 2, "bucket": 128}, 1000 // 4 + 2 + 8 * 4),
+        ("qsgd", {"bits": 2, "granularity": "block:128"}, 1000 // 4 + 2 + 8 * 4),
         ("qsgd", {"bits": 4}, 1000 // 2 + 2 * 4),
         ("qsgd", {"bits": 8}, 1000 + 2 * 4),
         ("topk", {"ratio": 0.1, "indices": "raw"}, 100 * 8),

@@ -27,7 +27,7 @@ CODES = [(8, 0, 3), (4, 64, 2), (2, 0, 1), (8, 512, 5), (4, 104, 7)]
 @pytest.mark.parametrize("turn", range(2))
 def test_integers_are_the_reference(block: Block, gradient: Tensor, turn: int) -> None:
     bits, bucket, workers = CODES[(list(BLOCKS.values()).index(block) + 2 * turn) % len(CODES)]
-    code = Integers(bits, SharedLevels(bits, bucket).levels_for(workers), workers)
+    code = Integers(bits, SharedLevels(bits).levels_for(workers), workers)
     segments = block.divided(bucket) if bucket else block
     left, right, beta, gamma = residuals((0.9, 0.3) if turn else None)
     memories = {cpu: left, reference: right}

@@ -61,10 +61,9 @@ class AdaptiveSparse(Codec):
                 "fits in the first step, for example 0.02"
             )
 
-    @property
-    def remainder(self) -> Remainder:
+    def remainder(self, most: int) -> Remainder:
         """That of the values: what does not meet the criterion waits until it does."""
-        return self.values.remainder
+        return self.values.remainder(most)
 
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> AdaptiveSparse:
         """With the criterion, and the store for capacities and rooms."""

@@ -23,9 +23,8 @@ class Codec(ABC):
     selects: ClassVar[bool] = False
     """Whether it sends some coordinates and says which, as memories that mask them need."""
 
-    @property
-    def remainder(self) -> Remainder:
-        """What error feedback makes of what it leaves out."""
+    def remainder(self, most: int) -> Remainder:
+        """What error feedback makes of what it leaves out of segments of up to ``most`` values."""
         return "shrinks"
 
     def at(self, step: int) -> Codec:

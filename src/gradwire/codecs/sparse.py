@@ -42,10 +42,9 @@ class Sparse(Codec):
     indices: IndexCoding = field(default_factory=EliasFano)
     room: Capacity = INDEX_ROOM
 
-    @property
-    def remainder(self) -> Remainder:
+    def remainder(self, most: int) -> Remainder:
         """That of the values: what is not chosen waits until it is."""
-        return self.values.remainder
+        return self.values.remainder(most)
 
     def at(self, step: int) -> Sparse:
         """With the selector's choice of this step."""

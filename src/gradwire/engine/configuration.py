@@ -69,7 +69,7 @@ class Configuration:
         made = make(method, options)
         name = name_of(made)
         scope = Granularity.parse(made.granularities[0] if granularity is None else granularity)
-        if scope.scope not in made.granularities:
+        if not made.works_at(scope):
             why = f" because {made.why_granularity}" if made.why_granularity else ""
             raise ConfigurationError(
                 f"{name} cannot work at granularity={str(scope)!r}{why}; its own: {', '.join(made.granularities)}"
@@ -80,13 +80,13 @@ class Configuration:
         if fuse_bytes < 1:
             raise ConfigurationError(f"fuse_bytes={fuse_bytes!r} is out of range; choose at least 1 byte")
         carried = memories.parse(made.memory if memory is None else memory)
-        _check_memory(made, name, carried)
+        _check_memory(made, name, carried, scope)
         if owner is not None and not isinstance(made, CodecMethod):
             raise ConfigurationError(f"owner={owner!r} has no place: {name} does not compress its average again")
         again = None if owner is None else quantize.parse(owner)
-        if again is not None and not carried.owner().bears(again.remainder):
+        if again is not None and not carried.owner().bears(left := again.remainder(scope.most)):
             raise ConfigurationError(
-                f"owner={owner!r} cannot go with memory={carried}: {_GROWTH[again.remainder]}; choose memory='none', "
+                f"owner={owner!r} cannot go with memory={carried}: {_GROWTH[left]}; choose memory='none', "
                 "or a finer owner such as 'qsgd:8'"
             )
         return cls(
@@ -137,11 +137,11 @@ _GROWTH = {
 """Why a remainder that does not shrink goes with few memories."""
 
 
-def _check_memory(method: Method, name: str, carried: Memory) -> None:
+def _check_memory(method: Method, name: str, carried: Memory, granularity: Granularity) -> None:
     """Raises ConfigurationError unless the method can carry the memory."""
-    possible = [memories.NAMES[known] for known in method.memories]
+    impossible = [memories.get(known) for known in memories.BUILT_IN if known not in method.memories]
     for part in carried.within:
-        if type(part) in memories.NAMES.values() and type(part) not in possible:
+        if type(part) in impossible:
             raise ConfigurationError(f"{name} cannot carry memory={part}; its memories: {', '.join(method.memories)}")
     if carried.borrows and not method.encodes_at_once:
         raise ConfigurationError(
@@ -152,9 +152,8 @@ def _check_memory(method: Method, name: str, carried: Memory) -> None:
         raise ConfigurationError(f"memory={carried} is for methods that send some coordinates only; {name} does not")
     if carried.unbiased and method.bias != "unbiased":
         raise ConfigurationError(f"memory={carried} is for unbiased methods; {name} is {method.bias}; choose 'ef21'")
-    if not carried.bears(method.remainder):
+    left = method.remainder(granularity.most)
+    if not carried.bears(left):
         settings = "" if method.bias == "unbiased" else ", with values that are written so coarsely,"
         instead = "'diana', which is made for it, or 'none'" if method.bias == "unbiased" else "'none', or finer values"
-        raise ConfigurationError(
-            f"{name}{settings} cannot carry memory={carried}: {_GROWTH[method.remainder]}; choose {instead}"
-        )
+        raise ConfigurationError(f"{name}{settings} cannot carry memory={carried}: {_GROWTH[left]}; choose {instead}")

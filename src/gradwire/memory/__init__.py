@@ -7,14 +7,14 @@ from gradwire.memory.feedback import NONE, Feedback, Memory, NoMemory, Remainder
 from gradwire.memory.kind import Kind
 from gradwire.memory.lowpass import LowPass
 from gradwire.memory.momentum import Momentum
-from gradwire.memory.names import NAMES, parse
+from gradwire.memory.names import BUILT_IN, get, names, parse, register
 from gradwire.memory.residual import Residual
 from gradwire.memory.snapshot import Snapshot
 from gradwire.memory.store import Store
 
 __all__ = [
+    "BUILT_IN",
     "EF21",
-    "NAMES",
     "NONE",
     "Diana",
     "Feedback",
@@ -28,5 +28,8 @@ __all__ = [
     "Residual",
     "Snapshot",
     "Store",
+    "get",
+    "names",
     "parse",
+    "register",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gradwire.errors import ConfigurationError
 from gradwire.memory.dgc import MaskedMomentum
 from gradwire.memory.diana import Diana
 from gradwire.memory.ef21 import EF21
@@ -12,30 +11,31 @@ from gradwire.memory.feedback import Memory, NoMemory
 from gradwire.memory.lowpass import LowPass
 from gradwire.memory.momentum import Momentum
 from gradwire.memory.residual import Residual
+from gradwire.registry import Registry
 
-NAMES: dict[str, Callable[[], Memory]] = {
-    "none": NoMemory,
-    "residual": Residual,
-    "momentum": Momentum,
-    "dgc": MaskedMomentum,
-    "ef21": EF21,
-    "lowpass": LowPass,
-    "diana": Diana,
-}
+memories: Registry[Callable[..., Memory]] = Registry(
+    "memory", ", or an object such as gradwire.memory.Residual(beta=0.9)"
+)
 """What a name stands for, with the paper's weights."""
+
+register, names, get = memories.register, memories.names, memories.get
+
+register("none")(NoMemory)
+register("residual")(Residual)
+register("momentum")(Momentum)
+register("dgc")(MaskedMomentum)
+register("ef21")(EF21)
+register("lowpass")(LowPass)
+register("diana")(Diana)
+
+BUILT_IN = names()
+"""Those that methods say of whether they can carry them; any method takes others that are made for it."""
 
 
 def parse(memory: str | Memory) -> Memory:
-    """Reads a name of :data:`NAMES`.
+    """A memory by its name, or itself.
 
     Raises:
         ConfigurationError: If ``memory`` is neither a name nor a memory.
     """
-    if isinstance(memory, Memory):
-        return memory
-    if memory in NAMES:
-        return NAMES[memory]()
-    raise ConfigurationError(
-        f"memory={memory!r} is not known; choose {', '.join(map(repr, NAMES))}, or an object such as "
-        "gradwire.memory.Residual(beta=0.9)"
-    )
+    return memory if isinstance(memory, Memory) else memories.make(memory)

@@ -34,7 +34,6 @@ class GlobalQSGD(Method):
 
     Attributes:
         bits: Bits a value on the wire, for the sum: 8, for up to 127 workers, or 4, for up to 7.
-        bucket: Consecutive values that share a scale, a multiple of 8; 0 for a whole segment.
     """
 
     citation = "Xin et al. 2023, arXiv:2305.18627"
@@ -45,21 +44,20 @@ class GlobalQSGD(Method):
     routes = ("allreduce",)
     memories = ("none", "residual", "momentum", "ef21", "diana")
     bias = "unbiased"
-    wire_bits = "bits * d + 32 * ceil(d / (bucket or d))"
+    wire_bits = "bits * d + 32"
 
     bits: int = 8
-    bucket: int = 0
 
     def __post_init__(self) -> None:
         self.code().levels_for(1)
 
     def code(self) -> SharedLevels:
         """As many levels as fit."""
-        return SharedLevels(self.bits, self.bucket)
+        return SharedLevels(self.bits)
 
     def error_bound(self, numel: int) -> float:
-        """Of one worker alone: a bucket of b values on s levels has a quarter of ``b / s^2``."""
-        return min(numel, self.bucket or numel) / (4 * self.code().levels_for(1) ** 2)
+        """Of one worker alone: d values on s levels have a quarter of ``d / s^2``."""
+        return numel / (4 * self.code().levels_for(1) ** 2)
 
     def init(self, context: Context) -> _State:
         """Sets up the memory.

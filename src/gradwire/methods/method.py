@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from gradwire.codecs.codec import Codec, LinearCodec
+from gradwire.granularity import Granularity
 from gradwire.layout import Block, Slot
-from gradwire.memory import NAMES, NONE, Feedback, Kind, Memory, Remainder, Store
+from gradwire.memory import BUILT_IN, NONE, Feedback, Kind, Memory, Remainder, Store
 from gradwire.methods.published import Published
 from gradwire.randomness import SHARED, key_of
 from gradwire.routes import Operator, Shards, allreduce, gather, sharded
@@ -80,7 +81,7 @@ class Method(ABC):
     Attributes:
         citation: Authors, year, arXiv id.
         routes: The routes it can take, its usual one first.
-        granularities: The scopes of segments it can have, its usual one first.
+        granularities: The scopes of segments it can have, its usual one first, with its size if that is ``"block:N"``.
         why_granularity: Why it has no other granularities, where it has not all.
         memory: Its usual memory: a name, or a memory object.
         memories: Names of the memories it can carry.
@@ -91,7 +92,8 @@ class Method(ABC):
         why_no_mean: Why its averages of gradients that stay do not tend to their mean, whatever the memory, if so.
         bias: ``"unbiased"``, ``E Q(x) = x`` without a memory; ``"contractive"``, ``E |x - Q(x)|^2 < |x|^2``;
             ``"exact"`` up to rounding; or ``"biased"``, none of these.
-        wire_bits: Bits that a segment takes there and back on the usual route, at most: what a worker writes in all
+        wire_bits: Bits that a segment takes there and back on the usual route, at most, or a layer's segments where the
+            usual granularity is blocks: what a worker writes in all
             rounds, and on the sharded route what the owners of its shares write of the average. A formula of ``d``
             elements, or of ``n`` and ``m`` for a matrix, of ``k = max(1, round(ratio * d))``, of the number of
             ``workers`` and of the method's fields, in Python.
@@ -115,9 +117,8 @@ class Method(ABC):
         """Whether it sends some coordinates and says which, as memories that mask them need."""
         return False
 
-    @property
-    def remainder(self) -> Remainder:
-        """What error feedback makes of what it leaves out."""
+    def remainder(self, most: int) -> Remainder:
+        """What error feedback makes of what it leaves out of segments of up to ``most`` values."""
         return "shrinks"
 
     def error_bound(self, numel: int) -> float:
@@ -131,6 +132,11 @@ class Method(ABC):
     def worker_bound(self, numel: int) -> float:
         """The same of the way there alone, which is what a worker's memory is about."""
         return self.error_bound(numel)
+
+    def works_at(self, granularity: Granularity) -> bool:
+        """Whether segments can end there; where any blocks can be segments, so can those of a scope of one's own."""
+        scopes = {each.partition(":")[0] for each in self.granularities}
+        return granularity.scope in scopes or (granularity.length is not None and "block" in scopes)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape gains anything; others are averaged densely."""
@@ -166,7 +172,7 @@ class LinearMethod(Method):
     """A method that is a linear codec: its codes all-reduce."""
 
     routes = ("allreduce",)
-    memories = tuple(NAMES)
+    memories = BUILT_IN
     encodes_at_once = True
 
     @property
@@ -201,7 +207,7 @@ class CodecMethod(Method):
     """A method that is a codec: its payloads are gathered, or sharded among owners who compress again."""
 
     routes: ClassVar[tuple[str, ...]] = ("gather", "sharded")
-    memories = tuple(NAMES)
+    memories = BUILT_IN
     encodes_at_once = True
 
     @property
@@ -209,10 +215,9 @@ class CodecMethod(Method):
         """Whether its codec does."""
         return self.codec().selects
 
-    @property
-    def remainder(self) -> Remainder:
+    def remainder(self, most: int) -> Remainder:
         """Its codec's."""
-        return self.codec().remainder
+        return self.codec().remainder(most)
 
     @abstractmethod
     def codec(self) -> Codec:

@@ -20,34 +20,33 @@ class NUQSGD(CodecMethod):
 
     Attributes:
         bits: Bits a value with its sign: 2, 4 or 8.
-        bucket: Consecutive values that share a Euclidean norm, a multiple of 8; 0 for a whole segment.
     """
 
     published = Published("Elias coding is not here.", {"route": "gather"})
     citation = "Ramezani-Kebrya et al. 2021, arXiv:2104.13818"
     routes = ("sharded", "gather")
+    granularities = ("block:512", "layer", "bucket", "model")
     bias = "unbiased"
-    wire_bits = "(bits + min(8, 2 * bits)) * d + 64 * ceil(d / (bucket or d))"
+    wire_bits = "(bits + min(8, 2 * bits)) * d + 64 * ceil(d / 512)"
 
     bits: int = 4
-    bucket: int = 512
 
     def __post_init__(self) -> None:
         self.codec()
 
     def codec(self) -> Quantiser:
-        """Zero and powers of two, one scale a bucket."""
-        return Quantiser(codes.NUQSGD(self.bits), self.bucket)
+        """Zero and powers of two of a segment's norm."""
+        return Quantiser(codes.NUQSGD(self.bits))
 
     def owner_codec(self, route: str) -> Quantiser | None:
         """QSGD's levels in twice the bits."""
-        return Quantiser(codes.QSGD(min(8, 2 * self.bits)), self.bucket) if route == "sharded" else None
+        return Quantiser(codes.QSGD(min(8, 2 * self.bits))) if route == "sharded" else None
 
     def error_bound(self, numel: int) -> float:
         """The workers' and the owners' levels."""
-        owner = codes.QSGD(min(8, 2 * self.bits)).error_bound(min(numel, self.bucket or numel))
+        owner = codes.QSGD(min(8, 2 * self.bits)).error_bound(numel)
         return there_and_back(self.worker_bound(numel), owner)
 
     def worker_bound(self, numel: int) -> float:
         """An eighth between powers of two, and what is below the smallest."""
-        return codes.NUQSGD(self.bits).error_bound(min(numel, self.bucket or numel))
+        return codes.NUQSGD(self.bits).error_bound(numel)

@@ -20,30 +20,29 @@ class QgZ(CodecMethod):
     quantised again, are as in DeepSpeed's code. It does so once within a node and once between nodes, and leaves
     every worker with its shard in full precision, which is what ZeRO needs; here there is one all-to-all among all
     workers, and the second quantisation is for the all-gather that gives everybody the average. The size of a block
-    there follows the tensor's shape; here it is an option. The paper's text was not at hand.
+    there follows the tensor's shape; here it is the granularity. The paper's text was not at hand.
 
     Attributes:
         bits: Bits a value with its sign: 2, 4 or 8.
-        bucket: Consecutive values that share a scale, a multiple of 8; 0 for a whole segment.
     """
 
     citation = "Wang et al. 2023, ZeRO++, arXiv:2306.10209"
     published = Published("There once within a node and once between nodes, and shards stay in full precision.")
     routes = ("sharded", "gather")
+    granularities = ("block:512", "layer", "bucket", "model")
     bias = "contractive"
-    wire_bits = "2 * (bits * d + 32 * ceil(d / (bucket or d)))"
+    wire_bits = "2 * (bits * d + 32 * ceil(d / 512))"
 
     bits: int = 4
-    bucket: int = 512
 
     def __post_init__(self) -> None:
         self.codec()
 
     def codec(self) -> Quantiser:
         """Levels against the largest magnitude of a block, the nearest one."""
-        return Quantiser(codes.QSGD(self.bits, nearest=True), self.bucket)
+        return Quantiser(codes.QSGD(self.bits, nearest=True))
 
     def error_bound(self, numel: int) -> float:
         """The worst are one value at the top level and all others half a step from zero, which are lost."""
-        others, levels = min(numel, self.bucket or numel) - 1, (1 << (self.bits - 1)) - 1
+        others, levels = numel - 1, (1 << (self.bits - 1)) - 1
         return others / (4 * levels**2 + others)

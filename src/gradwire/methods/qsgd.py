@@ -18,14 +18,13 @@ from gradwire.methods.registry import register
 class QSGD(CodecMethod):
     """Stochastic rounding to a few levels: unbiased, so it needs no memory.
 
-    The defaults are the paper's practice: buckets of 512 values scaled by their largest magnitude. There workers send
-    to all others, and noise falls with their number. So it does on the sharded route, where owners of averages take
+    The defaults are the paper's practice: blocks of 512 values, there called buckets, scaled by their largest
+    magnitude. There workers send to all others, and noise falls with their number. So it does on the sharded route, where owners of averages take
     twice the bits, at most 8: with as many as the workers (``owner="qsgd:4"``) the way back would add all the noise of
     one worker's rounding.
 
     Attributes:
         bits: Bits a value with its sign: 2, 4 or 8.
-        bucket: Consecutive values that share a scale, a multiple of 8; 0 for a whole segment.
         norm: ``"max"``, or ``"l2"`` as in the paper's analysis.
     """
 
@@ -36,11 +35,11 @@ class QSGD(CodecMethod):
         {"route": "gather"},
     )
     routes = ("sharded", "gather")
+    granularities = ("block:512", "layer", "bucket", "model")
     bias = "unbiased"
-    wire_bits = "(bits + min(8, 2 * bits)) * d + 64 * ceil(d / (bucket or d))"
+    wire_bits = "(bits + min(8, 2 * bits)) * d + 64 * ceil(d / 512)"
 
     bits: int = 4
-    bucket: int = 512
     norm: Literal["max", "l2"] = "max"
 
     def __post_init__(self) -> None:
@@ -49,18 +48,18 @@ class QSGD(CodecMethod):
         self.codec()
 
     def codec(self) -> Quantiser:
-        """A few bits a value, one scale a bucket."""
-        return Quantiser(codes.QSGD(self.bits, self.norm == "l2"), self.bucket)
+        """A few bits a value, one scale a segment."""
+        return Quantiser(codes.QSGD(self.bits, self.norm == "l2"))
 
     def owner_codec(self, route: str) -> Quantiser | None:
         """Twice the bits, and the largest magnitude."""
-        return Quantiser(codes.QSGD(min(8, 2 * self.bits)), self.bucket) if route == "sharded" else None
+        return Quantiser(codes.QSGD(min(8, 2 * self.bits))) if route == "sharded" else None
 
     def error_bound(self, numel: int) -> float:
         """The workers' and the owners' levels."""
-        owner = codes.QSGD(min(8, 2 * self.bits)).error_bound(min(numel, self.bucket or numel))
+        owner = codes.QSGD(min(8, 2 * self.bits)).error_bound(numel)
         return there_and_back(self.worker_bound(numel), owner)
 
     def worker_bound(self, numel: int) -> float:
         """Lemma 3.1 of the paper."""
-        return codes.QSGD(self.bits).error_bound(min(numel, self.bucket or numel))
+        return codes.QSGD(self.bits).error_bound(numel)

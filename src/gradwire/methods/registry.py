@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 from gradwire.errors import ConfigurationError, did_you_mean
 from gradwire.methods.method import Method
-
-MethodType = TypeVar("MethodType", bound=type[Method])
+from gradwire.registry import Registry
 
 CHOICES = ("granularity", "route", "memory", "owner", "dense", "seed")
 """What goes with every method and is no option of any."""
 
-_CATALOGUE: dict[str, type[Method]] = {}
-
-
-def register(name: str) -> Callable[[MethodType], MethodType]:
-    """Class decorator that puts a method in the catalogue.
-
-    Args:
-        name: What ``gradwire.compress(model, name)`` calls it.
-
-    Raises:
-        ConfigurationError: If the name is taken by another class.
-    """
-
-    def enter(method: MethodType) -> MethodType:
-        taken = _CATALOGUE.get(name)
-        if taken is not None and taken.__qualname__ != method.__qualname__:
-            raise ConfigurationError(f"method {name!r} is {taken.__qualname__} already; choose another name")
-        _CATALOGUE[name] = method
-        return method
-
-    return enter
+methods: Registry[type[Method]] = Registry("method")
+register = methods.register
 
 
 def names() -> tuple[str, ...]:
     """All names, sorted."""
-    return tuple(sorted(_CATALOGUE))
+    return tuple(sorted(methods.names()))
 
 
 def get(name: str) -> type[Method]:
@@ -48,15 +28,12 @@ def get(name: str) -> type[Method]:
     Raises:
         ConfigurationError: If there is none.
     """
-    if name not in _CATALOGUE:
-        hint = did_you_mean(name, _CATALOGUE)
-        raise ConfigurationError(f"method {name!r} is not known; {hint}all of them: {', '.join(names())}")
-    return _CATALOGUE[name]
+    return methods.get(name)
 
 
 def name_of(method: Method) -> str:
     """The name a method is registered under; its class's name if it is not."""
-    return next((name for name, entry in _CATALOGUE.items() if entry is type(method)), type(method).__qualname__)
+    return next((name for name in names() if get(name) is type(method)), type(method).__qualname__)
 
 
 def make(method: str | Method, options: dict[str, Any]) -> Method:
@@ -78,7 +55,7 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
     for option in options:
         if option not in known:
             raise ConfigurationError(
-                f"{method!r} has no option {option!r}; {did_you_mean(option, [*known, *CHOICES])}"
+                f"{method!r} has no option {option!r}; {_meant(option, options[option], known)}"
                 + (f"its options: {', '.join(known)}" if known else "it has no options")
             )
     try:
@@ -89,6 +66,13 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
             f"{method!r} cannot take {given}, of which a type is wrong ({error}); gradwire methods {method} says what "
             "each option is"
         ) from error
+
+
+def _meant(option: str, value: Any, known: Iterable[str]) -> str:
+    """What was probably meant by an option that there is not, or not any more."""
+    if option == "bucket":
+        return f"did you mean granularity={f'block:{value}' if value else 'layer'!r}? "
+    return did_you_mean(option, [*known, *CHOICES])
 
 
 def as_published(method: str | Method, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,28 +17,22 @@ from gradwire.wire.requests import AllReduceMax, AllReduceSum, Synchronization
 
 @dataclass(frozen=True)
 class SharedLevels:
-    """Stochastic levels between zero and the largest magnitude that any worker has in a bucket of values.
+    """Stochastic levels between zero and the largest magnitude that any worker has in a segment.
 
     A code of b bits is a level plus s, so n codes add up to at most ``2 s n``, which has to stay below ``2**b``.
     TernGrad's shared scaler is ``SharedLevels(bits, levels=1)``.
 
     Attributes:
         bits: Bits a value: 2, 4 or 8.
-        bucket: Consecutive values that share a scale, a multiple of 8; 0 for a whole segment.
         levels: s, levels on each side of zero; None for as many as fit.
     """
 
     bits: int = 8
-    bucket: int = 0
     levels: int | None = None
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 4, 8):
             raise ConfigurationError(f"bits={self.bits!r} is not possible; choose 2, 4 or 8")
-        if self.bucket < 0 or self.bucket % 8:
-            raise ConfigurationError(
-                f"bucket={self.bucket!r} is out of range; choose a multiple of 8, usually 512, or 0 for whole segments"
-            )
         if self.levels is not None and not 1 <= self.levels < 1 << (self.bits - 1):
             raise ConfigurationError(
                 f"levels={self.levels!r} is out of range; choose 1 <= levels < {1 << (self.bits - 1)} "
@@ -64,7 +58,7 @@ class SharedLevels:
 
     def scales(self, block: Block, admitted: Tensor, feedback: Feedback) -> Tensor:
         """This worker's largest magnitudes; the residual keeps the compensated values."""
-        block, residual = self._segments(block), feedback.residual
+        residual = feedback.residual
         scales = torch.empty(block.segment_count, device=admitted.device)
         kernels.integer_scales(self._code(1), block, admitted, residual, feedback.beta, feedback.gamma, scales)
         return scales
@@ -75,18 +69,15 @@ class SharedLevels:
         """Codes of the compensated values, which are taken from the residual."""
         code, values, subtract = self._code(workers), feedback.buffer(admitted), feedback.residual is not None
         codes = torch.empty(code.layout(block.positions).body, dtype=torch.uint8, device=admitted.device)
-        kernels.integer_encode(code, self._segments(block), values, subtract, scales, codes, key)
+        kernels.integer_encode(code, block, values, subtract, scales, codes, key)
         return codes
 
     def decode(self, block: Block, scales: Tensor, codes: Tensor, out: Tensor, workers: int) -> None:
         """Writes the mean that the sum of all workers' codes stands for."""
-        kernels.integer_decode(self._code(workers), self._segments(block), scales, codes, out)
+        kernels.integer_decode(self._code(workers), block, scales, codes, out)
 
     def _code(self, workers: int) -> Integers:
         return Integers(self.bits, self.levels_for(workers), workers)
-
-    def _segments(self, block: Block) -> Block:
-        return block.divided(self.bucket) if self.bucket else block
 
 
 def integer(

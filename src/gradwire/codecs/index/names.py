@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gradwire.codecs.index.bitmap import Bitmap
 from gradwire.codecs.index.coding import IndexCoding
 from gradwire.codecs.index.elias_fano import EliasFano
 from gradwire.codecs.index.entropy import Entropy
 from gradwire.codecs.index.raw import Raw
 from gradwire.errors import ConfigurationError
+from gradwire.registry import Registry
+
+
+codings: Registry[Callable[..., IndexCoding]] = Registry("index coding", ", or an object")
+register, names = codings.register, codings.names
+
+register("elias-fano")(EliasFano)
+register("entropy")(Entropy)
+register("bitmap")(Bitmap)
+register("raw")(Raw)
 
 
 def parse(coding: str | IndexCoding) -> IndexCoding:
-    """Reads ``raw``, ``bitmap``, ``elias-fano`` or ``entropy``.
+    """An index coding by its name, such as ``"bitmap"``, or itself.
 
     Raises:
-        ConfigurationError: If ``coding`` is neither these nor an index coding, or its library is not installed.
+        ConfigurationError: If ``coding`` is neither a name of :func:`names` nor an index coding, or its library is not
+            installed.
     """
-    match coding:
-        case IndexCoding():
-            return coding
-        case "raw":
-            return Raw()
-        case "bitmap":
-            return Bitmap()
-        case "elias-fano":
-            return EliasFano()
-        case "entropy":
-            return Entropy()
-    raise ConfigurationError(f"index coding {coding!r} is not known; choose 'raw', 'bitmap', 'elias-fano' or 'entropy'")
+    return coding if isinstance(coding, IndexCoding) else codings.make(coding)
 
 
 def parse_fixed(coding: str | IndexCoding) -> IndexCoding:

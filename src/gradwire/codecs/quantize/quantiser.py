@@ -30,32 +30,20 @@ class Quantiser(Codec):
         self.code.check()
         if self.size < 0 or self.size % ALIGNMENT:
             raise ConfigurationError(
-                f"bucket={self.size!r} is out of range; choose a multiple of 8, usually 512, or 0 for whole segments"
+                f"size={self.size!r} is out of range; choose a multiple of 8, usually 512, or 0 for whole segments"
             )
 
-    @property
-    def remainder(self) -> Remainder:
+    def remainder(self, most: int) -> Remainder:
         """Whether error feedback of what the code leaves stays bounded."""
+        most = min(most, self.size or most)
         match self.code:
             case codes.TernGrad():  # a value may be off by as much as the largest
                 return "stays"
             case codes.QSGD():
-                return self._of_levels(self.code)
+                return _of_levels(self.code, most)
             case codes.NUQSGD():
-                return "shrinks" if self.size and self.code.error_bound(self.size) < 1 else "grows"
+                return "shrinks" if self.code.error_bound(most) < 1 else "grows"
         return "shrinks"
-
-    def _of_levels(self, code: codes.QSGD) -> Remainder:
-        """Against the largest magnitude, no value is off by more than a step of ``1 / s`` of it, half that if nearest.
-
-        A step of a segment's L2 norm may be many times its largest value. What is rounded to the nearest such level is
-        never off by more than itself, but sent at all only if a value is half a step.
-        """
-        if not code.euclidean:
-            return "shrinks" if code.levels > 1 or code.nearest else "stays"
-        if code.nearest:
-            return "shrinks" if 0 < self.size <= 4 * code.levels**2 else "stays"
-        return "shrinks" if self.size and code.error_bound(self.size) < 1 else "grows"
 
     def payload_bytes(self, block: Block) -> int:
         """As its code has it."""
@@ -73,3 +61,16 @@ class Quantiser(Codec):
 
     def _segments(self, block: Block) -> Block:
         return block.divided(self.size) if self.size else block
+
+
+def _of_levels(code: codes.QSGD, most: int) -> Remainder:
+    """Against the largest magnitude, no value is off by more than a step of ``1 / s`` of it, half that if nearest.
+
+    A step of a segment's L2 norm may be many times its largest value. What is rounded to the nearest such level is
+    never off by more than itself, but sent at all only if a value is half a step.
+    """
+    if not code.euclidean:
+        return "shrinks" if code.levels > 1 or code.nearest else "stays"
+    if code.nearest:
+        return "shrinks" if most <= 4 * code.levels**2 else "stays"
+    return "shrinks" if code.error_bound(most) < 1 else "grows"

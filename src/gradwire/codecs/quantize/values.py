@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gradwire.codecs.codec import Codec
-from gradwire.codecs.quantize import names
-from gradwire.errors import ConfigurationError
+from gradwire.codecs.quantize.names import codecs
 from gradwire.layout import ALIGNMENT, Block
 from gradwire.memory import NONE, Remainder
+from gradwire.registry import Registry
 
 
 class ValueCoding(ABC):
@@ -22,9 +23,8 @@ class ValueCoding(ABC):
     What was chosen is itself a block, ``chosen``: a dense buffer with one segment for each segment chosen from.
     """
 
-    @property
-    def remainder(self) -> Remainder:
-        """What error feedback makes of what it loses."""
+    def remainder(self, most: int) -> Remainder:
+        """What error feedback makes of what it loses of segments of up to ``most`` values."""
         return "shrinks"
 
     @abstractmethod
@@ -91,10 +91,9 @@ class CodedValues(ValueCoding):
 
     codec: Codec
 
-    @property
-    def remainder(self) -> Remainder:
+    def remainder(self, most: int) -> Remainder:
         """The codec's."""
-        return self.codec.remainder
+        return self.codec.remainder(most)
 
     def size(self, chosen: Block) -> int:
         """The codec's payload."""
@@ -109,24 +108,19 @@ class CodedValues(ValueCoding):
         self.codec.decode(chosen, payload[None], values, 1.0)
 
 
-def parse(coding: str | ValueCoding) -> ValueCoding:
-    """Reads ``fp32``, ``fp16``, ``bf16``, or what :func:`gradwire.codecs.quantize.parse` reads.
+codings: Registry[Callable[..., ValueCoding | Codec]] = Registry("value coding", ", or an object", codecs)
+register, names = codings.register, codings.names
+
+register("fp32")(lambda: FloatValues(torch.float32))
+register("fp16")(lambda: FloatValues(torch.float16))
+register("bf16")(lambda: FloatValues(torch.bfloat16))
+
+
+def parse(coding: str | ValueCoding | Codec) -> ValueCoding:
+    """A value coding by its name, such as ``"fp16"``, one that a codec makes, such as ``"qsgd:4"``, or itself.
 
     Raises:
-        ConfigurationError: If ``coding`` is neither these nor a value coding.
+        ConfigurationError: If ``coding`` is neither a name of :func:`names` nor a value coding nor a codec.
     """
-    match coding:
-        case ValueCoding():
-            return coding
-        case "fp32":
-            return FloatValues(torch.float32)
-        case "fp16":
-            return FloatValues(torch.float16)
-        case "bf16":
-            return FloatValues(torch.bfloat16)
-    found = names.find(coding) if isinstance(coding, str) else None
-    if found is None:
-        raise ConfigurationError(
-            f"value coding {coding!r} is not known; choose 'fp32', 'fp16', 'bf16', or one of {names.KNOWN}"
-        )
-    return CodedValues(found)
+    found = coding if isinstance(coding, ValueCoding | Codec) else codings.make(coding)
+    return CodedValues(found) if isinstance(found, Codec) else found

@@ -39,8 +39,7 @@ class Atoms(Codec):
     def __post_init__(self) -> None:
         check_rank(self.rank)
 
-    @property
-    def remainder(self) -> Remainder:
+    def remainder(self, most: int) -> Remainder:
         """An atom of a small chance is sent many times as large as it is."""
         return "grows"
 

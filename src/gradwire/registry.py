@@ -1,0 +1,95 @@
+"""Things of one kind by name, to which a user's file adds its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from gradwire.errors import ConfigurationError, did_you_mean
+
+Entry = TypeVar("Entry")
+Own = TypeVar("Own")
+Made = TypeVar("Made")
+
+NUMBER = ":N"
+"""What a name ends with that takes a whole number: ``"qsgd:N"`` is asked for as ``"qsgd:4"``."""
+
+
+class Registry(Generic[Entry]):
+    """What is registered under which name, in order.
+
+    Args:
+        kind: What messages call one of them.
+        otherwise: What may be given in place of a name, for messages.
+        beside: Another registry, whose names are known here, too.
+    """
+
+    def __init__(self, kind: str, otherwise: str = "", beside: Registry[Any] | None = None) -> None:
+        self._kind = kind
+        self._otherwise = otherwise
+        self._beside = beside
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, name: str) -> Callable[[Own], Own]:
+        """A decorator that enters a class or function: itself, or what makes one, under a name.
+
+        Args:
+            name: What it is asked for by; one that ends in ``":N"`` stands for all whole numbers N, and what is entered
+                takes the number.
+
+        Raises:
+            ConfigurationError: If the name is taken, unless by an earlier run of the same definition, as in a notebook.
+        """
+
+        def enter(entry: Own) -> Own:
+            taken = dict(self._all()).get(name)
+            if taken is not None and _place(taken) != _place(entry):
+                raise ConfigurationError(f"{self._kind} {name!r} is {_place(taken)} already; choose another name")
+            self._entries[name] = entry  # type: ignore[assignment]
+            return entry
+
+        return enter
+
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return tuple(name for name, _ in self._all())
+
+    def get(self, name: str) -> Entry:
+        """What is registered under a name.
+
+        Raises:
+            ConfigurationError: If nothing is.
+        """
+        return self._find(name)[0]
+
+    def make(self: Registry[Callable[..., Made]], name: str) -> Made:
+        """Makes what is registered under a name, of the number after it if there is one.
+
+        Raises:
+            ConfigurationError: If nothing is, or the number is out of range.
+        """
+        maker, numbers = self._find(name)
+        return maker(*numbers)
+
+    def _all(self) -> list[tuple[str, Entry]]:
+        return [*self._entries.items(), *([] if self._beside is None else self._beside._all())]
+
+    def _find(self, name: str) -> tuple[Entry, tuple[int, ...]]:
+        """The entry, and the number if there is one."""
+        entries = dict(self._all())
+        plain, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
+        if number.isascii() and number.isdigit() and plain + NUMBER in entries:
+            return entries[plain + NUMBER], (int(number),)
+        if isinstance(name, str) and name in entries and not name.endswith(NUMBER):
+            return entries[name], ()
+        known = [each.replace(NUMBER, f":{number}") if number else each for each in entries]
+        meant = did_you_mean(name, known) if isinstance(name, str) else ""
+        raise ConfigurationError(
+            f"{self._kind} {name!r} is not known; {meant}all of them: {', '.join(map(repr, entries))}{self._otherwise}"
+        )
+
+
+def _place(entry: Any) -> str:
+    """Where something was defined, or what it is if that has no name."""
+    name: str = getattr(entry, "__qualname__", "<lambda>")
+    return repr(entry) if name.endswith("<lambda>") else f"{entry.__module__}.{name}"
