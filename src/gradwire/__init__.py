@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradwire import codecs, lab, memory, methods, optim, wire
+    from gradwire import codecs, granularity, lab, memory, methods, optim, wire
     from gradwire.attach import Handle, SecondMoments, Synchronizer, compress
     from gradwire.engine import Audit, DensePolicy, Deviation, Stats
     from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
@@ -45,7 +45,7 @@ _HOMES = {
     "periodic": "gradwire.local_sgd",
     "roundtrip": "gradwire.local",
 }
-_ROOMS = ("codecs", "lab", "memory", "methods", "optim", "wire")
+_ROOMS = ("codecs", "granularity", "lab", "memory", "methods", "optim", "wire")
 
 __all__ = [
     "FORMAT_VERSION",
@@ -69,6 +69,7 @@ __all__ = [
     "analyze",
     "codecs",
     "compress",
+    "granularity",
     "lab",
     "memory",
     "methods",

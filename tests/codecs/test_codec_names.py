@@ -53,9 +53,9 @@ def test_every_name_codes_the_values_of_a_sparse_method(name: str) -> None:
     "name", ["", "signs", "sign:1", "qsgd", "qsgd:", "qsgd:-4", "qsgd:²", "qsgd:N", "nearest", "3lc:2"]
 )
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="codec .* is not known; .*all of them: 'sign'"):
+    with pytest.raises(ConfigurationError, match=r"codec .* is not known; .*all of them: 'sign'"):
         quantize.parse(name)
-    with pytest.raises(ConfigurationError, match="value coding .* is not known; .*all of them: 'fp32', .*'sign'"):
+    with pytest.raises(ConfigurationError, match=r"value coding .* is not known; .*all of them: 'fp32', .*'sign'"):
         values.parse(name)
 
 

@@ -48,8 +48,8 @@ def attachments_that_are_refused() -> None:
     refused("ratio=2 is out of range", net, method="topk", ratio=2)
     refused("momentum of gradients", net, method="topk", memory="dgc")
     refused("momentum of gradients", net, method="signum")
-    refused("verify='yes' is not known; choose True or False", net, verify="yes")
-    refused("verify_every=0 is out of range; choose a whole number of", net, verify=True, verify_every=0)
+    refused("'dense' has no option 'verify'; did you mean 'verify_every'", net, verify=True)
+    refused("verify_every=-1 is out of range; choose a whole number of", net, verify_every=-1)
     refused("powersgd cannot work on cut='contiguous'", net, method="powersgd", fragments=2)
     refused("names 2 of the 6 that the optimizer has", net, parameters=list(net.named_parameters())[:2])
     refused("outer is an optimizer over 6 parameters of which 0", net, outer=sgd(other))
@@ -340,7 +340,7 @@ def test_buffers_are_averaged(pool: Pool) -> None:
         ({"every": 4, "method": "topk", "ratio": 0.1, "outer": nesterov}, 6),
         (
             {"every": 6, "fragments": 3, "delay": 3, "mix": 0.5, "method": "qsgd", "moments": "average"}
-            | {"outer": nesterov, "verify": True},
+            | {"outer": nesterov, "verify_every": 1},
             11,
         ),
         ({"every": 4, "fragments": 2, "cut": "layers", "delay": 3, "method": "acpsgd", "rank": 2}, 9),

@@ -46,7 +46,7 @@ def attached(method: str, options: dict[str, Any]) -> tuple[nn.Module, gradwire.
 def verified_equals_plain() -> None:
     for method, options in METHODS:
         found, sent = [], []
-        for further in ({}, {"verify": True}, {"verify": True, "verify_every": 3}):
+        for further in ({}, {"verify_every": 1}, {"verify_every": 3}):
             net, handle = attached(method, {**options, **further})
             train(net, handle._optimizer, range(9))
             handle.synchronize()
@@ -64,7 +64,7 @@ def flipped_bits() -> list[str]:
     ends = []
     for method in methods.names():
         memory = {"memory": "residual"} if has_momentum(methods.get(method)) else {}
-        net, handle = attached(method, {**OPTIONS.get(method, [{}])[0], **memory, "verify": True})
+        net, handle = attached(method, {**OPTIONS.get(method, [{}])[0], **memory, "verify_every": 1})
         line = handle.wire._scheduler._transport
         assert isinstance(line, CheckedTransport)
         assert isinstance(line._inner, ProcessGroupTransport)
@@ -121,7 +121,7 @@ def spoilt_parameter(handle: gradwire.Periodic, net: nn.Module) -> None:
 
 def every_rank_raises(spoil: Spoil, which: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
     for number, (method, options) in enumerate(cases):
-        net, handle = attached(method, {**options, "verify": True, "verify_every": 1 + number % 3})
+        net, handle = attached(method, {**options, "verify_every": 1 + number % 3})
         train(net, handle._optimizer, range(4))
         handle.synchronize()
         if dist.get_rank() == 1:
@@ -136,7 +136,7 @@ def every_rank_raises(spoil: Spoil, which: str, cases: list[tuple[str, dict[str,
 
 def the_last_average_is_compared(spoil: Spoil, which: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
     for method, options in cases:
-        net, handle = attached(method, {**options, "verify": True, "verify_every": 100})
+        net, handle = attached(method, {**options, "verify_every": 100})
         train(net, handle._optimizer, range(4))
         handle.synchronize()
         if dist.get_rank() == 1:
@@ -152,7 +152,7 @@ def the_last_average_is_compared(spoil: Spoil, which: str, cases: list[tuple[str
 
 def what_is_no_drift() -> None:
     for method, options in METHODS:
-        net, handle = attached(method, {**options, "verify": True})
+        net, handle = attached(method, {**options, "verify_every": 1})
         train(net, handle._optimizer, range(5))
         if dist.get_rank() == 1:
             spoilt_parameter(handle, net)
@@ -168,8 +168,8 @@ def what_is_no_drift() -> None:
 
 def choices_that_differ() -> None:
     net = network()
-    with pytest.raises(gradwire.ConfigurationError, match=r"rank 0 has 'verify=no', rank 1 has 'verify=every 1 steps'"):
-        gradwire.periodic(sgd(net), verify=dist.get_rank() == 1)
+    with pytest.raises(gradwire.ConfigurationError, match=r"rank 0 has 'verify_every=0', rank 1 has 'verify_every=1'"):
+        gradwire.periodic(sgd(net), verify_every=dist.get_rank())
 
 
 def test_verified_averages_are_the_same_bits(pool: Pool) -> None:

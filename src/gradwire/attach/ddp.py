@@ -15,9 +15,10 @@ from gradwire.attach.memory_order import by_rows, by_strides, check_order, gradi
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
-from gradwire.engine.configuration import FUSE_BYTES, Configuration
+from gradwire.engine.choices import FUSE_BYTES, Choices
+from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
-from gradwire.engine.guarding import VERIFY_EVERY, Guarding
+from gradwire.engine.guarding import Guarding
 from gradwire.engine.policy import DensePolicy
 from gradwire.engine.unit import Unit
 from gradwire.errors import ConfigurationError, GradwireError
@@ -250,8 +251,7 @@ def compress(
     rollback: bool | None = None,
     learning_rate: Callable[[], float] | None = None,
     audit_every: int = 0,
-    verify: bool = False,
-    verify_every: int = VERIFY_EVERY,
+    verify_every: int = 0,
     **options: Any,
 ) -> Handle:
     """Averages a DDP model's gradients through a compression method from now on.
@@ -299,10 +299,10 @@ def compress(
             compressed averages and without changing them, and both are compared: ``handle.audits()``,
             ``handle.stats().audit``, ``handle.write(writer)``, and a line from the logger ``"gradwire"`` on rank 0.
             0 for never.
-        verify: Whether payloads carry checksums, all but those of all-reduces, whose sums cannot; one that does not
-            fit raises :class:`gradwire.PayloadError`. It also compares the averages of all ranks from time to time; a
-            difference raises :class:`gradwire.DivergenceError` on every rank, one step later.
-        verify_every: Steps from one such comparison to the next.
+        verify_every: Every so many steps the averages of all ranks are compared; a difference raises
+            :class:`gradwire.DivergenceError` on every rank, one step later. Then every payload also carries a checksum,
+            all but those of all-reduces, whose sums cannot; one that does not fit raises
+            :class:`gradwire.PayloadError`. 0 for never.
         **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
             publication for all that is not given.
 
@@ -321,10 +321,10 @@ def compress(
         >>> handle.stats().steps
         1
     """
+    choices = Choices.of(locals())
     ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model
     with RollCall(getattr(ddp, "process_group", None)) as roll_call:
-        configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-        guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
+        configuration, guarding = Configuration.of(method, options, choices), Guarding(choices)
         model = _checked(model)
         ignored = model.parameters_to_ignore
         theirs = [(name, each) for name, each in model.module.named_parameters() if name not in ignored]

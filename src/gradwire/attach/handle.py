@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.roll_call import RollCall
 from gradwire.engine.agreement import check_agreement, check_equal
+from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
@@ -26,6 +27,7 @@ from gradwire.engine.guards import Audit, Auditor
 from gradwire.engine.guards.audit import ScalarWriter, write
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError, GradwireError
+from gradwire.kernels import by_reference
 from gradwire.layout import flat_slots
 from gradwire.memory import Store
 from gradwire.state.form import VERSION, Ranks, check_form, check_same, described
@@ -73,7 +75,7 @@ class Handle:
         guarding: Guarding | None = None,
     ) -> None:
         check_parameters(parameters)
-        guarding = guarding or Guarding(rollback=False)
+        guarding = guarding or Guarding(Choices(rollback=False))
         guarding.check(configuration)
         device = parameters[0][1].device
         if device.type == "cpu":
@@ -92,7 +94,7 @@ class Handle:
         self.engine.guards += guarding.guards(self.engine, parameters)
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
         self._written = -1
-        line: Line = CheckedTransport(transport, self.engine.meter) if guarding.verify else transport
+        line: Line = CheckedTransport(transport, self.engine.meter) if guarding.choices.verify_every else transport
         self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device)
         self._attached = True
 
@@ -223,9 +225,16 @@ class Handle:
         count, elements = len(sizes) - len(dense), sum(sizes.values())
         left = sum(sizes[name] for name in dense)
         return (
-            f"gradwire.Handle({self.configuration}; compressed: {count} tensors, {elements - left:,} elements; "
-            f"averaged densely: {len(dense)} tensors, {left:,} elements)"
+            f"gradwire.Handle({self.configuration}; {self.engine.world_size} workers; compressed: {count} tensors, "
+            f"{elements - left:,} elements; averaged densely: {len(dense)} tensors, {left:,} elements"
+            f"{_run_by_reference(self.engine.store.device)})"
         )
+
+
+def _run_by_reference(device: torch.device) -> str:
+    """What runs slowly on a device, if anything does."""
+    slow = by_reference(device)
+    return f"; by the reference on {device.type}, slowly: {', '.join(slow)}" if slow else ""
 
 
 def named_by(optimizer: torch.optim.Optimizer) -> Named:

@@ -12,9 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.attach.handle import Handle, Named, check_left_out, default_group
 from gradwire.attach.roll_call import RollCall
+from gradwire.attach.tree import Tree
+from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
-from gradwire.engine.configuration import FUSE_BYTES, Configuration
-from gradwire.engine.guarding import VERIFY_EVERY, Guarding
+from gradwire.engine.choices import FUSE_BYTES, Choices
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.guarding import Guarding
 from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
@@ -35,8 +38,9 @@ class Synchronizer(Handle):
     To be made on every rank with the same arguments.
 
     Args:
-        parameters: Names and parameters, as ``net.named_parameters()`` gives them; those that require no gradient are
-            left out.
+        parameters: A module; or names and parameters, as ``net.named_parameters()`` gives them. Those that require no
+            gradient are left out. A parameter that takes another's place in the module later is noticed, and refused in
+            :meth:`synchronize`; with names and parameters it cannot be, and its gradient would be left out.
         method: A name of ``gradwire.methods.names()`` or a method object.
         process_group: The workers, also as a device mesh of one dimension; all of them if None.
         granularity: As in :func:`gradwire.compress`; and so are the other arguments.
@@ -50,7 +54,6 @@ class Synchronizer(Handle):
         rollback: See there.
         learning_rate: See there.
         audit_every: See there.
-        verify: See there.
         verify_every: See there.
         **options: The method's hyper-parameters.
 
@@ -58,13 +61,15 @@ class Synchronizer(Handle):
         ConfigurationError: If anything cannot be as asked, or differs between ranks.
 
     Example:
-        >>> sync = gradwire.Synchronizer(net.named_parameters(), "topk", ratio=0.01)
+        >>> sync = gradwire.Synchronizer(net, "topk", ratio=0.01)
         >>> loss.backward(); sync.synchronize(); optimizer.step()
     """
 
+    _tree: Tree | None = None
+
     def __init__(
         self,
-        parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        parameters: torch.nn.Module | Iterable[tuple[str, torch.nn.Parameter]],
         method: str | Method,
         *,
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
@@ -79,16 +84,16 @@ class Synchronizer(Handle):
         rollback: bool | None = None,
         learning_rate: Callable[[], float] | None = None,
         audit_every: int = 0,
-        verify: bool = False,
-        verify_every: int = VERIFY_EVERY,
+        verify_every: int = 0,
         **options: Any,
     ) -> None:
+        choices = Choices.of(locals())
         workers = default_group(process_group)
         with RollCall(workers) as roll_call:
-            configuration = Configuration.make(
-                method, options, granularity, route, memory, owner, dense, seed, fuse_bytes
-            )
-            guarding = Guarding(grad_scaler, rollback, learning_rate, audit_every, verify, verify_every)
+            configuration, guarding = Configuration.of(method, options, choices), Guarding(choices)
+            if isinstance(parameters, torch.nn.Module):
+                self._tree = Tree(unwrapped_model(parameters))
+                parameters = self._tree.named_parameters()
             given = list(parameters)
             self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
             self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
@@ -101,13 +106,15 @@ class Synchronizer(Handle):
         A parameter that requires gradients no more counts as zero, too, and its ``grad`` is left alone.
 
         Raises:
-            ConfigurationError: If a gradient is sparse, or a parameter was frozen at first and is not now; no gradient
-                is changed.
+            ConfigurationError: If a gradient is sparse, a parameter was frozen at first and is not now, or the module
+                has another one in its place; no gradient is changed.
             WireError: If a collective fails, because a worker ended, stopped or failed, or takes longer than the
                 process group's timeout. An error of the method's own is raised as it is.
             GradwireError: If an earlier step failed.
         """
         check_left_out(self._frozen)
+        if self._tree is not None:
+            self._tree.check()
         gradients = {name: each.grad for name, each in self._named if each.grad is not None and each.requires_grad}
         self._average(gradients, _take_for_gradient)
 

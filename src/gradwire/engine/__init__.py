@@ -1,5 +1,6 @@
 """From buffers of gradients to methods: all choices of an attachment, and what is done around every average."""
 
+from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guards import Audit, Deviation
@@ -7,4 +8,4 @@ from gradwire.engine.policy import DensePolicy
 from gradwire.engine.stats import Stats
 from gradwire.engine.unit import Unit
 
-__all__ = ["Audit", "Configuration", "DensePolicy", "Deviation", "Engine", "Stats", "Unit"]
+__all__ = ["Audit", "Choices", "Configuration", "DensePolicy", "Deviation", "Engine", "Stats", "Unit"]

@@ -9,14 +9,12 @@ from typing import Any
 from gradwire import memory as memories
 from gradwire.codecs import quantize
 from gradwire.codecs.codec import Codec
+from gradwire.engine.choices import Choices
 from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity
 from gradwire.memory import Memory
 from gradwire.methods import CodecMethod, Method, as_published, make, name_of
-
-FUSE_BYTES = 1 << 18
-"""Payload to gather before a collective is issued: enough to hide its latency on ordinary networks."""
 
 
 @dataclass(frozen=True)
@@ -44,28 +42,21 @@ class Configuration:
     fuse_bytes: int
 
     @classmethod
-    def make(
-        cls,
-        method: str | Method,
-        options: dict[str, Any],
-        granularity: str | Granularity | None = None,
-        route: str | None = None,
-        memory: str | Memory | None = None,
-        owner: str | Codec | None = None,
-        dense: DensePolicy | None = None,
-        seed: int = 0,
-        fuse_bytes: int = FUSE_BYTES,
-    ) -> Configuration:
+    def make(cls, method: str | Method, options: dict[str, Any], *choices: Any, **named: Any) -> Configuration:
+        """As :meth:`of`, with the fields of :class:`Choices` in place of one."""
+        return cls.of(method, options, Choices(*choices, **named))
+
+    @classmethod
+    def of(cls, method: str | Method, options: dict[str, Any], choices: Choices) -> Configuration:
         """Checks all choices against each other; None stands for the method's own, or the publication's.
 
         Raises:
             ConfigurationError: If one is unknown, out of range, or not for this method.
         """
         options, published = as_published(method, options)
-        granularity = published.get("granularity") if granularity is None else granularity
-        route = published.get("route") if route is None else route
-        memory = published.get("memory") if memory is None else memory
-        owner = published.get("owner") if owner is None else owner
+        given = {name: value for name, value in choices.arguments().items() if value is not None}
+        choices = Choices(**{**published, **given})
+        granularity, route, memory, owner = choices.granularity, choices.route, choices.memory, choices.owner
         made = make(method, options)
         name = name_of(made)
         scope = Granularity.parse(made.granularities[0] if granularity is None else granularity)
@@ -77,8 +68,8 @@ class Configuration:
         way = made.routes[0] if route is None else route
         if way not in made.routes:
             raise ConfigurationError(f"{name} cannot take route={way!r}; its routes: {', '.join(made.routes)}")
-        if fuse_bytes < 1:
-            raise ConfigurationError(f"fuse_bytes={fuse_bytes!r} is out of range; choose at least 1 byte")
+        if choices.fuse_bytes < 1:
+            raise ConfigurationError(f"fuse_bytes={choices.fuse_bytes!r} is out of range; choose at least 1 byte")
         carried = memories.parse(made.memory if memory is None else memory)
         _check_memory(made, name, carried, scope)
         if owner is not None and not isinstance(made, CodecMethod):
@@ -95,9 +86,9 @@ class Configuration:
             route=way,
             memory=carried,
             owner=again,
-            dense=dense or DensePolicy(),
-            seed=seed,
-            fuse_bytes=fuse_bytes,
+            dense=choices.dense or DensePolicy(),
+            seed=choices.seed,
+            fuse_bytes=choices.fuse_bytes,
         )
 
     def compresses(self, shape: tuple[int, ...]) -> bool:

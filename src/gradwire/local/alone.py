@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradwire.codecs.codec import Codec
+from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
@@ -69,15 +70,15 @@ def roundtrip(
         >>> roundtrip(torch.ones(1024), "efsignsgd").wire_bytes
         132
     """
+    choices = replace(Choices.of(locals()), dense=DensePolicy(below=0, vectors=False))
     if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ConfigurationError(f"tensor is of {kind}; give float32, float16 or bfloat16 values")
     if tensor.layout != torch.strided:
         raise ConfigurationError(f"tensor has layout {tensor.layout}; give a dense one, such as tensor.to_dense()")
-    everything = DensePolicy(below=0, vectors=False)
-    configuration = Configuration.make(method, options, granularity, route, memory, owner, everything, seed)
+    configuration = Configuration.of(method, options, choices)
     if route is None and "gather" in configuration.method.routes:
-        configuration = Configuration.make(method, options, granularity, "gather", memory, owner, everything, seed)
+        configuration = Configuration.of(method, options, replace(choices, route="gather"))
     world = LocalWorld(configuration, flat_slots([("tensor", tuple(tensor.shape))]), workers=1, device=tensor.device)
     world.engines[0].step = step
     flat = tensor.detach().to(torch.float32, copy=True).reshape(-1)

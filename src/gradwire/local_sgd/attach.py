@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -15,7 +16,8 @@ from gradwire.attach.handle import Named, check_parameters, default_group, named
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.wrappers import unwrapped_optimizer
 from gradwire.codecs.codec import Codec
-from gradwire.engine.configuration import FUSE_BYTES, Configuration
+from gradwire.engine.choices import FUSE_BYTES, Choices
+from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
@@ -41,8 +43,7 @@ def periodic(
     dense: DensePolicy | None = None,
     seed: int = 0,
     fuse_bytes: int = FUSE_BYTES,
-    verify: bool = False,
-    verify_every: int = 1,
+    verify_every: int = 0,
     warmup_steps: int = 0,
     moments: Moments = "keep",
     buffers: nn.Module | None = None,
@@ -90,10 +91,9 @@ def periodic(
         dense: See there.
         seed: See there.
         fuse_bytes: See there.
-        verify: Whether payloads carry checksums, as there. It also compares over all ranks what the last average of a
-            fragment left, ``x_last`` and buffers, along with its next one and in ``synchronize()``; a difference raises
-            :class:`gradwire.DivergenceError` on every rank.
-        verify_every: Averages of a fragment from one such comparison to the next.
+        verify_every: Every so many averages of a fragment it is compared over all ranks what the last one left,
+            ``x_last`` and buffers, along with the next, and in ``synchronize()``; a difference raises
+            :class:`gradwire.DivergenceError` on every rank. Payloads then carry checksums, as there. 0 for never.
         warmup_steps: Local steps at first that are each averaged, at once and without ``outer``.
         moments: ``"keep"`` the optimizer's moments local, ``"reset"`` its state with every average, or ``"average"``
             floating-point state of the parameters' shape, densely.
@@ -119,13 +119,13 @@ def periodic(
         >>> handle.stats().steps
         8
     """
+    choices = replace(Choices.of(locals()), rollback=False)
     workers = default_group(process_group)
     with RollCall(workers) as roll_call:
         optimizer = unwrapped_optimizer(optimizer)
         _check_optimizer(optimizer)
         schedule = Schedule(every, fragments, cut, delay, mix, warmup_steps, moments)
-        configuration = Configuration.make(method, options, granularity, route, memory, owner, dense, seed, fuse_bytes)
-        guarding = Guarding(rollback=False, verify=verify, verify_every=verify_every)
+        configuration, guarding = Configuration.of(method, options, choices), Guarding(choices)
         _check_method(configuration, schedule)
         named = _named(optimizer, parameters)
         check_parameters(named)

@@ -119,7 +119,8 @@ class Periodic(Handle):
         """Averages now whatever may differ between ranks, such as at the end of training.
 
         What is on its way is taken first. The averages are taken undelayed and unmixed, so that all ranks have the
-        same parameters afterwards, and a new period begins. With ``verify=True`` they compare what these averages left.
+        same parameters afterwards, and a new period begins. With ``verify_every`` they compare what these
+        averages left.
 
         Raises:
             GradwireError: If an earlier average failed.

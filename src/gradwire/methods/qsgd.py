@@ -19,9 +19,9 @@ class QSGD(CodecMethod):
     """Stochastic rounding to a few levels: unbiased, so it needs no memory.
 
     The defaults are the paper's practice: blocks of 512 values, there called buckets, scaled by their largest
-    magnitude. There workers send to all others, and noise falls with their number. So it does on the sharded route, where owners of averages take
-    twice the bits, at most 8: with as many as the workers (``owner="qsgd:4"``) the way back would add all the noise of
-    one worker's rounding.
+    magnitude. There workers send to all others, and noise falls with their number. So it does on the sharded route,
+    where owners of averages take twice the bits, at most 8: with as many as the workers (``owner="qsgd:4"``) the way
+    back would add all the noise of one worker's rounding.
 
     Attributes:
         bits: Bits a value with its sign: 2, 4 or 8.

@@ -10,8 +10,11 @@ from gradwire.errors import ConfigurationError, did_you_mean
 from gradwire.methods.method import Method
 from gradwire.registry import Registry
 
-CHOICES = ("granularity", "route", "memory", "owner", "dense", "seed")
-"""What goes with every method and is no option of any."""
+CHOICES = (
+    *("granularity", "route", "memory", "owner", "dense", "seed", "fuse_bytes"),
+    *("grad_scaler", "rollback", "learning_rate", "audit_every", "verify_every"),
+)
+"""What goes with every method and is no option of any, for messages."""
 
 methods: Registry[type[Method]] = Registry("method")
 register = methods.register

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from gradwire.attach.roll_call import RollCall
 from gradwire.attach.synchronizer import Synchronizer, Tensors, check_dense
 from gradwire.codecs.codec import Codec
 from gradwire.engine.agreement import check_equal, check_same
-from gradwire.engine.configuration import FUSE_BYTES
+from gradwire.engine.choices import FUSE_BYTES, Choices
 from gradwire.engine.policy import DensePolicy
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError
@@ -124,6 +125,7 @@ class CompressedAdam(Optimizer):
         broadcast: bool = False,
         **options: Any,
     ) -> None:
+        choices = replace(Choices.of(locals()), rollback=True)
         self.freeze_step = freeze_step
         workers = default_group(process_group)
         with RollCall(workers) as roll_call:
@@ -143,10 +145,10 @@ class CompressedAdam(Optimizer):
             check_parameters(named)
             roll_call.ready()
         transport = ProcessGroupTransport(workers)
-        choices = [f"{key}={value}" for key, value in self._describe().items()]
-        choices += [f"group {number} {_described(group)}" for number, group in enumerate(self.param_groups)]
-        choices += [f"parameter {name} with shape {tuple(parameter.shape)}" for name, parameter in named]
-        check_same(choices, transport, named[0][1].device)
+        lines = [f"{key}={value}" for key, value in self._describe().items()]
+        lines += [f"group {number} {_described(group)}" for number, group in enumerate(self.param_groups)]
+        lines += [f"parameter {name} with shape {tuple(parameter.shape)}" for name, parameter in named]
+        check_same(lines, transport, named[0][1].device)
         if broadcast:
             send_first(named, transport)
         else:
@@ -155,14 +157,7 @@ class CompressedAdam(Optimizer):
             named,
             method,
             process_group=workers,
-            granularity=granularity,
-            route=route,
-            memory=memory,
-            owner=owner,
-            dense=dense,
-            seed=seed,
-            fuse_bytes=fuse_bytes,
-            rollback=True,
+            **choices.arguments(),
             **options,
         )
         self._exact = self._compressed

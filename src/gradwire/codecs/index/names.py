@@ -12,7 +12,6 @@ from gradwire.codecs.index.raw import Raw
 from gradwire.errors import ConfigurationError
 from gradwire.registry import Registry
 
-
 codings: Registry[Callable[..., IndexCoding]] = Registry("index coding", ", or an object")
 register, names = codings.register, codings.names
 

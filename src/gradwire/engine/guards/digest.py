@@ -81,9 +81,9 @@ def compared(what: str, digests: Mapping[str, int], device: torch.device) -> Syn
     )
 
 
-def check_verification(verify: object, every: object) -> None:
-    """Raises ConfigurationError unless they are a choice and a number of steps."""
-    if not isinstance(verify, bool):
-        raise ConfigurationError(f"verify={verify!r} is not known; choose True or False")
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ConfigurationError(f"verify_every={every!r} is out of range; choose a whole number of steps, at least 1")
+def check_verify_every(every: object) -> None:
+    """Raises ConfigurationError unless it is a number of steps."""
+    if not isinstance(every, int) or isinstance(every, bool) or every < 0:
+        raise ConfigurationError(
+            f"verify_every={every!r} is out of range; choose a whole number of steps, such as 100, or 0 for never"
+        )

@@ -1,0 +1,54 @@
+"""Which parameters a module has: whether they are still those that it had when a method was attached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from operator import is_
+
+from torch import nn
+
+from gradwire.attach.handle import Named
+from gradwire.errors import ConfigurationError
+
+
+class Tree:
+    """A module's own modules and parameters, as they are when this is made.
+
+    Args:
+        module: Whose.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._look()
+
+    def named_parameters(self) -> Named:
+        """Names and parameters, each once."""
+        return list(self._module.named_parameters())
+
+    def check(self) -> None:
+        """Raises ConfigurationError if the module has another parameter now."""
+        now = list(self._present())
+        if len(now) == len(self._members) and all(map(is_, now, self._members)):
+            return
+        before, after = (dict(each) for each in (self._named, self.named_parameters()))
+        for name in [*before, *after]:
+            if before.get(name) is not after.get(name):
+                what = "is new" if name not in before else "is gone" if name not in after else "is another one"
+                raise ConfigurationError(
+                    f"parameter {name!r} {what} since the method was attached, so its gradient would be left out and "
+                    "ranks would drift apart; change parameter.data in its place, or close this handle and attach anew"
+                )
+
+        self._look()  # modules without parameters have changed
+
+    def _look(self) -> None:
+        self._tables: list[Mapping[str, object]] = [
+            table for each in self._module.modules() for table in (each._parameters, each._modules)
+        ]
+        self._members = list(self._present())
+        self._named = self.named_parameters()
+
+    def _present(self) -> chain[object]:
+        return chain.from_iterable(table.values() for table in self._tables)
