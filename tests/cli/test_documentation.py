@@ -6,7 +6,7 @@ import doctest
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import cli, granularity, memory, methods
+from gradwire.codecs import index, quantize
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,6 +97,21 @@ def test_every_memory_route_and_granularity_is_told() -> None:
     assert told == set(granularity.names())
     scopes = {scope.partition(":")[0] for name in methods.names() for scope in methods.get(name).granularities}
     assert {name.partition(":")[0] for name in told} == scopes
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("`owner=`", quantize.names),
+        ("`indices=`", index.names),
+        ("`memory=`", memory.names),
+        ("`granularity=`", granularity.names),
+    ],
+)
+def test_the_guide_has_all_names(choice: str, names: Callable[[], tuple[str, ...]]) -> None:
+    guide = (ROOT / "docs" / "training.md").read_text()
+    (row,) = (line.split("|")[2] for line in guide.splitlines() if line.startswith(f"| {choice}"))
+    assert set(re.findall("`(.*?)`", row)) == set(names())
 
 
 @pytest.mark.parametrize("attach", [gradwire.Synchronizer, gradwire.periodic])

@@ -267,8 +267,8 @@ def compress(
             bfloat16 parameters, in the memory format in which DDP wrapped them.
         method: A name of ``gradwire.methods.names()`` or a method object.
         granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each
-            of DDP's buckets; ``"model"``, the whole gradient; or ``"block:N"``, each N elements of a parameter. The
-            method's own if None.
+            of DDP's buckets; ``"model"``, the whole gradient; or ``"block:N"``, each N elements of a parameter; or a
+            name that you registered. The method's own if None.
         route: How payloads become an average; the method's own if None. ``"allreduce"``: codes are added up on their
             way. ``"gather"``: every payload goes to everybody. ``"sharded"``: every worker averages a share of the
             elements and compresses it again. ``"merge"``: sparse sets are merged pair by pair, for ``gtopk`` only.
@@ -278,8 +278,9 @@ def compress(
             what was not sent; ``"momentum"``, and momentum is sent; ``"dgc"``, momentum correction, forgotten where it
             was sent; ``"ef21"``, an estimate of the gradient, whose error is sent; ``"lowpass"``, a moving average of
             errors; ``"diana"``, an estimate of the gradient for unbiased methods.
-        owner: What the average is compressed with on the sharded route, and put through on the gather route: a name
-            such as ``"qsgd:8"`` or a codec; if None, the method's own on the sharded route and nothing on gather.
+        owner: What the average is compressed with on the sharded route, and put through on the gather route: a codec,
+            or a name of ``gradwire.codecs.quantize.names()``, such as ``"qsgd:8"`` of its ``"qsgd:N"``; if None, the
+            method's own on the sharded route and nothing on gather.
         dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
         seed: Where all randomness starts; torch's generators are never touched.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.

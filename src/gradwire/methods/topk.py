@@ -23,7 +23,8 @@ class TopK(CodecMethod):
 
     Attributes:
         ratio: k as a share of a segment's elements, in (0, 1].
-        values: How values are written: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``, ``"qsgd:4"``, or an object.
+        values: How values are written: a name of ``gradwire.codecs.quantize.values.names()``, such as ``"fp32"``,
+            ``"bf16"``, ``"sign"`` or ``"qsgd:4"``, or an object.
         indices: How indices are written: ``"elias-fano"``, ``"entropy"``, ``"bitmap"``, ``"raw"``, or an object.
     """
 
