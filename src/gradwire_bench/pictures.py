@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gradwire.errors import ConfigurationError
+from gradwire_bench import cookbook, recipes
 from gradwire_bench.catalogue import Entry, Measurement
 from gradwire_bench.periodic_results import Row, Speedup
 from gradwire_bench.train import TrainRow
@@ -120,6 +122,42 @@ def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> N
     axes.set_ylabel("loss on held-out data in nats")
     axes.margins(x=0.22, y=0.1)
     _label(figure, axes, [(100 * share, loss.mean, row.label) for row, share, loss in shown])
+    _save(figure, path)
+
+
+def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
+    """Draws what each method loses against dense averages, over bytes, a panel a workload and optimizer.
+
+    Args:
+        rows: Settled methods, dense averages of each panel first.
+        path: The PNG file.
+    """
+    panels = [list(group) for _, group in groupby(rows, key=lambda row: (row.workload, row.optimizer))]
+    columns = min(len(panels), 3)
+    lines = -(-len(panels) // columns)
+    figure, first = _figure((5.2 * columns, 4.2 * lines))
+    first.remove()
+    for place, ((dense, *others), axes) in enumerate(
+        zip(panels, figure.subplots(lines, columns, squeeze=False).flat, strict=False)
+    ):
+        limit = recipes.POINTS if dense.workload == "image" else 100 * recipes.SHARE_OF_LOSS
+        worst = 8 * limit
+        axes.axhspan(-worst, limit, color="#e4f1ea", zorder=0, linewidth=0)
+        axes.axhline(0, color=_BASELINE_COLOUR, linewidth=0.8)
+        for row in others:
+            colour = _COLOURS[2] if row.keeps else _COLOURS[3]
+            axes.plot(row.fewer_bytes, min(row.lost, worst), "o" if row.lost <= worst else "v", color=colour)
+        _log_axis(axes)
+        axes.set_ylim(worst * 1.05, -2 * limit)
+        axes.margins(x=0.25)
+        axes.set_title(f"{dense.workload}, {cookbook.OPTIMIZER_NAMES[dense.optimizer]}", loc="left", fontsize=10)
+        if place % columns == 0:
+            axes.set_ylabel("points lost" if dense.workload == "image" else "% of the loss more")
+        if place // columns == lines - 1:
+            axes.set_xlabel("times fewer bytes than dense (logarithmic)")
+        axes.tick_params(labelsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        _label(figure, axes, [(row.fewer_bytes, min(row.lost, worst), row.method) for row in others])
     _save(figure, path)
 
 

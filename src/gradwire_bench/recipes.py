@@ -1,59 +1,289 @@
-"""With what settings each method trains the workloads.
-
-All take plain SGD: with momentum 0.9, EF-SignSGD and ACP-SGD fall behind dense training in so short a run.
-"""
+"""Which line keeps the accuracy: methods under the optimizers that people use, all tuned with the same effort."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-import gradwire
+from gradwire.errors import ConfigurationError
 from gradwire_bench.contenders import DDP, Contender
-from gradwire_bench.workloads import Workload
+from gradwire_bench.trial import STEPS, OptimizerName, Result, Trial, run
+from gradwire_bench.workloads import WORKLOADS, Name, Workload
+
+TRIES = 5
+"""Learning rates that a method gets at most, each twice or half another: its tuning effort."""
+
+SEEDS = 3
+"""Trainings at the best learning rate."""
+
+POINTS, SHARE_OF_LOSS = 0.5, 0.01
+"""What may be lost against dense averages: percentage points of accuracy for images, a share of the loss for text."""
+
+Kind = Literal["gradient", "momentum"]
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What one method needs to train well in a short run.
+class Candidate:
+    """A line to paste.
 
     Attributes:
-        learning_rate: Of plain SGD at its peak, as a multiple of what the workload takes for dense training.
-        options: As they follow the name on the command line; the method's defaults if empty.
+        method: As on the command line.
+        kind: ``"gradient"`` if any optimizer takes its averages; ``"momentum"`` if it has a momentum of its own, so
+            that it goes with plain SGD and stands beside SGD with momentum.
+        rate: The learning rate to begin with, as a multiple of what dense averages train best with.
     """
 
-    learning_rate: float = 1.0
-    options: str = ""
+    method: str
+    kind: Kind = "gradient"
+    rate: float = 1.0
 
 
-_RECIPES = {
-    # Every coordinate moves by the learning rate.
-    "signsgd": Recipe(0.01),
-    "signum": Recipe(0.01),
-    "lion": Recipe(0.01),
-    "demo": Recipe(0.01),
-    # So does every matrix as a whole, by its own size.
-    "dion": Recipe(0.1),
-    # A momentum of 0.9 in the memory makes a step ten times as long.
-    "dgc": Recipe(0.2, "ratio=0.01,warmup=40"),
-    "sketchedsgd": Recipe(0.5, "ratio=0.02,columns=4.0"),
-    # In a hundred steps, what is sent of 1 % or less comes too late.
-    "randomk": Recipe(options="ratio=0.1"),
-    "gtopk": Recipe(options="ratio=0.02"),
-    "ef21": Recipe(options="ratio=0.05"),
-    "ef21sgdm": Recipe(options="ratio=0.05"),
-    "sidco": Recipe(options="ratio=0.03"),
-    "scalecom": Recipe(options="ratio=0.02"),
-    "adaptive": Recipe(options="memory=residual"),
-    # By default it would only learn its bases in so few steps.
-    "gradiveq": Recipe(options="learn_steps=20,use_steps=80"),
-}
+MEASURED = Path(__file__).with_name("recipes.json")
+"""What this release was measured with."""
+
+CANDIDATES = (
+    Candidate("qsgd:bits=4"),
+    Candidate("topk:ratio=0.01"),
+    Candidate("topk:ratio=0.01,granularity=model,values=qsgd:4"),
+    Candidate("powersgd:rank=4"),
+    Candidate("acpsgd:rank=4"),
+    Candidate("efsignsgd"),
+    Candidate("dgc:ratio=0.01", "momentum"),
+    Candidate("demo", "momentum", 0.1),
+    Candidate("dion", "momentum"),
+    Candidate("ef21sgdm:ratio=0.05", "momentum", 10.0),
+    Candidate("blocksgdm", "momentum"),
+    Candidate("topk:ratio=0.05"),
+    Candidate("3lc"),
+    Candidate("qgz"),
+    Candidate("onebit"),
+    Candidate("eden:bits=1"),
+    Candidate("oktopk:ratio=0.01"),
+    Candidate("randomk:ratio=0.1"),
+)
 
 
-def learning_rate(contender: Contender, workload: Workload) -> float:
-    """The peak learning rate for a contender."""
-    return workload.learning_rate * _RECIPES.get(contender.name, Recipe()).learning_rate
+@dataclass(frozen=True)
+class Done:
+    """A training that was run."""
+
+    trial: Trial
+    result: Result
 
 
-def everyone() -> list[str]:
-    """Plain DDP and every method of the catalogue at its recommended settings, as on the command line."""
-    return [DDP, *(f"{name}:{_RECIPES.get(name, Recipe()).options}".rstrip(":") for name in gradwire.methods.names())]
+@dataclass(frozen=True)
+class Row:
+    """What a method makes of a workload under an optimizer.
+
+    Attributes:
+        workload: The task.
+        optimizer: The column it stands in; ``"momentum"`` also for methods that carry momentum themselves.
+        method: As on the command line.
+        learning_rate: The best one tried.
+        tries: Learning rates tried.
+        score: Accuracy in percent for images, loss in bits for text; means over seeds.
+        spread: From the least of the seeds to the most.
+        lost: Against dense averages: percentage points, or percent of the loss; below zero where it is better.
+        fewer_bytes: How many times fewer bytes than dense averages.
+        seeds: Trainings at that rate.
+    """
+
+    workload: Name
+    optimizer: OptimizerName
+    method: str
+    learning_rate: float
+    tries: int
+    score: float
+    spread: float
+    lost: float
+    fewer_bytes: float
+    seeds: int
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it loses no more than what may be lost."""
+        return self.lost <= (POINTS if self.workload == "image" else 100 * SHARE_OF_LOSS)
+
+
+def candidates(optimizer: OptimizerName) -> list[Candidate]:
+    """Dense averages, then what stands in an optimizer's column."""
+    fitting = [each for each in CANDIDATES if each.kind == "gradient" or optimizer == "momentum"]
+    return [Candidate(DDP), *fitting]
+
+
+def trials(
+    done: Sequence[Done], workloads: Sequence[Name], optimizers: Sequence[OptimizerName], workers: int
+) -> list[Trial]:
+    """What is to be trained next, given what was: a trial of every method that is not settled.
+
+    A method begins at its learning rate, tries half and twice it, and goes on to the better side while that helps;
+    then the best rate is trained with the other seeds. Dense averages come first, since the others begin at theirs.
+    """
+    results = {each.trial: each.result for each in done}
+    wanted = []
+    for workload in workloads:
+        for optimizer in optimizers:
+            dense, *others = candidates(optimizer)
+            first = _next(results, workload, optimizer, workers, dense, _base(WORKLOADS[workload], optimizer))
+            if first is not None:
+                wanted.append(first)
+                continue
+            best = _best(_tried(results, workload, optimizer, workers, dense))
+            for each in others:
+                trial = _next(results, workload, optimizer, workers, each, best * each.rate)
+                if trial is not None:
+                    wanted.append(trial)
+    return wanted
+
+
+def train(trial: Trial, on_step: Callable[[int, int], object]) -> Done:
+    """Runs a trial; ``on_step`` is called with the steps done and all of them."""
+    steps = STEPS[trial.workload]
+    return Done(trial, run(trial, steps, lambda step: on_step(step, steps)))
+
+
+def rows(done: Sequence[Done]) -> list[Row]:
+    """A row for every method that is settled, dense averages first, then fewest bytes first."""
+    results = {each.trial: each.result for each in done}
+    found = []
+    places = dict.fromkeys((each.trial.workload, _column(each.trial), each.trial.workers) for each in done)
+    for workload, optimizer, workers in places:
+        here: list[Row] = []
+        for each in candidates(optimizer):
+            tried = _tried(results, workload, optimizer, workers, each)
+            if not tried or _next(results, workload, optimizer, workers, each, next(iter(tried))) is not None:
+                continue
+            rate = _best(tried)
+            takes = _takes(optimizer, each)
+            same = [
+                result
+                for trial, result in results.items()
+                if (trial.workload, trial.optimizer, trial.workers, trial.method, trial.learning_rate)
+                == (workload, takes, workers, each.method, rate)
+            ]
+            scores = [_score(workload, result) for result in same]
+            score = statistics.fmean(scores)
+            dense = here[0].score if here else score
+            lost = dense - score if workload == "image" else 100 * (score / dense - 1)
+            fewer = same[0].dense_bytes / same[0].sent_bytes
+            spread = max(scores) - min(scores)
+            here.append(Row(workload, optimizer, each.method, rate, len(tried), score, spread, lost, fewer, len(same)))
+        found += [*here[:1], *sorted(here[1:], key=lambda row: -row.fewer_bytes)]
+    return found
+
+
+def load(path: Path) -> list[Done]:
+    """Trainings that an earlier run left, or none.
+
+    Raises:
+        ConfigurationError: If the file is not of this kind.
+    """
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [
+            Done(Trial(**each["trial"]), Result(**{**each["result"], "loss": float(each["result"]["loss"])}))
+            for each in content["trainings"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{path} does not hold trainings of gradwire bench recipes; choose another file"
+        ) from error
+
+
+def plain(done: Sequence[Done]) -> list[dict[str, Any]]:
+    """Trainings for a JSON, in which an infinite loss is a text."""
+    found = []
+    for each in done:
+        result: dict[str, Any] = asdict(each.result)
+        if not math.isfinite(each.result.loss):
+            result["loss"] = "inf"
+        found.append({"trial": asdict(each.trial), "result": result})
+    return found
+
+
+def _base(workload: Workload, optimizer: OptimizerName) -> float:
+    """Where dense averages begin; a momentum of 0.9 makes a step ten times as long."""
+    rates: dict[OptimizerName, float] = {
+        "sgd": workload.learning_rate,
+        "momentum": workload.learning_rate / 10,
+        "adamw": workload.adam_rate,
+    }
+    return rates[optimizer]
+
+
+def _takes(optimizer: OptimizerName, candidate: Candidate) -> OptimizerName:
+    """What takes a candidate's averages in an optimizer's column."""
+    return "sgd" if candidate.kind == "momentum" else optimizer
+
+
+def _column(trial: Trial) -> OptimizerName:
+    own = {each.method for each in CANDIDATES if each.kind == "momentum"}
+    return "momentum" if trial.method in own else trial.optimizer
+
+
+def _tried(
+    results: Mapping[Trial, Result], workload: Name, optimizer: OptimizerName, workers: int, candidate: Candidate
+) -> dict[float, float]:
+    """Goodness by learning rate, of the first seed."""
+    takes = _takes(optimizer, candidate)
+    return {
+        trial.learning_rate: -_score(workload, result) if workload == "language" else _score(workload, result)
+        for trial, result in results.items()
+        if (trial.workload, trial.optimizer, trial.workers, trial.method, trial.seed)
+        == (workload, takes, workers, candidate.method, 0)
+    }
+
+
+def _best(tried: Mapping[float, float]) -> float:
+    return max(tried, key=lambda rate: tried[rate])
+
+
+def _score(workload: Name, result: Result) -> float:
+    return 100 * result.accuracy if workload == "image" else result.loss
+
+
+def _next(
+    results: Mapping[Trial, Result],
+    workload: Name,
+    optimizer: OptimizerName,
+    workers: int,
+    candidate: Candidate,
+    start: float,
+) -> Trial | None:
+    """The next training of a candidate, or None if it is settled."""
+    tried = _tried(results, workload, optimizer, workers, candidate)
+    takes = _takes(optimizer, candidate)
+
+    def trial(rate: float, seed: int = 0) -> Trial:
+        return Trial(workload, takes, workers, candidate.method, rate, seed)
+
+    start = float(f"{start:.4g}")
+    for rate in (start, start / 2, start * 2):
+        if rate not in tried:
+            return trial(rate)
+    best = _best(tried)
+    if len(tried) < TRIES:
+        if best == max(tried):
+            return trial(best * 2)
+        if best == min(tried):
+            return trial(best / 2)
+    for seed in range(SEEDS):
+        if trial(best, seed) not in results:
+            return trial(best, seed)
+    return None
+
+
+def line(method: str) -> str:
+    """What to paste for a method."""
+    contender = Contender.parse(method)
+    if contender.name == DDP:
+        return "DistributedDataParallel(net)"
+    options = "".join(f", {option}={value!r}" for option, value in contender.options)
+    return f'gradwire.compress(model, "{contender.name}"{options})'

@@ -13,7 +13,7 @@ from gradwire import lab
 from gradwire.errors import LabError
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import DataSource
-from gradwire_bench.recipes import everyone
+from gradwire_bench.settings import everyone
 from gradwire_bench.worker import ended_early
 from gradwire_bench.workloads import TARGET_ACCURACY, Workload
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gradwire_bench import data
 from gradwire_bench.contenders import Averaged, Contender
-from gradwire_bench.recipes import learning_rate
+from gradwire_bench.settings import learning_rate
 from gradwire_bench.worker import agree, emit, interface_sent_bytes, mean_over_ranks, process_group, reason
 from gradwire_bench.workloads import WORKLOADS, Task, Workload
 

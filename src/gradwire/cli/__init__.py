@@ -1,4 +1,4 @@
-"""The command line: ``gradwire methods | analyze | bench | doctor``."""
+"""The command line: ``gradwire methods | recipes | analyze | bench | doctor``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gradwire.cli.analyze import analyze
 from gradwire.cli.bench import bench
 from gradwire.cli.doctor import doctor
 from gradwire.cli.methods import methods
+from gradwire.cli.recipes import recipes
 from gradwire.errors import GradwireError
 
 USAGE_ERROR = 2
@@ -24,6 +25,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 app.command(methods)
+app.command(recipes)
 app.command(analyze)
 app.command(bench)
 app.command(doctor)

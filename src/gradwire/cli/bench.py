@@ -1,8 +1,9 @@
-"""``gradwire bench sync | train | periodic | kernels``: measurements on this machine."""
+"""``gradwire bench sync | train | recipes | periodic | kernels``: measurements on this machine."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,10 +13,13 @@ from rich.console import Console
 
 from gradwire.cli.arguments import Dataset, Json, Methods, Positive, WorkloadName
 from gradwire.cli.output import new_console, write
+from gradwire.cli.recipes import OptimizerName
 from gradwire.errors import GradwireError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.progress import Progress, TaskID
 
     from gradwire_bench.contenders import Contender
     from gradwire_bench.data import DataSource
@@ -222,6 +226,60 @@ def periodic(
                 bench.volume(chosen[-1])
             case "overhead":
                 bench.overhead(shapes)
+
+
+@bench.command
+def recipes(
+    *,
+    workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
+    optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
+    workers: Positive = 4,
+    out: Path = Path("results/recipes.json"),
+    docs: Path | None = None,
+) -> None:
+    """Tune methods and dense averages with the same effort, and say which keep the accuracy.
+
+    All of it takes hours; what has been trained is in the JSON at once, and a run goes on from there.
+
+    ```
+    gradwire bench recipes --workload image --optimizer adamw
+    gradwire bench recipes --docs docs
+    ```
+
+    Args:
+        workload: image is a CNN, language a GRU; may be repeated.
+        optimizer: What takes the averages; momentum is SGD with momentum 0.9; may be repeated.
+        workers: Workers, all in this process.
+        out: Where trainings are kept.
+        docs: Write the page recipes.md and its picture to this folder.
+    """
+    from gradwire_bench import cookbook, pictures, report
+    from gradwire_bench import recipes as bench_recipes
+    from gradwire_bench.progress import bars
+
+    console = new_console()
+    done = bench_recipes.load(out)
+    with bars(console) as progress:
+        task = progress.add_task("", start=False, news="")
+        while wanted := bench_recipes.trials(done, workload, optimizer, workers):
+            trial = wanted[0]
+            what = f"{trial.workload} {trial.optimizer} {trial.method} at {trial.learning_rate:g}, seed {trial.seed}"
+            progress.reset(task, description=what, news=f"{len(wanted)} methods to settle")
+            step = partial(_show_step, progress, task)
+            done.append(bench_recipes.train(trial, step))
+            report.write_json(out, report.document("bench.recipes", trainings=bench_recipes.plain(done)))
+    rows = [row for row in bench_recipes.rows(done) if row.workload in workload and row.optimizer in optimizer]
+    for table in cookbook.tables(rows):
+        console.print(table)
+    console.print(f"Wrote {out}", soft_wrap=True)
+    if docs is not None:
+        pictures.recipes_plot(rows, docs / cookbook.PICTURE)
+        report.write_text(docs / "recipes.md", cookbook.page(rows, report.machine_line()))
+        console.print(f"Wrote {docs / 'recipes.md'}", soft_wrap=True)
+
+
+def _show_step(progress: Progress, task: TaskID, step: int, steps: int) -> None:
+    progress.update(task, completed=step, total=steps)
 
 
 @bench.command

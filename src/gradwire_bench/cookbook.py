@@ -1,0 +1,110 @@
+"""Recipes for the terminal and as a page of the documentation, from the same trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from gradwire_bench.recipes import POINTS, SEEDS, SHARE_OF_LOSS, TRIES, Row, line
+from gradwire_bench.trial import BATCH, STEPS
+from gradwire_bench.workloads import WORKLOADS, Name
+
+PICTURE = Path("images") / "recipes.png"
+"""Of what is lost against bytes, beside the page."""
+
+OPTIMIZER_NAMES = {"sgd": "SGD", "momentum": "SGD with momentum 0.9", "adamw": "AdamW"}
+
+_INTRODUCTION = f"""# Recipes
+
+Which line keeps the accuracy under your optimizer? Each method got the same tuning effort as dense averages: its
+learning rate, then half and twice it, and further to the better side, {TRIES} rates at most, by the result of one seed;
+then {SEEDS} seeds at the best rate. Its first rate is the best one of dense averages, times a constant that its step
+length asks for (0.1 for signs). A line **keeps** the accuracy if the mean over seeds is within {POINTS} points of dense
+averages' for images, or within {SHARE_OF_LOSS:.0%} of their loss for text.
+
+* **image**: a CNN with batch norm, 103 k parameters, on Fashion-MNIST, {STEPS["image"]} steps of
+  4 x {BATCH["image"]} images: about one epoch; the score is the accuracy on 10,000 test images, in percent.
+* **language**: a GRU of 114 k parameters on the bytes of the sources of Python's standard library,
+  {STEPS["language"]} steps of 4 x {BATCH["language"]} pieces of 64 bytes; the score is the loss on held-out files, in
+  bits a byte.
+
+Methods that carry a momentum of their own (`dgc`, `demo`, `dion`, `ef21sgdm`, `blocksgdm`) were trained with plain SGD
+and stand beside SGD with momentum. The learning rate rises over a fifth of the steps, then falls along a cosine. All
+workers run in one process, on the wire's own code; the bytes are those that it would hand over to be sent.
+
+`gradwire bench recipes --docs docs` makes this page; `gradwire recipes` prints its tables.
+"""
+
+
+def tables(rows: Sequence[Row]) -> Iterator[Table]:
+    """A table a workload and optimizer, for the terminal."""
+    for (workload, optimizer), group in groupby(rows, key=lambda row: (row.workload, row.optimizer)):
+        table = Table(title=f"{_what(workload)}, {OPTIMIZER_NAMES[optimizer]}", title_justify="left")
+        table.add_column("line")
+        for column in ("x fewer bytes", _score_name(workload), _lost_name(workload), "rate", ""):
+            table.add_column(column, justify="right", no_wrap=True)
+        for number, row in enumerate(group):
+            verdict = Text("keeps", "green") if row.keeps else Text("loses", "red")
+            figures = (f"{row.fewer_bytes:.1f}", _score(row), f"{row.lost:+.2f}", f"{row.learning_rate:g}")
+            table.add_row(Text(line(row.method)), *figures, verdict if number else "")
+        yield table
+
+
+def page(rows: Sequence[Row], where: str) -> str:
+    """``docs/recipes.md``.
+
+    Args:
+        rows: Settled methods, by workload and optimizer.
+        where: The machine and the date, in a line.
+    """
+    parts = [_INTRODUCTION, f"![Loss against bytes]({PICTURE.as_posix()})\n", "## In short\n", _short(rows)]
+    for (workload, optimizer), group in groupby(rows, key=lambda row: (row.workload, row.optimizer)):
+        parts += [
+            f"## {_what(workload)}, {OPTIMIZER_NAMES[optimizer]}\n",
+            f"| line | x fewer bytes | {_score_name(workload)} | {_lost_name(workload)} | learning rate | |",
+            "|---|---:|---:|---:|---:|---|",
+        ]
+        for number, row in enumerate(group):
+            verdict = ("**keeps**" if row.keeps else "") if number else "dense"
+            parts.append(
+                f"| `{line(row.method)}` | {row.fewer_bytes:.1f} | {_score(row)} | {row.lost:+.2f} | "
+                f"{row.learning_rate:g} | {verdict} |"
+            )
+        parts.append("")
+    parts.append(f"{where}\n")
+    return "\n".join(parts)
+
+
+def _short(rows: Sequence[Row]) -> str:
+    """For each workload and optimizer the line that keeps with the fewest bytes."""
+    lines = [
+        "| | fewest bytes that keep the accuracy | x fewer bytes | lines that keep it at 20 x fewer |",
+        "|---|---|---:|---|",
+    ]
+    for (workload, optimizer), group in groupby(rows, key=lambda row: (row.workload, row.optimizer)):
+        kept = [row for row in list(group)[1:] if row.keeps]
+        many = ", ".join(f"`{row.method}`" for row in kept if row.fewer_bytes >= 20)
+        best = f"`{line(kept[0].method)}` | {kept[0].fewer_bytes:.0f}" if kept else "none | "
+        lines.append(f"| {workload}, {OPTIMIZER_NAMES[optimizer]} | {best} | {many or 'none'} |")
+    return "\n".join(lines) + "\n"
+
+
+def _what(workload: Name) -> str:
+    return f"{workload.capitalize()} ({WORKLOADS[workload].what})"
+
+
+def _score_name(workload: Name) -> str:
+    return "accuracy in %" if workload == "image" else "loss in bits a byte"
+
+
+def _lost_name(workload: Name) -> str:
+    return "points lost" if workload == "image" else "% of the loss more"
+
+
+def _score(row: Row) -> str:
+    digits = 2 if row.workload == "image" else 3
+    return f"{row.score:.{digits}f} ± {row.spread / 2:.{digits}f}"

@@ -1,0 +1,95 @@
+"""Recipes: the same tuning effort for all, trainings that a later run goes on from, and rows that say what was lost."""
+
+import itertools
+import json
+import math
+
+import pytest
+
+from gradwire.errors import ConfigurationError
+from gradwire_bench import cookbook, pictures, recipes
+from gradwire_bench.recipes import CANDIDATES, SEEDS, TRIES, Done
+from gradwire_bench.trial import Result, Trial, run
+
+
+def settle(best_rate: float) -> list[Done]:
+    """All trainings of a workload and optimizer, if accuracy falls with the distance from the best rate."""
+    done: list[Done] = []
+    while wanted := recipes.trials(done, ["image"], ["momentum"], 4):
+        trial = wanted[0]
+        accuracy = 0.9 - 0.01 * abs(math.log2(trial.learning_rate / best_rate)) + 0.0001 * trial.seed
+        sent = 100.0 if trial.method == "ddp" else 10.0
+        done.append(Done(trial, Result(accuracy, 1.0, sent, 100.0)))
+    return done
+
+
+@pytest.mark.parametrize(("best", "tries"), [(0.02, 3), (0.04, 4), (0.08, 5), (1.0, 5), (0.001, 5)])
+def test_every_method_gets_the_same_effort(best, tries):
+    done = settle(best)
+    dense = [each.trial for each in done if each.trial.method == "ddp"]
+    assert [trial.seed for trial in dense] == [0] * tries + list(range(1, SEEDS))
+    rates = [trial.learning_rate for trial in dense if trial.seed == 0]
+    assert rates[:3] == [0.02, 0.01, 0.04]
+    assert all(len(list(group)) <= TRIES + SEEDS - 1 for _, group in itertools.groupby(done, lambda d: d.trial.method))
+    assert {each.trial.method for each in done} == {"ddp", *(each.method for each in CANDIDATES)}
+
+
+def test_dense_averages_are_tuned_before_others_begin():
+    methods = [each.trial.method for each in settle(0.02)]
+    assert methods[: methods.count("ddp")] == ["ddp"] * methods.count("ddp")
+
+
+def test_methods_with_momentum_go_with_plain_sgd():
+    done = settle(0.02)
+    assert {each.trial.optimizer for each in done if each.trial.method == "dgc:ratio=0.01"} == {"sgd"}
+    assert {row.optimizer for row in recipes.rows(done)} == {"momentum"}
+
+
+def test_rows_have_the_best_rate_and_what_is_lost():
+    dense, *others = recipes.rows(settle(0.02))
+    assert (dense.method, dense.learning_rate, dense.fewer_bytes, dense.lost) == ("ddp", 0.02, 1.0, 0.0)
+    assert dense.score == pytest.approx(90.01)
+    slow = next(row for row in others if row.method == "ef21sgdm:ratio=0.05")
+    assert slow.learning_rate < 10 * dense.learning_rate  # it moved from where it began
+    assert all(row.keeps == (row.lost <= 0.5) for row in others)
+
+
+def test_what_is_not_settled_has_no_row():
+    assert recipes.rows(settle(0.02)[:-1])[-1].method != CANDIDATES[-1].method
+
+
+def test_a_run_goes_on_from_what_was_trained(tmp_path):
+    done = [*settle(0.02)[:7], Done(Trial("language", "sgd", 4, "ddp", 2.0, 0), Result(0.0, math.inf, 1.0, 1.0))]
+    path = tmp_path / "recipes.json"
+    path.write_text(json.dumps({"trainings": recipes.plain(done)}))
+    assert recipes.load(path) == done
+    assert recipes.load(tmp_path / "none.json") == []
+    path.write_text("{}")
+    with pytest.raises(ConfigurationError, match="does not hold trainings"):
+        recipes.load(path)
+
+
+@pytest.mark.parametrize("workload", ["image", "language"])
+def test_dense_averages_by_the_wire_train_as_plain_sums_do(workload):
+    plain, wired = (
+        run(Trial(workload, "sgd", 2, method, 0.1, 0), 3, lambda step: None, 64) for method in ("ddp", "dense")
+    )
+    assert wired.loss == pytest.approx(plain.loss, rel=1e-4)
+    assert wired.sent_bytes == wired.dense_bytes == plain.sent_bytes
+
+
+def test_a_training_that_diverges_has_an_infinite_loss():
+    assert run(Trial("image", "sgd", 2, "ddp", 1e30, 0), 10, lambda step: None).loss == math.inf
+
+
+def test_the_page_and_its_picture_show_every_row(tmp_path):
+    rows = recipes.rows(settle(0.02))
+    page = cookbook.page(rows, "here")
+    assert all(f"`{recipes.line(row.method)}`" in page for row in rows)
+    pictures.recipes_plot(rows, tmp_path / "recipes.png")
+    assert (tmp_path / "recipes.png").stat().st_size > 10_000
+
+
+def test_lines_can_be_pasted():
+    assert recipes.line("topk:ratio=0.01") == 'gradwire.compress(model, "topk", ratio=0.01)'
+    assert recipes.line("ddp") == "DistributedDataParallel(net)"
