@@ -1,3 +1,5 @@
+import pytest
+import torch
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference
@@ -11,3 +13,15 @@ def test_accumulate_is_the_reference(block: Block, gradient: Tensor) -> None:
     left, right = normal(99), normal(99)
     assert cpu.accumulate(block, gradient, left, 0.9, 0.3) == reference.accumulate(block, gradient, right, 0.9, 0.3)
     assert same(left, right)
+
+
+@pytest.mark.parametrize("kernels", [cpu, reference])
+@blocks
+def test_nothing_is_accumulated_where_a_flag_does_not_hold(block: Block, kernels: object) -> None:
+    kept, before = normal(99), normal(99)
+    assert not kernels.accumulate(block, normal(7), kept, 0.9, 0.3, when=torch.tensor(False))
+    assert same(kept, before)
+    twin = normal(99)
+    assert kernels.accumulate(block, normal(7), kept, 0.9, 0.3, when=torch.tensor(True))
+    kernels.accumulate(block, normal(7), twin, 0.9, 0.3)
+    assert same(kept, twin)

@@ -16,11 +16,13 @@ def coded(values: list[int]) -> list[int]:
     outcomes = []
     for kernels in (cpu, reference):
         target = torch.full((len(values) + 1,), 0xA5, dtype=torch.uint8)
-        used = kernels.zero_runs_encode(source, target[:-1])
+        room = len(values) // 2
+        used = kernels.zero_runs_encode(source, target[:-1], room)
         assert target[-1] == 0xA5
+        assert not target[used:room].any()
         outcomes.append(target[:used].tolist())
         back = torch.zeros_like(source)
-        assert kernels.zero_runs_decode(target[:used], back) == len(values)
+        assert kernels.zero_runs_decode(target, used, back) == len(values)
         assert torch.equal(back, source)
     assert outcomes[0] == outcomes[1]
     return outcomes[0]
@@ -53,7 +55,7 @@ def test_any_bytes_are_read_or_refused_alike(values: list[int], data: st.DataObj
     for kernels in (cpu, reference):
         memory = torch.full((size + 2,), 7, dtype=torch.uint8)
         try:
-            read = kernels.zero_runs_decode(source, memory[1:-1])
+            read = kernels.zero_runs_decode(source, torch.tensor(len(source)), memory[1:-1])
         except PayloadError:
             assert (memory == 7).all()
             outcomes.append(None)
@@ -68,10 +70,11 @@ def test_any_bytes_are_read_or_refused_alike(values: list[int], data: st.DataObj
 @pytest.mark.parametrize("kernels", [cpu, reference])
 def test_what_no_encoder_writes_is_refused(kernels: object) -> None:
     for values, size in (([121, 121], 2), ([243, 121], 3), ([244, 255], 17), ([255], 13), ([1], 0)):
+        source, used = torch.tensor(values, dtype=torch.uint8), torch.tensor(len(values))
         with pytest.raises(PayloadError):
-            kernels.zero_runs_decode(torch.tensor(values, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8))
+            kernels.zero_runs_decode(source, used, torch.zeros(size, dtype=torch.uint8))
     with pytest.raises(PayloadError, match="243"):
-        kernels.zero_runs_encode(torch.tensor([3, 243], dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8))
+        kernels.zero_runs_encode(torch.tensor([3, 243], dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8), 2)
 
 
 def test_compiled_once() -> None:

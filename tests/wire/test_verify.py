@@ -96,12 +96,12 @@ def test_a_flipped_bit_is_found_with_its_sender(pool: Pool) -> None:
 
 def test_checksums_see_every_bit_and_every_order() -> None:
     bits = torch.randint(256, (96,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    seen = {checksum_of(bits), checksum_of(torch.cat([bits[8:], bits[:8]]))}
+    seen = {int(checksum_of(bits)), int(checksum_of(torch.cat([bits[8:], bits[:8]])))}
     for position in range(96):
         for bit in range(8):
             other = bits.clone()
             other[position] ^= 1 << bit
-            seen.add(checksum_of(other))
+            seen.add(int(checksum_of(other)))
     assert len(seen) == 2 + 96 * 8
 
 

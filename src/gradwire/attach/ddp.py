@@ -75,7 +75,8 @@ class _Buckets:
         wire, engine = self._handle.wire, self._handle.engine
         buffer, index, parameters, last = bucket.buffer(), bucket.index(), bucket.parameters(), bucket.is_last()
         future = wire.promise(otherwise=buffer)
-        staged = buffer if buffer.dtype == torch.float32 else torch.empty_like(buffer, dtype=torch.float32)
+        with wire.on_stream():
+            staged = buffer if buffer.dtype == torch.float32 else torch.empty_like(buffer, dtype=torch.float32)
         turned = permuted(staged, parameters)
 
         def fill() -> None:

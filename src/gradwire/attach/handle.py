@@ -75,6 +75,7 @@ class Handle:
         guarding: Guarding | None = None,
     ) -> None:
         check_parameters(parameters)
+        check_backend(group, parameters[0][1].device)
         guarding = guarding or Guarding(Choices(rollback=False))
         guarding.check(configuration)
         device = parameters[0][1].device
@@ -85,7 +86,7 @@ class Handle:
         self._ranks = Ranks(dist.get_process_group_ranks(group))
         self.buckets: tuple[tuple[str, ...], ...] = ()
         roll_call.ready()
-        transport = ProcessGroupTransport(_sibling(group, device))
+        transport = ProcessGroupTransport(_sibling(group, device), timeout_of(group))
         check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
         if self._replicas:
             check_equal(parameters, transport, device, REMEDY)
@@ -320,14 +321,40 @@ def default_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessG
     return chosen
 
 
+def check_backend(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Raises ConfigurationError unless a group's backend carries all that is sent from tensors on ``device``."""
+    backends = backends_of(group)
+    backend = backends.get(device.type)
+    if backend is None or (backend == "gloo" and device.type != "cpu"):
+        carries = "carries " + " and ".join(backends) if backend is None else f"has gloo for {device.type}"
+        more = "" if backend is None else ", which carries all-reduces and broadcasts of them and nothing else"
+        wanted = "'nccl', or 'cpu:gloo,cuda:nccl'" if device.type == "cuda" else f"a backend for {device.type}"
+        raise ConfigurationError(
+            f"the parameters are on {device} and the process group {carries} tensors{more}; "
+            f"call init_process_group with {wanted}"
+        )
+
+
+def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
+    """The name of a group's backend for each type of device that it carries tensors of."""
+    return dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
+
+
 def _sibling(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """Another group of the same ranks, backend and timeout, made by its members alone."""
+    """Another group of the same ranks and backend, made by its members alone.
+
+    Its timeout is the group's; on other devices than the CPU twice that, since what the backend does then is to end the
+    process: the wire is to find out before.
+    """
     ranks = dist.get_process_group_ranks(group)
+    timeout = timeout_of(group)
+    if timeout is not None and device.type != "cpu":
+        timeout *= 2
     backend = dist.get_backend(group)  # "undefined" where devices have different ones
     with _named(_new_name(group, ranks, device)):
         sibling = dist.new_group(
             ranks,
-            timeout=timeout_of(group),
+            timeout=timeout,
             backend=backend if backend != "undefined" else str(dist.get_backend_config(group)),
             use_local_synchronization=True,
         )

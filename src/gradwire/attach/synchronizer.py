@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,7 +117,9 @@ class Synchronizer(Handle):
         if self._tree is not None:
             self._tree.check()
         gradients = {name: each.grad for name, each in self._named if each.grad is not None and each.requires_grad}
-        self._average(gradients, _take_for_gradient)
+        # Made here, for the stream of the caller, who will free them.
+        missing = {each: torch.empty_like(each) for _, each in self._named if each.grad is None and each.requires_grad}
+        self._average(gradients, partial(_take_for_gradient, missing))
 
     def average(self, tensors: Tensors) -> dict[str, Tensor]:
         """Averages other tensors than gradients over all workers, and leaves them as they are.
@@ -195,11 +198,13 @@ def check_dense(tensors: Tensors) -> None:
             )
 
 
-def _take_for_gradient(parameter: torch.nn.Parameter, average: Tensor) -> None:
+def _take_for_gradient(
+    missing: Mapping[torch.nn.Parameter, Tensor], parameter: torch.nn.Parameter, average: Tensor
+) -> None:
     if not parameter.requires_grad:
         return
     if parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter)
+        parameter.grad = missing[parameter]
     parameter.grad.copy_(average)
 
 

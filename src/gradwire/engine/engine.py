@@ -12,10 +12,12 @@ from gradwire.codecs.codec import Codec
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
 from gradwire.engine.unit import Share, Unit
+from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot, flat_slots
 from gradwire.memory import Memory, Store
 from gradwire.methods import Context, Dense, Method
 from gradwire.wire import Meter, Synchronization, Wire
+from gradwire.wire.meter import marks_of
 
 
 def _nothing() -> None:
@@ -40,7 +42,7 @@ class Engine:
         self.configuration = configuration
         self.guards: list[Guard] = []
         self.store = Store(device)
-        self.meter = Meter()
+        self.meter = Meter(mark=marks_of(device))
         self.step = 0
         self.under_way = False
         self.rank = rank
@@ -75,8 +77,14 @@ class Engine:
         """To be called before a step's first gradient is handed to the wire.
 
         Raises:
-            ConfigurationError: If a guard cannot go along as things are; nothing is changed.
+            ConfigurationError: If a guard cannot go along as things are, or a CUDA graph is being captured; nothing is
+                changed.
         """
+        if self.store.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise ConfigurationError(
+                "gradients are to be averaged while a CUDA graph is captured, which cannot hold what the wire's thread "
+                "does; capture forward and backward under model.no_sync(), or train without graphs"
+            )
         for guard in self.guards:
             guard.before_step()
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.deferred import chosen
 from gradwire.layout import Block, Slot
 from gradwire.memory.feedback import Feedback, Memory, Remainder
 from gradwire.memory.kind import Kind
@@ -27,9 +29,8 @@ class _VelocityFeedback(Feedback):
     def before_encode(self, block: Block, gradient: Tensor) -> Tensor:
         """``u = momentum * u + g``; with Nesterov ``u = momentum * (u + g)``, and ``u + g`` is what counts."""
         weight = self.momentum if self.nesterov else 1.0
-        if not kernels.accumulate(block, gradient, self.velocity, self.momentum, weight):
-            return gradient
-        return gradient + self.velocity if self.nesterov else self.velocity
+        finite = kernels.accumulate(block, gradient, self.velocity, self.momentum, weight)
+        return chosen(finite, gradient + self.velocity if self.nesterov else self.velocity, gradient)
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,15 @@ class _MaskedMomentumFeedback(Feedback):
 
     def before_encode(self, block: Block, gradient: Tensor) -> Tensor:
         """``u = momentum * u + g``, to be added to ``v``; with Nesterov ``u = momentum * (u + g)``, ``v += u + g``."""
-        if not self.nesterov:
-            finite = kernels.accumulate(block, gradient, self.velocity, self.momentum, 1.0)
-        elif finite := kernels.accumulate(block, gradient, self.velocity, self.momentum, self.momentum):
-            kernels.accumulate(block, gradient, self.residual, 1.0, 1.0)
-        return self.velocity if finite else gradient
+        weight = self.momentum if self.nesterov else 1.0
+        finite = kernels.accumulate(block, gradient, self.velocity, self.momentum, weight)
+        if self.nesterov:
+            kernels.accumulate(block, gradient, self.residual, 1.0, 1.0, when=finite)
+        return chosen(finite, self.velocity, gradient)
 
-    def masked(self, block: Block, positions: Tensor) -> None:
+    def masked(self, block: Block, positions: Tensor, values: Tensor) -> None:
         """Forgets the velocity of what was sent, so that stale momentum does not pull it on."""
-        nothing = self.velocity.new_zeros(positions.shape)
-        kernels.scatter(block, self.velocity, positions, nothing)
+        kernels.scatter(block, self.velocity, positions, torch.where(values.isnan(), values, 0.0))
 
 
 @dataclass(frozen=True)

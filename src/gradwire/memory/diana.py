@@ -31,8 +31,8 @@ class _ShiftedFeedback(StagedFeedback):
 
     def after_decode(self, block: Block, average: Tensor) -> None:
         """``H += alpha mean q``; the average is ``mean q`` and the former ``H``, unless what came is not finite."""
-        if kernels.accumulate(block, average, self.estimate, 1.0, self.alpha):
-            kernels.accumulate(block, self.estimate, average, 1 - self.alpha, 1.0)
+        finite = kernels.accumulate(block, average, self.estimate, 1.0, self.alpha)
+        kernels.accumulate(block, self.estimate, average, 1 - self.alpha, 1.0, when=finite)
 
 
 @dataclass(frozen=True)

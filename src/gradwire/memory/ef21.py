@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.deferred import copy_where
 from gradwire.layout import Block, Slot
 from gradwire.memory.feedback import Feedback, Memory, Remainder
 from gradwire.memory.kind import Kind
@@ -26,9 +27,9 @@ class _DifferenceFeedback(Feedback):
 
     def after_decode(self, block: Block, average: Tensor) -> None:
         """``H += mean c``; the average is ``H``, unless what came is not finite."""
-        if kernels.accumulate(block, average, self.estimate, 1.0, 1.0):
-            for known, part in zip(block.parts(self.estimate), block.parts(average), strict=True):
-                part.copy_(known)
+        finite = kernels.accumulate(block, average, self.estimate, 1.0, 1.0)
+        for estimate, part in zip(block.parts(self.estimate), block.parts(average), strict=True):
+            copy_where(finite, estimate, part)
 
 
 @dataclass(frozen=True)

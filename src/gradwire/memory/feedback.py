@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.deferred import Flag, known
 from gradwire.layout import Block, Slot
 from gradwire.memory.kind import Kind
 from gradwire.memory.store import Store
@@ -49,8 +50,14 @@ class Feedback:
         """
         return gradient
 
-    def masked(self, block: Block, positions: Tensor) -> None:
-        """Told which coordinates, ``int64[k]``, were sent and have nothing to wait for any more."""
+    def masked(self, block: Block, positions: Tensor, values: Tensor) -> None:
+        """Told which coordinates were sent and have nothing to wait for any more.
+
+        Args:
+            block: Which elements.
+            positions: ``int64[k]``, distinct.
+            values: ``float32[k]``: NaN where nothing was sent after all.
+        """
 
     def leave(self, block: Block, positions: Tensor, values: Tensor, sent: Tensor) -> None:
         """Leaves in the residual what was not sent of some coordinates.
@@ -65,11 +72,9 @@ class Feedback:
         if self.residual is None:
             return
         rest = values.sub_(sent)
-        if not rest.sum().isfinite():  # where it is, all of them are
+        if not known(rest.sum().isfinite()):  # where it is, all of them are
             rest.masked_fill_(rest.isinf(), 0.0)
-            whole = rest.isfinite()
-            positions, rest = positions[whole], rest[whole]
-        self.masked(block, positions)
+        self.masked(block, positions, rest)
         # Storing what is left takes a third of the time of subtracting in place, which waits for memory.
         kernels.scatter(block, self.residual, positions, rest)
 
@@ -83,7 +88,7 @@ class Feedback:
         """Where compensated values lie once they are formed: in the residual, or in the gradient itself."""
         return gradient if self.residual is None else self.residual
 
-    def compensate(self, block: Block, gradient: Tensor) -> tuple[Tensor, bool]:
+    def compensate(self, block: Block, gradient: Tensor) -> tuple[Tensor, Flag]:
         """The compensated values of ``block``, and whether the gradient's part in them is finite.
 
         The values lie in a buffer laid out as ``gradient``: the gradient itself, or the residual. A gradient value that
@@ -91,7 +96,7 @@ class Feedback:
         """
         if self.residual is None:
             extremes = [extreme for part in block.parts(gradient) for extreme in torch.aminmax(part)]
-            return gradient, bool(torch.stack(extremes).isfinite().all())
+            return gradient, torch.stack(extremes).isfinite().all()
         return self.residual, kernels.accumulate(block, gradient, self.residual, self.beta, self.gamma)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.deferred import chosen
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot
 from gradwire.memory.feedback import Feedback, Memory, NoMemory, Remainder
@@ -25,14 +26,13 @@ class _MomentumFeedback(Feedback):
 
     def before_encode(self, block: Block, gradient: Tensor) -> Tensor:
         """``m = decay * m + (1 - decay) * g``; a gradient that is not finite is itself what to send."""
-        if not kernels.accumulate(block, gradient, self.momentum, self.decay, 1 - self.decay):
-            return self.inner.before_encode(block, gradient)
+        finite = kernels.accumulate(block, gradient, self.momentum, self.decay, 1 - self.decay)
         if self.ahead is None:
-            return self.inner.before_encode(block, self.momentum)
+            return self.inner.before_encode(block, chosen(finite, self.momentum, gradient))
         for part, momentum in zip(block.parts(self.ahead), block.parts(self.momentum), strict=True):
             part.copy_(momentum)
         kernels.accumulate(block, gradient, self.ahead, self.decay, 1 - self.decay)
-        return self.inner.before_encode(block, self.ahead)
+        return self.inner.before_encode(block, chosen(finite, self.ahead, gradient))
 
     def after_encode(self, block: Block, admitted: Tensor) -> None:
         """The momentum is the gradient of the memory within."""

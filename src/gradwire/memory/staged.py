@@ -34,8 +34,12 @@ class StagedFeedback(Feedback):
 
 
 def kept_ages(store: Store, field: str, slots: Sequence[Slot]) -> Tensor:
-    """Steps that the memory kept as ``field`` has seen of each parameter, ``int64[slots]``, the same on all workers."""
+    """Steps that the memory kept as ``field`` has seen of each parameter, the same on all workers.
+
+    ``int64[slots]`` on the CPU, for the host to act on.
+    """
     ages = torch.zeros(0, dtype=torch.int64)
     if not slots:
         return ages
-    return store.stacked(f"{field}.age", [slot.name for slot in slots], lambda _: ages.new_zeros(()), Kind.SHARED)
+    names = [slot.name for slot in slots]
+    return store.stacked(f"{field}.age", names, lambda _: ages.new_zeros(()), Kind.SHARED, ages.device)

@@ -72,10 +72,18 @@ class Store:
         return buffer
 
     def stacked(
-        self, field: str, names: Sequence[str], first: Callable[[str], Tensor], kind: Kind = Kind.MEAN
+        self,
+        field: str,
+        names: Sequence[str],
+        first: Callable[[str], Tensor],
+        kind: Kind = Kind.MEAN,
+        device: torch.device | None = None,
     ) -> Tensor:
-        """Tensors of one shape stacked along a new first dimension, ``first(name)`` for those not yet kept."""
-        stack = torch.stack([first(name) for name in names]).to(self.device)
+        """Tensors of one shape stacked along a new first dimension, ``first(name)`` for those not yet kept.
+
+        They live on the store's device if none is given.
+        """
+        stack = torch.stack([first(name) for name in names]).to(device or self.device)
         for name, view in zip(names, stack, strict=True):
             self._keep(field, name, view, stack, first, kind)
         self.layouts += 1

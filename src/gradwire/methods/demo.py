@@ -16,6 +16,7 @@ from gradwire.codecs.quantize.values import FloatValues, ValueCoding
 from gradwire.codecs.select import Selector, TopMagnitudes
 from gradwire.codecs.sparse import Sparse
 from gradwire.codecs.transform import Chunks, chunk_block
+from gradwire.deferred import known
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Int64Array
 from gradwire.memory import Feedback, Residual
@@ -131,7 +132,7 @@ class DeMo(Method):
         for chunks in state.chunks:
             chunks.invert(gradient)
         if self.sign:
-            finite = bool(coefficients.isfinite().all())
+            finite = known(coefficients.isfinite().all())
             for part in state.context.block.parts(gradient):
                 if finite:
                     part.sign_()

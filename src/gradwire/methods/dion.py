@@ -101,10 +101,10 @@ class Dion(Method):
         for matrices, p, r, q in zip(state.groups, ps, rs, state.q, strict=True):
             length = torch.linalg.vector_norm(r, dim=2, keepdim=True, dtype=torch.float64)
             unit = torch.where(length == 0, 0, r / length).float()
-            if sent := bool(r.isfinite().all()):
-                q.copy_(torch.where(length == 0, q, unit))
+            finite = r.isfinite().all()
+            q.copy_(torch.where((length != 0) & finite, unit, q))
+            sent = torch.where(finite, (1 - self.momentum) * r, torch.nan)  # which leaves momenta as they are
             scale = math.sqrt(matrices.n / matrices.m)
-            for block, p_row, r_row, q_row in zip(matrices.blocks, p, r, unit, strict=True):
-                if sent:
-                    kernels.write_product(block, p_row, (1 - self.momentum) * r_row, gradient, momentum)
+            for block, p_row, r_row, q_row in zip(matrices.blocks, p, sent, unit, strict=True):
+                kernels.write_product(block, p_row, r_row, gradient, momentum)
                 kernels.write_product(block, p_row, scale * q_row, gradient, None)

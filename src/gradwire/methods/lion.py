@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.deferred import chosen
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.memory.momentum import check_decay
@@ -27,10 +28,9 @@ class _LionFeedback(Feedback):
         """``u = beta1 m + (1 - beta1) g``, then ``m = beta2 m + (1 - beta2) g``; a bad gradient goes as it is."""
         for part, kept in zip(block.parts(self.update), block.parts(self.momentum), strict=True):
             part.copy_(kept)
-        if not kernels.accumulate(block, gradient, self.update, self.beta1, 1 - self.beta1):
-            return gradient
-        kernels.accumulate(block, gradient, self.momentum, self.beta2, 1 - self.beta2)
-        return self.update
+        finite = kernels.accumulate(block, gradient, self.update, self.beta1, 1 - self.beta1)
+        kernels.accumulate(block, gradient, self.momentum, self.beta2, 1 - self.beta2, when=finite)
+        return chosen(finite, self.update, gradient)
 
 
 @register("lion")

@@ -87,7 +87,7 @@ class ScaleCom(Method):
             coding.encode(positions, block.positions, payload)
             finite = values.isfinite().all()
         else:
-            finite = torch.tensor(feedback.compensate(block, admitted)[1], device=gradient.device)
+            _, finite = feedback.compensate(block, admitted)
         payload = yield Broadcast(payload, leader)
 
         coding.decode(payload, block.positions, positions)

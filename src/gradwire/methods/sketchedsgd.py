@@ -12,6 +12,7 @@ from gradwire import kernels
 from gradwire.codecs.select import counts_for
 from gradwire.codecs.select.selector import check_ratio
 from gradwire.codecs.sketch import CountSketch
+from gradwire.deferred import known, placed
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Granularity, Int64Array, flat_slots
 from gradwire.memory import Feedback
@@ -98,8 +99,8 @@ class SketchedSGD(Method):
         values, finite = feedback.compensate(block, admitted)
         feedback.after_encode(block, admitted)
         table = sketch.write(block, values, counts, key)
-        if not finite:
-            table.fill_(torch.nan)
+        if not known(finite):
+            table.masked_fill_(~finite, torch.nan)
         table = yield AllReduceMean(table)
 
         estimates = torch.empty_like(gradient) if values is gradient else gradient
@@ -111,11 +112,9 @@ class SketchedSGD(Method):
         mean = yield AllReduceMean(exact.clone())
 
         places, heaviest = _largest(state.chosen, mean, counts)
-        index = places - torch.from_numpy(np.repeat(state.chosen.runs[:, 2] - state.chosen.runs[:, 0], counts)).to(
-            places
-        )
+        index = places - placed(np.repeat(state.chosen.runs[:, 2] - state.chosen.runs[:, 0], counts), places.device)
         positions, sent = candidates[index], exact[index].masked_fill_(heaviest.isnan(), torch.nan)
-        feedback.masked(block, positions[sent.isfinite()])
+        feedback.masked(block, positions, torch.where(sent.isfinite(), sent, torch.nan))
         if feedback.residual is not None:
             kernels.subtract(block, feedback.residual, positions, sent)
         kernels.scatter_sum(block, positions[None], heaviest[None], gradient, 1.0)

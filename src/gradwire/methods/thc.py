@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.codecs.transform import Levels, Rotation
+from gradwire.deferred import expect, known
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.memory import Feedback
 from gradwire.methods.method import Context, Method
@@ -93,8 +94,8 @@ class THC(Method):
         admitted = feedback.before_encode(context.block, gradient)
         values, finite = feedback.compensate(context.block, admitted)
         norms = torch.cat([rotation.scales(values) for rotation in state.rotations])
-        if not finite:
-            norms.fill_(torch.inf)
+        if not known(finite):
+            norms.masked_fill_(~finite, torch.inf)
         largest = yield AllReduceMax(norms.clone())
         check_largest(largest, norms)
 
@@ -130,12 +131,14 @@ class THC(Method):
         if not sums.numel():
             return
         if self._sum_bytes(world_size) == 1:
-            largest = int(sums.max())
+            largest = sums.max()
         else:
             high = sums[:, 1::2].to(torch.int32)
-            largest = int((high << 8).add_(sums[:, ::2]).max())
-        if largest > world_size * self.grain:
-            raise PayloadError(
-                f"a sum of {largest} came from {world_size} workers whose largest integer is {self.grain}; "
+            largest = (high << 8).add_(sums[:, ::2]).max()
+        expect(
+            largest <= world_size * self.grain,
+            lambda: PayloadError(
+                f"a sum of {int(largest)} came from {world_size} workers whose largest integer is {self.grain}; "
                 "do all ranks run the same method?"
-            )
+            ),
+        )

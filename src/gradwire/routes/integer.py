@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.deferred import expect
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.kernels.codes import Integers
 from gradwire.layout import Block
@@ -109,9 +110,13 @@ def integer(
 
 def check_largest(scales: Tensor, own: Tensor) -> None:
     """Raises PayloadError unless ``scales``, the largest of all workers', are at least this worker's ``own``."""
-    if not bool((scales >= own).all()):
-        worst = int((scales >= own).int().argmin())
-        raise PayloadError(
+    largest = scales >= own
+
+    def error() -> PayloadError:
+        worst = int(largest.int().argmin())
+        return PayloadError(
             f"the largest scale of all workers is {float(scales[worst])}, but this worker's is {float(own[worst])}; "
             "do all ranks run the same configuration?"
         )
+
+    expect(largest.all(), error)

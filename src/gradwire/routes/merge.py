@@ -175,7 +175,7 @@ def merge(
             current = theirs
             SparseSet(folded.positions, torch.where(flags, 0.0, torch.nan)).keep(own.positions, sent)
 
-    feedback.masked(block, own.positions[sent])
+    feedback.masked(block, own.positions[sent], own.values[sent])
     if feedback.residual is not None:
         kernels.subtract(block, feedback.residual, own.positions[sent], own.values[sent])
     feedback.after_encode(block, admitted)

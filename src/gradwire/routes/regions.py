@@ -174,7 +174,7 @@ def regions(
 
     kernels.survivors(positions, union, added, travelling)
     sent = positions[travelling]
-    feedback.masked(block, sent)
+    feedback.masked(block, sent, values[travelling])
     if feedback.residual is not None:
         kernels.subtract(block, feedback.residual, sent, values[travelling])
     feedback.after_encode(block, admitted)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.deferred import expect, placed
 from gradwire.errors import PayloadError
 from gradwire.randomness import MASK64, key_of
 from gradwire.wire.meter import Meter
@@ -32,9 +34,9 @@ def checksums(rows: Tensor) -> Tensor:
     return sums
 
 
-def checksum_of(tensor: Tensor) -> int:
-    """The checksum of all bits of a tensor."""
-    return int(checksums(tensor.contiguous().view(-1).view(torch.uint8).unsqueeze(0)))
+def checksum_of(tensor: Tensor) -> Tensor:
+    """The checksum of all bits of a tensor, ``int64[]``."""
+    return checksums(tensor.contiguous().view(-1).view(torch.uint8).unsqueeze(0))[0]
 
 
 class CheckedTransport:
@@ -106,6 +108,10 @@ class CheckedTransport:
         sealing = self._inner.all_to_all(seals)
         return lambda: self._check(pending(), sealing(), number, "all-to-all", range(self.world_size))
 
+    def look(self) -> None:
+        """Looks after what is under way."""
+        self._inner.look()
+
     def abort(self) -> None:
         """Breaks off what is under way."""
         self._inner.abort()
@@ -125,14 +131,17 @@ class CheckedTransport:
     def _check(self, rows: Tensor, seals: Tensor, number: int, operation: str, senders: Sequence[int]) -> Tensor:
         """The rows ``uint8[n, b]`` that came from ``senders``; raises PayloadError if one was changed."""
         due = _sealed(checksums(rows), [key_of(number, sender) for sender in senders]).unsqueeze(1).view(torch.uint8)
-        wrong = (due != seals).any(1).nonzero().view(-1).tolist()
-        if wrong:
-            ranks = ", ".join(str(senders[row]) for row in wrong)
-            raise PayloadError(
+        right = (due == seals).all(1)
+
+        def error() -> PayloadError:
+            ranks = ", ".join(str(senders[row]) for row in (~right).nonzero().view(-1).tolist())
+            return PayloadError(
                 f"the {operation} of {rows.shape[1]} bytes from rank {ranks} to rank {self.rank} does not fit its "
                 "checksum: the bytes were changed on their way, or the ranks are at different collectives; look at the "
                 "network and memory of these machines, and start all workers again from the last checkpoint"
             )
+
+        expect(right.all(), error)
         return rows
 
 
@@ -147,7 +156,7 @@ def _words(rows: Tensor) -> Tensor:
 
 
 def _sealed(sums: Tensor, keys: Sequence[int]) -> Tensor:
-    return (sums + torch.tensor([_signed(key) for key in keys], device=sums.device)).mul_(SPREAD)
+    return (sums + placed(np.array([_signed(key) for key in keys]), sums.device)).mul_(SPREAD)
 
 
 def _signed(value: int) -> int:

@@ -1,28 +1,71 @@
-"""Bytes handed over and seconds spent, counted where they happen."""
+"""Bytes handed over and seconds spent, counted where they happen.
+
+Seconds are the host's on the CPU. A device is behind the host, so there they are those between two events on the wire's
+stream, which are read once it is through with them.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, Protocol
+
+import torch
 
 Stage = Literal["encode", "wire", "decode"]
 
 
+class Event(Protocol):
+    """A moment on a device's stream; ``torch.cuda.Event`` is one."""
+
+    def query(self) -> bool:
+        """Whether the device has come to it."""
+        ...
+
+    def elapsed_time(self, later: Any) -> float:
+        """Milliseconds from here to another one, once the device has come to both."""
+        ...
+
+
+Marks = Callable[[], Event]
+"""Marks the moment on the current stream."""
+
+
+def marks_of(device: torch.device) -> Marks | None:
+    """What marks moments on a device; None where the host's clock serves."""
+    if device.type != "cuda":
+        return None
+
+    def mark() -> Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    return mark
+
+
 @dataclass
 class Meter:
-    """Counts what one rank hands over to be sent; see :class:`gradwire.Stats`."""
+    """Counts what one rank hands over to be sent; see :class:`gradwire.Stats`.
+
+    Attributes:
+        seconds: By stage; on a device, of what it was through with at the end of the last stage.
+        mark: Marks moments on a device's stream; None for the host's clock.
+    """
 
     steps: int = 0
     dense_bytes: int = 0
     wire_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "wire": 0.0, "decode": 0.0})
+    mark: Marks | None = None
+    _running: deque[tuple[Stage, Event, Event]] = field(default_factory=deque, repr=False)
 
     def copy(self) -> Meter:
         """The counts as they are now."""
-        return replace(self, seconds=dict(self.seconds))
+        return replace(self, seconds=dict(self.seconds), _running=deque())
 
     def dense(self, nbytes: int, world_size: int) -> None:
         """Counts a gradient of ``nbytes`` that plain training would all-reduce."""
@@ -54,12 +97,22 @@ class Meter:
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
-        """Adds the time of its body to a stage."""
-        start = time.perf_counter()
+        """Adds the time of its body to a stage; on a device, once it is through with it."""
+        if self.mark is None:
+            start = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.seconds[stage] += time.perf_counter() - start
+            return
+        begun = self.mark()
         try:
             yield
         finally:
-            self.seconds[stage] += time.perf_counter() - start
+            self._running.append((stage, begun, self.mark()))
+            while self._running and self._running[0][2].query():
+                passed, first, last = self._running.popleft()
+                self.seconds[passed] += first.elapsed_time(last) / 1000
 
 
 def all_reduce_bytes(nbytes: int, world_size: int) -> int:

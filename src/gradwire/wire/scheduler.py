@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.deferred import Later
 from gradwire.errors import WireError
 from gradwire.wire.fusion import Flight, goes_beside, issue
 from gradwire.wire.meter import Meter, Stage
@@ -117,6 +118,8 @@ class Scheduler:
         self._late: list[Task] = []
         self._groups: deque[_Group] = deque()
         self._late_groups: deque[_Group] = deque()
+        self._later = Later()
+        self._begun = False
         self._step = 0
         self._turn = 0
 
@@ -137,6 +140,9 @@ class Scheduler:
         self, synchronizations: Sequence[Synchronization], on_done: Callable[[], None], last: bool = False
     ) -> Iterator[None]:
         """Does what :meth:`submit` does, and yields whenever it is about to wait for a round."""
+        if not self._begun:
+            self.settle()
+            self._begun = True
         self._encode(synchronizations, on_done)
         averaged = {dtype for task in self._open for dtype in task.averaged}
         self._open += [task for task in self._late if task.averaged <= averaged]
@@ -159,7 +165,17 @@ class Scheduler:
                 while groups:
                     yield
                     self._advance(groups)
+            self._begun = False
             self._step += 1
+
+    def settle(self) -> None:
+        """Tells the host what devices have computed in the last step; does nothing in the middle of one.
+
+        Raises:
+            PayloadError: If what came in that step was not what any encoder writes.
+        """
+        if not self._begun:
+            self._later.settle()
 
     def abandon(self) -> None:
         """Drops everything that is under way."""
@@ -220,7 +236,7 @@ class Scheduler:
         profiled = torch.autograd.profiler._is_profiler_enabled
         named = torch.profiler.record_function(f"gradwire::{stage}") if profiled else nullcontext()
         try:
-            with self._meter.stage(stage), named:
+            with self._meter.stage(stage), named, self._later.collecting():
                 yield
         except WireError as error:
             error.step, error.round = self._step, number

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from gradwire.errors import GradwireError, WireError
+from gradwire.wire.watch import Watch
 
 Pending = Callable[[], Tensor]
 """A collective on its way; calling it waits for the result."""
@@ -48,7 +48,11 @@ class Transport(Protocol):
 
 
 class Line(Transport, Protocol):
-    """A transport that can be broken off, and left."""
+    """A transport that can be watched, broken off, and left."""
+
+    def look(self) -> None:
+        """Raises WireError if a device has been at a collective for too long; may be called on any thread."""
+        ...
 
     def abort(self) -> None:
         """Ends whatever is under way, here and on the other ranks, with an error; nothing can be sent any more."""
@@ -79,15 +83,18 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
 class ProcessGroupTransport:
     """Collectives of a ``torch.distributed`` process group, issued asynchronously.
 
-    What fails, or takes longer than the group's timeout, raises :class:`~gradwire.errors.WireError`.
+    What fails, or takes longer than the timeout, raises :class:`~gradwire.errors.WireError`.
 
     Args:
         group: The group; nothing else may issue collectives on it while the wire does. Closing destroys it.
+        timeout: How long a collective may take, the group's if None; on other devices than the CPU it must be shorter
+            than that, or the backend ends the process before anybody can say what happened.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta | None = None) -> None:
         self._group = group
-        self._timeout = timeout_of(group)
+        self._timeout = timeout_of(group) if timeout is None else timeout
+        self._watch = Watch(self._timeout)
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
 
@@ -110,11 +117,8 @@ class ProcessGroupTransport:
         if partner == self.rank:
             return lambda: payload
         received = torch.empty_like(payload)
-        return self._begin(
-            f"exchange with rank {partner}",
-            received,
-            lambda: dist.irecv(received, group=self._group, group_src=partner),
-            lambda: dist.isend(payload, group=self._group, group_dst=partner),
+        return self._begin_all(
+            f"exchange with rank {partner}", received, [self._receive(received, partner), self._send(payload, partner)]
         )
 
     def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
@@ -140,9 +144,18 @@ class ProcessGroupTransport:
         """Posts all transfers at once: row ``r`` of ``payloads`` to rank ``r``, and ``rows`` from the others."""
         rows[self.rank].copy_(payloads[self.rank])
         others = [(self.rank + distance) % self.world_size for distance in range(1, self.world_size)]
-        receiving = [partial(dist.irecv, rows[other], group=self._group, group_src=other) for other in others]
-        sending = [partial(dist.isend, payloads[other], group=self._group, group_dst=other) for other in others]
-        return self._begin(name, rows, *receiving, *sending)
+        receiving = [self._receive(rows[other], other) for other in others]
+        return self._begin_all(name, rows, receiving + [self._send(payloads[other], other) for other in others])
+
+    def _receive(self, target: Tensor, source: int) -> dist.P2POp:
+        return dist.P2POp(dist.irecv, target, group=self._group, group_peer=source)
+
+    def _send(self, payload: Tensor, target: int) -> dist.P2POp:
+        return dist.P2POp(dist.isend, payload, group=self._group, group_peer=target)
+
+    def look(self) -> None:
+        """Raises WireError if a device has been at a collective for longer than the timeout."""
+        self._watch.look()
 
     def abort(self) -> None:
         """Ends whatever is under way, here and on the other ranks, with an error; nothing can be sent any more."""
@@ -160,8 +173,15 @@ class ProcessGroupTransport:
             dist.destroy_process_group(self._group)
         del self._group
 
-    def _begin(self, name: str, result: Tensor, *starts: Callable[[], dist.Work | None]) -> Pending:
-        """Issues transfers that fill ``result``; a work handle's own result differs between backends."""
+    def _begin_all(self, name: str, result: Tensor, transfers: list[dist.P2POp]) -> Pending:
+        """Issues transfers as one.
+
+        NCCL does one after the other otherwise, and two ranks that both receive first wait for each other for ever.
+        """
+        return self._begin(name, result, lambda: dist.batch_isend_irecv(transfers) if transfers else [])
+
+    def _begin(self, name: str, result: Tensor, start: Callable[[], dist.Work | list[dist.Work] | None]) -> Pending:
+        """Issues what fills ``result``; a work handle's own result differs between backends."""
         if self._group not in distributed_c10d._world.pg_map:
             raise GradwireError(
                 "the process group was destroyed, and this handle's with it; close handles before "
@@ -171,7 +191,10 @@ class ProcessGroupTransport:
         others = self.world_size - 1
         operation = f"{name} of {_readable(result.nbytes)} with {others} other{'s' if others != 1 else ''}"
         with self._failing(operation, issued):
-            works = [work for start in starts if (work := start()) is not None]
+            started = start()
+            works = started if isinstance(started, list) else [] if started is None else [started]
+        if result.device.type != "cpu":
+            self._watch.add(operation, works, issued)
 
         def wait() -> Tensor:
             with self._failing(operation, issued):

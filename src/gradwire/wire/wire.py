@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from gradwire.errors import ConfigurationError, DivergenceError, GradwireError
+from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, WireError
 from gradwire.wire.meter import Meter
 from gradwire.wire.requests import Synchronization
 from gradwire.wire.scheduler import Scheduler
@@ -21,6 +21,9 @@ from gradwire.wire.transport import Line
 
 CLOSE_SECONDS = 5.0
 """How long closing waits for work that is under way before it breaks it off."""
+
+LOOK_SECONDS = 1.0
+"""Between two looks at what a device is at."""
 
 TensorFuture = torch.futures.Future[torch.Tensor]
 
@@ -30,8 +33,9 @@ Result = TypeVar("Result")
 class Wire:
     """Runs synchronizations on a thread of its own.
 
-    Gradients are read and written on that thread. On a GPU it has a stream of its own, which first waits for the
-    stream that submitted; the futures it resolves carry its events to whoever waits on them.
+    Gradients are read and written on that thread. On a GPU it has a stream of its own, of high priority, which first
+    waits for the stream that submitted; the futures it resolves carry its events to whoever waits on them. There the
+    host waits for no collective, so another thread looks whether one takes too long.
 
     The first error ends the thread and breaks off what the other ranks are waiting for, so that none of them waits in
     vain.
@@ -47,7 +51,7 @@ class Wire:
         self._transport = transport
         self._scheduler = Scheduler(transport, meter, fuse_bytes)
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = _stream_of(device)
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._promised: dict[TensorFuture, torch.Tensor | None] = {}
         self._resolved = threading.Condition()
@@ -55,9 +59,12 @@ class Wire:
         self._failed: str | None = None
         self._unraised: BaseException | None = None
         self._closed = False
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
         _open.add(self)
         self._thread.start()
+        if self._stream is not None:
+            threading.Thread(target=self._watch, name="gradwire watch", daemon=True).start()
 
     def promise(self, otherwise: torch.Tensor | None = None) -> TensorFuture:
         """A future that some submitted work will keep.
@@ -188,6 +195,7 @@ class Wire:
         done, answer = self.promise(), Future[Result]()
 
         def order() -> None:
+            self._scheduler.settle()
             try:
                 answer.set_result(work())
             except Exception as error:
@@ -207,6 +215,7 @@ class Wire:
         if self._closed:
             return
         self._closed = True
+        self._ended.set()
         _open.discard(self)
         self._orders.put(None)
         if threading.current_thread() is not self._thread:
@@ -216,8 +225,18 @@ class Wire:
                 self._thread.join(CLOSE_SECONDS)
         self._transport.close()
 
+    def _watch(self) -> None:
+        """Fails the wire when a device has been at a collective for too long, whatever its own thread waits for."""
+        while self._failed is None and not self._ended.wait(LOOK_SECONDS):
+            try:
+                self._transport.look()
+            except WireError as error:
+                self.fail(error)
+
     def _run(self) -> None:
-        with self._on_stream():
+        if self._stream is not None:
+            torch.cuda.set_device(self._device)
+        with self.on_stream():
             while self._failed is None and self._follow(self._orders.get()):
                 pass
             if self._promised:
@@ -236,7 +255,8 @@ class Wire:
             self.fail(error)
         return True
 
-    def _on_stream(self) -> AbstractContextManager[object]:
+    def on_stream(self) -> AbstractContextManager[object]:
+        """Within it memory is the stream's that works on it, which may hand it on without waiting for any other."""
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 
     def _resolve(self, future: TensorFuture, result: torch.Tensor) -> None:
@@ -253,6 +273,11 @@ class Wire:
             self._resolve(future, torch.empty(0, device=self._device) if otherwise is None else otherwise)
         while not self._orders.empty():
             self._orders.get()
+
+
+def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream whose kernels go before those of backward, which are many; none on the CPU."""
+    return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 _open: set[Wire] = set()

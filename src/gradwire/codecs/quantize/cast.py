@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codecs.codec import Decode, LinearCodec
+from gradwire.deferred import copy_where, known
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 
@@ -38,13 +39,15 @@ class Cast(LinearCodec):
         values, finite = feedback.compensate(block, gradient)
         parts = block.parts(values)
         code = _joined(parts).to(self.dtype, copy=True)
-        if not finite or (self.dtype != values.dtype and not bool(code.isfinite().all())):
+        if self.dtype != values.dtype:
+            finite = finite & code.isfinite().all()
+        if known(finite):
             for part, sent in zip(parts, torch.split(code, lengths), strict=True):
-                part.masked_fill_(sent.isinf(), 0.0)
-            return code.fill_(torch.nan), decode
+                part.sub_(sent)
+            return code, decode
         for part, sent in zip(parts, torch.split(code, lengths), strict=True):
-            part.sub_(sent)
-        return code, decode
+            copy_where(finite, part - sent, part.masked_fill_(sent.isinf(), 0.0))
+        return code.masked_fill_(~finite, torch.nan), decode
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

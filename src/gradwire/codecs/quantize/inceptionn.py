@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.codecs import capacity
 from gradwire.codecs.codec import Codec
+from gradwire.deferred import learn
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import inceptionn_payload_bytes
 from gradwire.layout import Block, Slot
@@ -75,10 +77,12 @@ class Inceptionn(Codec):
         self.check(block, payloads)
         kernels.inceptionn_decode(block, payloads, out, weight, self._exponent)
         if self.seen is not None and block.numel:
-            words = int(payloads[:, 4:8].contiguous().view(torch.int32).max())
-            room = min(max(capacity.SPARE * 32 * words / block.numel, LEAST * self.room), float(self.room))
-            for slot in block.slots:
-                self.seen.put(FIELD, slot.name, torch.tensor(room, dtype=torch.float64), Kind.SHARED)
+            learn(payloads[:, 4:8].contiguous().view(torch.int32).max(), partial(self._heard, self.seen, block))
+
+    def _heard(self, seen: Store, block: Block, words: Tensor) -> None:
+        room = min(max(capacity.SPARE * 32 * int(words) / block.numel, LEAST * self.room), float(self.room))
+        for slot in block.slots:
+            seen.put(FIELD, slot.name, torch.tensor(room, dtype=torch.float64), Kind.SHARED)
 
     @property
     def _exponent(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from gradwire import kernels
 from gradwire.codecs.capacity import Capacity
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize.quantiser import Quantiser
+from gradwire.deferred import Count, expect, known, learn
 from gradwire.errors import PayloadError
 from gradwire.kernels.codes import ThreeLC
 from gradwire.kernels.reference.trits import trits_stride
@@ -67,14 +69,12 @@ class ZeroRuns(Codec):
         whole = torch.empty(self._whole().payload_bytes(block), dtype=torch.uint8, device=payload.device)
         self._whole().encode(block, gradient, feedback, whole, key)
         coded = torch.empty_like(whole[head:])
-        wanted = kernels.zero_runs_encode(whole[head:], coded)
-        sent = min(wanted, room)
+        wanted = kernels.zero_runs_encode(whole[head:], coded, room)
         payload[:head] = whole[:head]
-        payload[head:edge].view(torch.int32).fill_(wanted)
-        payload[edge : edge + sent] = coded[:sent]
-        payload[edge + sent :] = 0
-        if sent < wanted and feedback.residual is not None:
-            _take_back(block, whole, coded[:sent], gradient, feedback.residual)
+        payload[head:edge].view(torch.int32).copy_(wanted)
+        payload[edge:] = coded[:room]
+        if feedback.residual is not None and not known(wanted <= room):
+            _take_back(block, whole, coded[:room], wanted, gradient, feedback.residual)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Makes runs as long as they were, and sums scaled digits."""
@@ -87,12 +87,10 @@ class ZeroRuns(Codec):
         stride = trits_stride(block.positions)
         whole = torch.empty((len(payloads), self._whole().payload_bytes(block)), dtype=torch.uint8, device=out.device)
         whole[:, :head] = payloads[:, :head]
-        for row, payload, wanted in zip(whole, payloads, self._wanted(block, payloads).tolist(), strict=True):
-            if not 0 <= wanted <= stride:
-                raise PayloadError(f"a payload says that its trits take {wanted} bytes; uncoded they take {stride}")
-            read = kernels.zero_runs_decode(payload[edge : edge + min(wanted, room)], row[head:])
-            if wanted <= room and read < stride:
-                raise PayloadError(f"the bytes decode to {read} bytes of trits, fewer than {stride}")
+        for row, payload, wanted in zip(whole, payloads, self._wanted(block, payloads), strict=True):
+            expect((wanted >= 0) & (wanted <= stride), partial(_impossible, wanted, stride))
+            read = kernels.zero_runs_decode(payload[edge:], wanted.clamp(0, room), row[head:])
+            expect((wanted > room) | (read >= stride), partial(_too_few, read, stride))
         self._whole().decode(block, whole, out, weight)
 
     def news(self, block: Block, payloads: Tensor) -> Tensor:
@@ -106,7 +104,7 @@ class ZeroRuns(Codec):
 
     def heard(self, block: Block, news: Tensor) -> None:
         """Keeps the share of the neediest with some to spare; the former one after values that are not finite."""
-        self.room.heard(block, float(news.contiguous().view(torch.float32).max()))
+        learn(news.contiguous().view(torch.float32).max(), lambda most: self.room.heard(block, float(most)))
 
     def _wanted(self, block: Block, payloads: Tensor) -> Tensor:
         """How many bytes the coded trits of each payload take: ``int32[n]``."""
@@ -114,12 +112,21 @@ class ZeroRuns(Codec):
         return payloads[:, head : head + _COUNT_BYTES].contiguous().view(torch.int32)[:, 0]
 
 
-def _take_back(block: Block, whole: Tensor, coded: Tensor, gradient: Tensor, residual: Tensor) -> None:
+def _take_back(block: Block, whole: Tensor, coded: Tensor, wanted: Count, gradient: Tensor, residual: Tensor) -> None:
     """Adds to the residual what the trits stand for of which ``coded`` says nothing any more."""
     head = 4 * block.segment_count
-    read = kernels.zero_runs_decode(coded, torch.empty_like(whole[head:]))
-    whole[head : head + read] = ZEROS
+    trits = whole[head:]
+    read = kernels.zero_runs_decode(coded, wanted.clamp(max=len(coded)), torch.empty_like(trits))
+    trits.masked_fill_(torch.arange(len(trits), device=trits.device) < read, ZEROS)
     whole[:head].view(torch.float32).nan_to_num_(nan=0.0)  # nothing of a segment that is not finite was sent
     unsent = torch.empty_like(gradient)
     kernels.decode(ThreeLC(), block, whole[None], unsent, 1.0)
-    kernels.accumulate(block, unsent, residual, 1.0, 1.0)
+    kernels.accumulate(block, unsent, residual, 1.0, 1.0, when=wanted > len(coded))
+
+
+def _impossible(wanted: Count, stride: int) -> PayloadError:
+    return PayloadError(f"a payload says that its trits take {int(wanted)} bytes; uncoded they take {stride}")
+
+
+def _too_few(read: Count, stride: int) -> PayloadError:
+    return PayloadError(f"the bytes decode to {int(read)} bytes of trits, fewer than {stride}")

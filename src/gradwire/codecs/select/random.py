@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.codecs.codec import Decode, LinearCodec
 from gradwire.codecs.select.selector import check_ratio, counts_for
+from gradwire.deferred import known, placed
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 
@@ -46,11 +47,11 @@ class SharedRandom(LinearCodec):
         def decode(mean: Tensor, out: Tensor) -> None:
             kernels.scatter_sum(block, positions[None], mean[None], out, 1.0)
 
-        if not finite:
-            return code.fill_(torch.nan), decode
+        if not known(finite):
+            code.masked_fill_(~finite, torch.nan)
         chosen = code if feedback.residual is None else code.clone()
         if feedback.residual is None or feedback.unbiased:
             scales = np.repeat((block.segment_numels / counts).astype(np.float32), counts)
-            code.mul_(torch.from_numpy(scales).to(code.device))
+            code.mul_(placed(scales, code.device))
         feedback.leave(block, positions, chosen, code)
         return code, decode

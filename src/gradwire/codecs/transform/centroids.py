@@ -12,7 +12,7 @@ from gradwire import kernels
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.transform.hadamard import Rotation
 from gradwire.errors import ConfigurationError
-from gradwire.layout import Block, UInt64Array
+from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.randomness import MASK32, run_keys
 
@@ -63,8 +63,8 @@ class RotatedCentroids(Codec):
             feedback.residual,
             feedback.beta,
             feedback.gamma,
-            self._table(gradient.device),
-            self._keys(block, payload),
+            _table(self.bits, gradient.device),
+            run_keys(key & MASK32, block.streams),
             payload[head:edge].view(torch.float32),
             payload[edge:stop],
         )
@@ -79,8 +79,9 @@ class RotatedCentroids(Codec):
                 _rotation(block, self.rotation).pieces,
                 payload[head:edge].view(torch.float32),
                 payload[edge:stop],
-                self._table(out.device),
-                self._keys(block, payload),
+                _table(self.bits, out.device),
+                payload[:4].view(torch.int32),
+                block.streams,
                 out,
                 add=number > 0,
                 weight=weight if number == len(payloads) - 1 else 1.0,
@@ -90,12 +91,11 @@ class RotatedCentroids(Codec):
         """Where scales begin and end."""
         return 4, 4 + 4 * len(_rotation(block, self.rotation).pieces)
 
-    def _table(self, device: torch.device) -> Tensor:
-        positive = torch.tensor(POSITIVE[self.bits], dtype=torch.float32, device=device)
-        return torch.cat((-positive.flip(0), positive))
 
-    def _keys(self, block: Block, payload: Tensor) -> UInt64Array:
-        return run_keys(int(payload[:4].view(torch.int32)) & MASK32, block.streams)
+@lru_cache
+def _table(bits: int, device: torch.device) -> Tensor:
+    positive = torch.tensor(POSITIVE[bits], dtype=torch.float32)
+    return torch.cat((-positive.flip(0), positive)).to(device)
 
 
 @lru_cache(maxsize=4096)

@@ -60,7 +60,12 @@ class Levels:
 
     def tensor(self, device: torch.device) -> Tensor:
         """The integers as ``uint8[16]``."""
-        return torch.tensor(self.table, dtype=torch.uint8, device=device)
+        return _on(device, self.table)
+
+
+@lru_cache
+def _on(device: torch.device, table: tuple[int, ...]) -> Tensor:
+    return torch.tensor(table, dtype=torch.uint8, device=device)
 
 
 @lru_cache

@@ -27,14 +27,14 @@ class Digest(Guard):
     def __init__(self, every: int) -> None:
         self._every = every
         self._step = 0
-        self._taken: dict[str, int] = {}
-        self._due: dict[str, int] = {}
+        self._taken: dict[str, Tensor] = {}
+        self._due: dict[str, Tensor] = {}
 
     def beside(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
         """Sends what the last step left."""
         due, self._due = self._due, {}
         what = f"after step {self._step - 1} the averaged gradients are"
-        return [compared(what, due, gradient.device)] if due else []
+        return [compared(what, due)] if due else []
 
     def after_decode(self, unit: Unit, average: Tensor) -> None:
         """Takes the digests of a buffer's parameters."""
@@ -48,19 +48,20 @@ class Digest(Guard):
         self._step += 1
 
 
-def compared(what: str, digests: Mapping[str, int], device: torch.device) -> Synchronization:
+def compared(what: str, digests: Mapping[str, Tensor]) -> Synchronization:
     """Compares digests over all ranks, in 8 bytes a rank; all of them follow only where they differ.
+
+    Whether they do the host must know at once: there it waits for a device.
 
     Args:
         what: Says, up to the verb, what they are of.
-        digests: By name, of the same names on all ranks; at least one.
-        device: Where the gradients live.
+        digests: ``int64[]`` by name, of the same names on all ranks; at least one.
 
     Raises:
         DivergenceError: On every rank, naming the first that differs.
     """
-    each = torch.tensor(list(digests.values()), device=device)
-    everything = torch.tensor([checksum_of(each)], device=device)
+    each = torch.stack(list(digests.values()))
+    everything = checksum_of(each).unsqueeze(0)
     rows = (
         (yield AllGather(everything.view(torch.uint8))).clone(memory_format=torch.contiguous_format).view(torch.int64)
     )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codecs.select.variance import SQUARES
+from gradwire.deferred import known
 from gradwire.engine.guards.guard import Guard
 from gradwire.engine.unit import Unit
 from gradwire.errors import ConfigurationError
@@ -27,7 +28,7 @@ class LossScale(Guard):
     def __init__(self, scaler: torch.amp.GradScaler, store: Store) -> None:
         self._scaler = scaler
         self._store = store
-        self._scale: float | None = None
+        self._scale: Tensor | None = None
 
     def before_step(self) -> None:
         """Looks whether there is a scale.
@@ -43,8 +44,9 @@ class LossScale(Guard):
     def before_encode(self, unit: Unit, gradient: Tensor) -> None:
         """Divides by the scale."""
         if self._scale is None:
-            self._scale = float(self._scaler.get_scale())
-        if self._scale != 1:
+            scale = self._scaler._scale if self._scaler.is_enabled() else None
+            self._scale = torch.ones(()) if scale is None else scale.clone()  # the scaler changes its own in place
+        if not known(self._scale == 1):
             gradient.div_(self._scale)
             for slot in unit.slots:
                 if (squares := self._store.get(SQUARES, slot.name)) is not None:
@@ -52,7 +54,7 @@ class LossScale(Guard):
 
     def after_decode(self, unit: Unit, average: Tensor) -> None:
         """Multiplies by the scale."""
-        if self._scale is not None and self._scale != 1:
+        if self._scale is not None and not known(self._scale == 1):
             average.mul_(self._scale)
 
     def after_step(self) -> None:

@@ -23,6 +23,7 @@ from gradwire.kernels.cpu.rotation import _flip, _hadamard, _restore
 from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.rotation import LARGEST
 from gradwire.layout import Int64Array, UInt64Array
+from gradwire.randomness import MASK32, run_keys
 
 
 def centroids_encode(
@@ -47,11 +48,13 @@ def centroids_decode(
     scales: Tensor,
     codes: Tensor,
     centroids: Tensor,
-    keys: UInt64Array,
+    key: Tensor,
+    streams: UInt64Array,
     out: Tensor,
     add: bool,
     weight: float,
 ) -> None:
+    keys = run_keys(int(key) & MASK32, streams)
     _decode(pieces, array(scales), array(codes), array(centroids), keys, array(out), add, np.float32(weight))
 
 

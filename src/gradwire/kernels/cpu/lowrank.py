@@ -13,6 +13,7 @@ import numba
 import numpy as np
 from torch import Tensor
 
+from gradwire.deferred import Flag, flag
 from gradwire.kernels.cpu._compiled import Float32Array, array, values_and_memory
 from gradwire.kernels.cpu._vectors import WIDTH, load, multiply_add, splat, store, sum_of_vector, where_finite
 from gradwire.layout import Block
@@ -45,7 +46,7 @@ def project_rows(
     q: Tensor,
     p: Tensor,
     subtract: bool,
-) -> bool:
+) -> Flag:
     return _project(_project_rows, block, gradient, residual, beta, gamma, q, p, subtract)
 
 
@@ -58,7 +59,7 @@ def project_columns(
     p: Tensor,
     q: Tensor,
     subtract: bool,
-) -> bool:
+) -> Flag:
     return _project(_project_columns, block, gradient, residual, beta, gamma, p, q, subtract)
 
 
@@ -77,7 +78,7 @@ def _project(
     fixed: Tensor,
     computed: Tensor,
     subtract: bool,
-) -> bool:
+) -> Flag:
     """Calls a projection with the block's one matrix."""
     values, memory, keeps = values_and_memory(gradient, residual)
     weights = np.float32(beta if keeps else 0), np.float32(gamma if keeps else 1)
@@ -87,7 +88,7 @@ def _project(
     finite = kernel(start, values, memory, keeps, *weights, _in_fours(array(fixed)), factors, subtract)
     if factors is not result:
         result[:] = factors[: len(result)]
-    return bool(finite)
+    return flag(bool(finite))
 
 
 def _in_fours(factors: Float32Array) -> Float32Array:

@@ -136,7 +136,8 @@ def _put(runs: Int64Array, target: Float32Array, positions: Int64Array, values: 
         some = positions[first : first + AT_ONCE]
         run = _find(runs, some, run, places)
         for i in range(some.size):
-            target[places[i]] = values[first + i]
+            if not np.isnan(values[first + i]):
+                target[places[i]] = values[first + i]
 
 
 @allocating

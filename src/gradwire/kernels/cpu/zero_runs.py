@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 from torch import Tensor
 
+from gradwire.deferred import Count
 from gradwire.errors import PayloadError
 from gradwire.kernels.cpu._compiled import UInt8Array, array, compiled, element_pointer, in_all_lanes, intrinsic
 from gradwire.kernels.reference.zero_runs import LONGEST_RUN, RUNS, SHORTEST_RUN, ZEROS
@@ -20,14 +22,16 @@ _STORE = 16
 """Bytes that are written at once, no fewer than the longest run."""
 
 
-def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
+def zero_runs_encode(trits: Tensor, coded: Tensor, room: int) -> Count:
     used = _encode(array(trits), array(coded))
     if used == _NOT_TRITS:
         raise PayloadError(f"byte {int(trits.max())} is not five trits: it must be below {RUNS}")
-    return int(used)
+    coded[used:room] = 0
+    return torch.tensor(used)
 
 
-def zero_runs_decode(coded: Tensor, trits: Tensor) -> int:
+def zero_runs_decode(coded: Tensor, used: Count, trits: Tensor) -> Count:
+    coded = coded[: int(used)]
     length = _decoded_length(array(coded))
     if length == _NOT_FEWEST:
         raise PayloadError("the bytes of a run of zeros are not the fewest")
@@ -35,7 +39,7 @@ def zero_runs_decode(coded: Tensor, trits: Tensor) -> int:
         raise PayloadError(f"the bytes decode to {length} bytes of trits, more than {trits.numel()}")
     _decode(array(coded), array(trits))
     trits[length:] = ZEROS
-    return int(length)
+    return torch.tensor(length)
 
 
 @compiled

@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire.kernels.reference._torch import SMALLEST_SCALE, compensated, keep, pack, run_total, unpack
 from gradwire.kernels.reference.rotation import LARGEST, _float, _hadamard, _restored, _signs
 from gradwire.layout import Int64Array, UInt64Array
+from gradwire.randomness import MASK32, run_keys
 
 
 def centroids_encode(
@@ -55,12 +56,17 @@ def centroids_decode(
     scales: Tensor,
     codes: Tensor,
     centroids: Tensor,
-    keys: UInt64Array,
+    key: Tensor,
+    streams: UInt64Array,
     out: Tensor,
     add: bool,
     weight: float,
 ) -> None:
-    """Writes what one payload's pieces stand for, or adds it to ``out``, and weighs the sum."""
+    """Writes what one payload's pieces stand for, or adds it to ``out``, and weighs the sum.
+
+    ``key`` is the payload's own, ``int32[1]``: with ``streams`` it makes the keys of runs.
+    """
+    keys = run_keys(int(key) & MASK32, streams)
     chosen = unpack(codes, (len(centroids) - 1).bit_length()).long()
     for (start, length, size, position, counter, run), scale in zip(pieces.tolist(), scales, strict=True):
         signs = _signs(counter, size, int(keys[run]), out.device)

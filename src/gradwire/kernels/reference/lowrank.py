@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradwire.deferred import Flag
 from gradwire.kernels.reference._torch import compensated, keep
 from gradwire.layout import Block
 
@@ -18,7 +19,7 @@ def project_rows(
     q: Tensor,
     p: Tensor,
     subtract: bool,
-) -> bool:
+) -> Flag:
     """``p = q @ t.T`` for a block of one matrix ``t [n, m]``, ``q [r, m]``, ``p [r, n]``.
 
     Leaves ``t``, or with ``subtract`` ``t - p.T @ q``, in the residual. Returns whether ``t`` is finite; if not,
@@ -38,7 +39,7 @@ def project_columns(
     p: Tensor,
     q: Tensor,
     subtract: bool,
-) -> bool:
+) -> Flag:
     """``q = p @ t``; otherwise as :meth:`project_rows`."""
     t = _matrix(block, gradient, residual, beta, gamma, p, q)
     q.copy_(p @ t)
@@ -69,11 +70,10 @@ def _matrix(
 
 def _leave(
     block: Block, t: Tensor, residual: Tensor | None, p: Tensor, q: Tensor, computed: Tensor, subtract: bool
-) -> bool:
+) -> Flag:
     """Leaves in the residual what is not sent; marks the computed factor if it is not finite, as ``t`` then is not."""
-    finite = bool(computed.isfinite().all())
-    left = t - p.mT @ q if subtract and finite else t
+    finite = computed.isfinite().all()
+    left = torch.where(finite, t - p.mT @ q, t) if subtract else t
     keep(None if residual is None else residual[_whole(block)], left.flatten())
-    if not finite:
-        computed.fill_(torch.nan)
+    computed.masked_fill_(~finite, torch.nan)
     return finite

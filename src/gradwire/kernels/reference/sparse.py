@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from gradwire.deferred import expect, placed
 from gradwire.errors import PayloadError
 from gradwire.kernels.reference._torch import compensated, flat_runs, keep
 from gradwire.layout import Block, Int64Array
@@ -42,11 +43,10 @@ def topk_select(
             places.append(torch.arange(position, position + stop - start, device=gradient.device))
             keep(kept, pieces[-1])
         t, place = torch.cat(pieces), torch.cat(places)
-        if t.isfinite().all():
-            chosen = t.abs().sort(descending=True, stable=True).indices[:count].sort().values
-        else:
-            t = torch.full_like(t, torch.nan)
-            chosen = torch.arange(count, device=t.device)
+        finite = t.isfinite().all()
+        largest = t.abs().sort(descending=True, stable=True).indices[:count].sort().values
+        chosen = torch.where(finite, largest, torch.arange(count, device=t.device))
+        t = torch.where(finite, t, torch.nan)
         positions[written : written + count] = place[chosen]
         values[written : written + count] = t[chosen]
         written += count
@@ -97,22 +97,21 @@ def _permuted(elements: Tensor, numel: int, key: int) -> Tensor:
 
 
 def _places(block: Block, positions: Tensor) -> Tensor:
-    """The elements of the flat buffer at ``positions``.
+    """The elements of the flat buffer at ``positions``; what stands for one that lies in no run lies in some.
 
     Raises:
-        PayloadError: If a position lies in no run.
+        PayloadError: If a position lies in no run; on a device a step later.
     """
     if not positions.numel():
         return positions
-    runs = torch.from_numpy(block.runs).to(positions.device)
+    runs = placed(block.runs, positions.device)
     if not len(runs):
         raise lies_in_no_run(block, int(positions[0]))
     run = torch.searchsorted(runs[:, 2].contiguous(), positions, right=True) - 1
     offset = positions - runs[:, 2][run]
     bad = (run < 0) | (offset >= runs[:, 1][run])
-    if bad.any():
-        raise lies_in_no_run(block, int(positions[bad][0]))
-    return runs[:, 0][run] + offset
+    expect(~bad.any(), lambda: lies_in_no_run(block, int(positions[bad][0])))
+    return torch.where(bad, runs[0, 0], runs[:, 0][run] + offset)
 
 
 def lies_in_no_run(block: Block, position: int) -> PayloadError:
@@ -138,8 +137,9 @@ def subtract(block: Block, residual: Tensor, positions: Tensor, values: Tensor) 
 
 
 def scatter(block: Block, target: Tensor, positions: Tensor, values: Tensor) -> None:
-    """``target = values`` at ``positions``. Positions are distinct."""
-    target[_places(block, positions)] = values
+    """``target = values`` at ``positions``, but where these are NaN. Positions are distinct."""
+    places = _places(block, positions)
+    target[places] = torch.where(values.isnan(), target[places], values)
 
 
 def scatter_sum(
@@ -157,7 +157,7 @@ def scatter_sum(
     The positions of a row are distinct.
 
     Raises:
-        PayloadError: If a position lies in no run; nothing has been written then.
+        PayloadError: If a position lies in no run; nothing has been written then, but on a device.
     """
     counts = [positions.shape[1]] * len(positions) if filled is None else filled.tolist()
     places = [_places(block, row[:count]) for row, count in zip(positions, counts, strict=True)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradwire.deferred import Count
 from gradwire.errors import PayloadError
 
 ZEROS = 121
@@ -22,8 +23,10 @@ RUNS = 243
 """The first byte that stands for a run, the shortest: packed trits are smaller."""
 
 
-def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
+def zero_runs_encode(trits: Tensor, coded: Tensor, room: int) -> Count:
     """Writes packed trits with their runs of zeros shortened to ``coded``, of at least their size.
+
+    Of the first ``room`` bytes those that are not needed are 0 then.
 
     Returns how many bytes that took; PayloadError if a byte is not five trits.
     """
@@ -41,18 +44,19 @@ def zero_runs_encode(trits: Tensor, coded: Tensor) -> int:
             if byte >= RUNS:
                 raise PayloadError(f"byte {byte} is not five trits: it must be below {RUNS}")
             shorter.append(byte)
+    coded[len(shorter) : room] = 0
     coded[: len(shorter)] = torch.tensor(shorter, dtype=torch.uint8)
-    return len(shorter)
+    return torch.tensor(len(shorter), device=coded.device)
 
 
-def zero_runs_decode(coded: Tensor, trits: Tensor) -> int:
-    """Reads all of ``coded`` to ``trits``, whose rest is zeros then, and returns how many bytes that made.
+def zero_runs_decode(coded: Tensor, used: Count, trits: Tensor) -> Count:
+    """Reads the first ``used`` bytes to ``trits``, whose rest is zeros then, and returns how many bytes that made.
 
     PayloadError, and nothing written, unless an encoder can have written it, and has for no more than ``trits``.
     """
     longer: list[int] = []
     ended = True
-    for byte in coded.tolist():
+    for byte in coded[: int(used)].tolist():
         zeros = 1 if byte == ZEROS else max(byte - RUNS + SHORTEST_RUN, 0) if byte >= RUNS else 0
         if zeros and not ended:
             raise PayloadError("the bytes of a run of zeros are not the fewest")
@@ -62,4 +66,4 @@ def zero_runs_decode(coded: Tensor, trits: Tensor) -> int:
         raise PayloadError(f"the bytes decode to {len(longer)} bytes of trits, more than {trits.numel()}")
     trits.fill_(ZEROS)
     trits[: len(longer)] = torch.tensor(longer, dtype=torch.uint8)
-    return len(longer)
+    return torch.tensor(len(longer), device=trits.device)

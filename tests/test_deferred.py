@@ -1,0 +1,76 @@
+"""Flags that are read at once on the CPU, and a step later where a device has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire import deferred
+from gradwire.deferred import Later, chosen, copy_where, expect, known, learn, placed
+from gradwire.errors import PayloadError
+
+META = torch.device("meta")
+
+
+def wrong() -> Exception:
+    return PayloadError("not what any encoder writes")
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_what_the_host_knows_is_taken_as_it_is(holds: bool) -> None:
+    yes, no = torch.ones(3), torch.zeros(3)
+    flag = deferred.flag(holds)
+    assert known(flag) == holds
+    assert torch.equal(chosen(flag, yes, no), yes if holds else no)
+    assert (chosen(flag, yes, no) is yes) == holds
+    target = no.clone()
+    copy_where(flag, yes, target)
+    assert torch.equal(target, yes if holds else no)
+
+
+def test_nothing_is_known_of_a_device() -> None:
+    flag, values = torch.ones((), dtype=torch.bool, device=META), torch.ones(3, device=META)
+    assert not known(flag)
+    assert chosen(flag, values, values).is_meta
+    copy_where(flag, values, values)
+
+
+def test_the_cpu_is_told_at_once() -> None:
+    heard: list[float] = []
+    with Later().collecting():
+        learn(torch.tensor(2.0), lambda value: heard.append(float(value)))
+        assert heard == [2.0]
+        expect(torch.tensor(True), wrong)
+        with pytest.raises(PayloadError):
+            expect(torch.tensor(False), wrong)
+
+
+def test_a_device_is_heard_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sent(values: Tensor) -> Callable[[], Tensor]:
+        return lambda: torch.zeros(values.shape, dtype=values.dtype)
+
+    monkeypatch.setattr(deferred, "sent_to_host", sent)
+    heard: list[float] = []
+    step, other = Later(), Later()
+    with step.collecting():
+        learn(torch.empty((), device=META), lambda value: heard.append(float(value)))
+        with other.collecting():
+            expect(torch.empty((), dtype=torch.bool, device=META), wrong)
+        learn(torch.empty((), device=META), lambda value: heard.append(float(value)))
+    assert heard == []
+    step.settle()
+    assert heard == [0.0, 0.0]
+    step.settle()
+    assert heard == [0.0, 0.0]
+    with pytest.raises(PayloadError):
+        other.settle()
+
+
+def test_numbers_on_the_cpu_are_not_copied() -> None:
+    numbers = np.arange(3)
+    assert placed(numbers, torch.device("cpu")).data_ptr() == numbers.ctypes.data
+    assert placed(numbers, META).is_meta

@@ -1,0 +1,171 @@
+"""What the wire does where a device computes, as far as it can be seen without one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gradwire import ConfigurationError, WireError
+from gradwire.attach.handle import _sibling, backends_of, check_backend
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.engine import Engine
+from gradwire.wire import Meter, Wire
+from gradwire.wire.transport import ProcessGroupTransport, timeout_of
+from gradwire.wire.watch import Watch
+from gradwire.wire.wire import LOOK_SECONDS
+from pool import Pool
+
+CUDA = torch.device("cuda", 0)
+
+
+class Event:
+    """A moment on a stream that the device comes to when it is told to."""
+
+    def __init__(self, moment: float) -> None:
+        self.moment = moment
+        self.reached = False
+
+    def query(self) -> bool:
+        return self.reached
+
+    def elapsed_time(self, later: Event) -> float:
+        assert self.reached
+        assert later.reached
+        return later.moment - self.moment
+
+
+def test_a_devices_seconds_are_counted_when_it_is_through() -> None:
+    events: list[Event] = []
+
+    def mark() -> Event:
+        events.append(Event(1000.0 * len(events) ** 2))
+        return events[-1]
+
+    meter = Meter(mark=mark)
+    with meter.stage("encode"):
+        pass
+    assert meter.seconds["encode"] == 0
+    for event in events:
+        event.reached = True
+    with pytest.raises(RuntimeError, match="on purpose"), meter.stage("wire"):
+        raise RuntimeError("on purpose")
+    assert meter.seconds == {"encode": 1.0, "wire": 0.0, "decode": 0.0}
+    events[2].reached = events[3].reached = True
+    with meter.copy().stage("decode"):
+        pass
+    assert meter.seconds["wire"] == 0.0
+    with meter.stage("decode"):
+        pass
+    assert meter.seconds == {"encode": 1.0, "wire": 5.0, "decode": 0.0}
+
+
+class Work:
+    """A collective that a device is at until it is told that it is through."""
+
+    completed = False
+
+    def is_completed(self) -> bool:
+        return self.completed
+
+
+def test_a_device_that_is_at_it_for_too_long_is_found_out() -> None:
+    watch, now = Watch(timedelta(seconds=10)), time.monotonic()
+    done, late = Work(), Work()
+    watch.add("all-gather of 8 bytes with 3 others", [done], now - 30)
+    watch.add("all-reduce of 4 bytes with 3 others", [done, late], now - 20)
+    done.completed = True
+    with pytest.raises(WireError, match=r"all-reduce of 4 bytes .*timeout of 10 s: a worker hangs") as raised:
+        watch.look()
+    assert raised.value.seconds > 10
+    late.completed = True
+    watch.look()
+    watch.add("all-gather of 8 bytes with 3 others", [Work()], now)
+    watch.look()
+
+
+def test_without_a_limit_a_device_may_take_for_ever() -> None:
+    watch = Watch(None)
+    watch.add("all-reduce of 4 bytes with 3 others", [Work()], time.monotonic() - 1e6)
+    watch.look()
+
+
+class Stuck:
+    """A line on which a device is at a collective that never ends."""
+
+    rank = 0
+    world_size = 2
+
+    def __init__(self) -> None:
+        self.aborted = self.closed = False
+
+    def look(self) -> None:
+        raise WireError("all-reduce of 4 bytes with 1 other", 99.0, 10.0, "the device is not through with it")
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_what_a_device_is_at_for_too_long_fails_the_wire() -> None:
+    line = Stuck()
+    with mock.patch("gradwire.wire.wire.LOOK_SECONDS", 0.001):
+        wire = Wire(line, Meter(), 1, torch.device("cpu"))
+        wire._watch()
+    assert line.aborted
+    with pytest.raises(WireError, match="all-reduce of 4 bytes"):
+        wire.check()
+    wire.close()
+    assert line.closed
+    assert LOOK_SECONDS < 10
+
+
+def a_group_of_gloo() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=77))
+    assert isinstance(group, dist.ProcessGroup)
+    check_backend(group, torch.device("cpu"))
+    with pytest.raises(ConfigurationError, match=r"on cuda:0 .* gloo for cuda tensors, which carries .* 'nccl', or"):
+        check_backend(group, CUDA)
+    with pytest.raises(ConfigurationError, match=r"on mps:0 and the process group carries cpu and cuda tensors"):
+        check_backend(group, torch.device("mps", 0))
+    assert backends_of(dist.new_group(backend="cpu:gloo")) == {"cpu": "gloo"}
+
+
+def test_a_backend_that_cannot_carry_the_tensors_is_refused(pool: Pool) -> None:
+    pool.run(2, a_group_of_gloo)
+
+
+def patience_on_a_device() -> None:
+    """The group is asked for its name with a tensor on the device; here that one is on the CPU."""
+    group = dist.new_group(timeout=timedelta(seconds=77))
+    assert isinstance(group, dist.ProcessGroup)
+    with mock.patch("gradwire.attach.handle._new_name", return_value="of a device"):
+        sibling = _sibling(group, CUDA)
+    assert timeout_of(sibling) == timedelta(seconds=154)
+    assert ProcessGroupTransport(sibling, timeout_of(group))._timeout == timedelta(seconds=77)
+    dist.destroy_process_group(sibling)
+
+
+def test_a_devices_backend_has_more_patience_than_the_wire(pool: Pool) -> None:
+    pool.run(2, patience_on_a_device)
+
+
+@pytest.mark.parametrize("capturing", [True, False])
+def test_a_graph_under_capture_is_refused(capturing: bool) -> None:
+    engine = Engine(Configuration.make("dense", {}), 0, 2, torch.device("cpu"))
+    asked: Callable[[], bool] = mock.Mock(return_value=capturing)
+    with mock.patch("torch.cuda.is_current_stream_capturing", asked):
+        engine.before_step()
+        engine.store.device = CUDA
+        if capturing:
+            with pytest.raises(ConfigurationError, match=r"CUDA graph is captured.*no_sync"):
+                engine.before_step()
+        else:
+            engine.before_step()
