@@ -6,10 +6,13 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.attach.fsdp import compress_sharded, sharded_model
 from gradwire.attach.handle import Handle, Named, check_left_out
 from gradwire.attach.memory_order import by_rows, by_strides, check_order, gradients, permuted
 from gradwire.attach.roll_call import RollCall
@@ -241,6 +244,7 @@ def compress(
     model: nn.Module,
     method: str | Method,
     *,
+    process_group: dist.ProcessGroup | DeviceMesh | None = None,
     granularity: str | None = None,
     route: str | None = None,
     memory: str | Memory | None = None,
@@ -267,6 +271,7 @@ def compress(
         model: The wrapped model, also within what ``torch.compile`` or Lightning Fabric made of it; float32, float16 or
             bfloat16 parameters, in the memory format in which DDP wrapped them.
         method: A name of ``gradwire.methods.names()`` or a method object.
+        process_group: The workers that hold the same shards, of a model that was sharded on a mesh of one dimension.
         granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each
             of DDP's buckets; ``"model"``, the whole gradient; or ``"block:N"``, each N elements of a parameter; or a
             name that you registered. The method's own if None.
@@ -325,9 +330,13 @@ def compress(
     """
     choices = Choices.of(locals())
     ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model
-    with RollCall(getattr(ddp, "process_group", None)) as roll_call:
+    sharded = sharded_model(ddp, process_group) if isinstance(ddp, nn.Module) else None
+    group = getattr(ddp, "process_group", None) if sharded is None else sharded.replicas
+    with RollCall(group) as roll_call:
         configuration, guarding = Configuration.of(method, options, choices), Guarding(choices)
-        model = _checked(model)
+        if sharded is not None:
+            return compress_sharded(sharded, configuration, guarding, roll_call)
+        model = _checked(model, process_group)
         ignored = model.parameters_to_ignore
         theirs = [(name, each) for name, each in model.module.named_parameters() if name not in ignored]
         parameters = [(name, each) for name, each in theirs if each.requires_grad]
@@ -343,13 +352,17 @@ def compress(
     return handle
 
 
-def _checked(given: nn.Module) -> DistributedDataParallel:
+def _checked(given: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> DistributedDataParallel:
     """The DDP model in what was given, if it can be attached to."""
     model = unwrapped_model(given) if isinstance(given, nn.Module) else given
     if not isinstance(model, DistributedDataParallel):
         raise ConfigurationError(
-            f"model is a {type(given).__name__}; wrap it in torch.nn.parallel.DistributedDataParallel, "
-            "or use gradwire.Synchronizer in your own loop"
+            f"model is a {type(given).__name__}; wrap it in torch.nn.parallel.DistributedDataParallel, or call "
+            "torch.distributed.fsdp.fully_shard, first; or use gradwire.Synchronizer in your own loop"
+        )
+    if group is not None:
+        raise ConfigurationError(
+            "process_group is for models that FSDP2 has sharded; DDP has one of its own, wrap with it"
         )
     if model.mixed_precision is not None:
         raise ConfigurationError(

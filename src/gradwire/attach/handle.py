@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.roll_call import RollCall
+from gradwire.attach.shards import check_replicas, local_parameters, part_of
 from gradwire.engine.agreement import check_agreement, check_equal
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
@@ -51,7 +52,8 @@ class Handle:
 
     Args:
         configuration: All choices.
-        parameters: Names and parameters whose gradients are averaged, in the model's order.
+        parameters: Names and parameters whose gradients are averaged, in the model's order; of a DTensor the part that
+            this rank holds.
         group: The workers; the handle makes a group of its own from the same ranks, so that its collectives cannot
             mix with others'.
         roll_call: Of this attachment: what a rank raises within is told to all.
@@ -76,13 +78,16 @@ class Handle:
     ) -> None:
         check_parameters(parameters)
         check_backend(group, parameters[0][1].device)
+        check_replicas(parameters, group)
         guarding = guarding or Guarding(Choices(rollback=False))
         guarding.check(configuration)
         device = parameters[0][1].device
         if device.type == "cpu":
             rehearse(configuration, aloud=group.rank() == 0)
+        self._parts = {name: part_of(parameter) for name, parameter in parameters}
+        parameters = local_parameters(parameters)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
-        self._parameters = described(parameters)
+        self._parameters = {name: {**each, **self._parts[name]} for name, each in described(parameters).items()}
         self._ranks = Ranks(dist.get_process_group_ranks(group))
         self.buckets: tuple[tuple[str, ...], ...] = ()
         roll_call.ready()
@@ -266,11 +271,6 @@ def check_parameters(parameters: Named) -> None:
             )
         names[id(parameter)] = name
         given.add(name)
-        if hasattr(parameter, "to_local"):
-            raise ConfigurationError(
-                f"parameter {name!r} is a DTensor; gradwire averages plain tensors over one process group, so give "
-                "nn.Parameter(parameter.to_local()) and the group of its replicas, and hand gradients to and fro"
-            )
         if parameter.is_meta:
             raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
         if parameter.dtype not in GRADIENT_DTYPES:

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.attach.handle import Handle, Named, check_left_out, default_group
 from gradwire.attach.roll_call import RollCall
+from gradwire.attach.shards import local, placed_as
 from gradwire.attach.tree import Tree
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
@@ -116,7 +117,10 @@ class Synchronizer(Handle):
         check_left_out(self._frozen)
         if self._tree is not None:
             self._tree.check()
-        gradients = {name: each.grad for name, each in self._named if each.grad is not None and each.requires_grad}
+        gradients = {}
+        for name, each in self._named:
+            if each.grad is not None and each.requires_grad:
+                each.grad = gradients[name] = placed_as(each.grad, each)
         # Made here, for the stream of the caller, who will free them.
         missing = {each: torch.empty_like(each) for _, each in self._named if each.grad is None and each.requires_grad}
         self._average(gradients, partial(_take_for_gradient, missing))
@@ -138,9 +142,9 @@ class Synchronizer(Handle):
             GradwireError: If an earlier step failed.
         """
         for name, tensor in tensors.items():
-            if self._shapes.get(name) != tuple(tensor.shape):
+            if self._shapes.get(name) != tuple(local(tensor).shape):
                 raise ConfigurationError(
-                    f"the tensor for {name!r} has shape {tuple(tensor.shape)}; the parameter of that name has "
+                    f"the tensor for {name!r} has shape {tuple(local(tensor).shape)}; the parameter of that name has "
                     f"{self._shapes.get(name, 'never been given')}; give tensors shaped as the parameters"
                 )
         self._average(tensors, _leave)
@@ -162,7 +166,7 @@ class _Bucket:
     def __init__(self, handle: Handle, parameters: Named) -> None:
         self._handle = handle
         self._parameters = parameters
-        slots = flat_slots([(name, tuple(parameter.shape)) for name, parameter in parameters])
+        slots = flat_slots([(name, handle._shapes[name]) for name, _ in parameters])
         self._unit = handle.engine.unit(slots)
         self._flat = torch.zeros(self._unit.numel, dtype=torch.float32, device=parameters[0][1].device)
         self.views = {slot.name: self._flat[slot.offset : slot.stop].view(slot.shape) for slot in slots}
@@ -174,7 +178,7 @@ class _Bucket:
         def fill() -> None:
             for name, view in self.views.items():
                 if name in tensors:
-                    view.copy_(tensors[name])
+                    view.copy_(local(tensors[name]))
                 else:
                     view.zero_()
 
@@ -188,10 +192,8 @@ class _Bucket:
 
 
 def check_dense(tensors: Tensors) -> None:
-    """Raises ConfigurationError if a gradient, or what is averaged in its place, is sparse or a DTensor."""
+    """Raises ConfigurationError if a gradient, or what is averaged in its place, is sparse."""
     for name, tensor in tensors.items():
-        if hasattr(tensor, "to_local"):
-            raise ConfigurationError(f"the tensor given for {name!r} is a DTensor; give its to_local()")
         if tensor.layout != torch.strided:
             raise ConfigurationError(
                 f"the gradient of {name!r} has layout {tensor.layout}; gradwire averages dense ones only"
@@ -205,7 +207,7 @@ def _take_for_gradient(
         return
     if parameter.grad is None:
         parameter.grad = missing[parameter]
-    parameter.grad.copy_(average)
+    local(parameter.grad).copy_(average)
 
 
 def _leave(parameter: torch.nn.Parameter, average: Tensor) -> None:
@@ -223,5 +225,5 @@ def _in_buckets(parameters: Named, scope: str) -> list[Named]:
             buckets.append([])
             filled = 0
         buckets[-1].append((name, parameter))
-        filled += parameter.numel()
+        filled += local(parameter).numel()
     return list(buckets)

@@ -132,6 +132,24 @@ class Engine:
 
         wire.submit(begin, done, ended if last else None)
 
+    def end_step(self, wire: Wire, end: Callable[[], None] = _nothing) -> None:
+        """Queues the end of a step, where it was not known which buffer would be its last.
+
+        Args:
+            wire: What the step's averages are sent on.
+            end: Called on the wire's thread when all of them have been handed on.
+        """
+
+        def begin() -> list[Synchronization]:
+            self.count(torch.empty(0), True)
+            return []
+
+        def ended() -> None:
+            end()
+            self.after_step()
+
+        wire.submit(begin, _nothing, ended)
+
     def synchronizations(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
         """Starts the average of a buffer, ``float32[numel]``, in place."""
         for guard in self.guards:

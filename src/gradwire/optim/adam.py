@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from gradwire.attach.handle import check_parameters, default_group, named_by
 from gradwire.attach.roll_call import RollCall
+from gradwire.attach.shards import is_sharded
 from gradwire.attach.synchronizer import Synchronizer, Tensors, check_dense
 from gradwire.codecs.codec import Codec
 from gradwire.engine.agreement import check_equal, check_same
@@ -143,6 +144,12 @@ class CompressedAdam(Optimizer):
             super().__init__(params, defaults)
             named = named_by(self)
             check_parameters(named)
+            for name, parameter in named:
+                if is_sharded(parameter):
+                    raise ConfigurationError(
+                        f"parameter {name!r} is a DTensor, which these optimizers cannot step; give "
+                        "nn.Parameter(parameter.to_local()), and the group of its replicas"
+                    )
             roll_call.ready()
         transport = ProcessGroupTransport(workers)
         lines = [f"{key}={value}" for key, value in self._describe().items()]

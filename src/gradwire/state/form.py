@@ -28,7 +28,8 @@ _FORM: dict[str, type] = {
 """Every key of a state but its version:
 
 * ``configuration``: all choices, text by name.
-* ``parameters``: ``{"shape": list, "dtype": str}`` by parameter name.
+* ``parameters``: ``{"shape": list, "dtype": str}`` by parameter name; with ``"part": str`` where the rank holds
+  a part of it, whose shape that is.
 * ``rank`` and ``world_size``: whose state it is.
 * ``ranks``: of all workers, in the default group; none where :func:`redistribute` made the state, which is for any
   group of as many.
@@ -110,7 +111,7 @@ def check_form(state: Any) -> None:
     if not all(isinstance(rank, int) for rank in state["ranks"]):
         raise ConfigurationError(f"the state's ranks are {_short(state['ranks'])}, not whole numbers")
     for name, each in state["parameters"].items():
-        if not (isinstance(each, Mapping) and each.keys() == {"shape", "dtype"}):
+        if not (isinstance(each, Mapping) and each.keys() - {"part"} == {"shape", "dtype"}):
             raise ConfigurationError(
                 f"the state describes parameter {name!r} by {_short(each)}, not by shape and dtype"
             )
@@ -154,12 +155,15 @@ def check_same(state: Mapping[str, Any], other: Mapping[str, Any], whose: str) -
         if ours.get(name) != theirs.get(name):
             raise ConfigurationError(
                 f"the state was saved with parameter {name!r} {_parameter(theirs.get(name))}, {whose} has it "
-                f"{_parameter(ours.get(name))}; load a state saved from the same model"
+                f"{_parameter(ours.get(name))}; load a state saved from the same model, cut in the same way"
             )
 
 
 def _parameter(each: Mapping[str, Any] | None) -> str:
-    return "not at all" if each is None else f"with shape {tuple(each['shape'])} and dtype {each['dtype']}"
+    if each is None:
+        return "not at all"
+    part = f", which is part {each['part']}" if "part" in each else ""
+    return f"with shape {tuple(each['shape'])} and dtype {each['dtype']}{part}"
 
 
 def _short(value: Any) -> str:

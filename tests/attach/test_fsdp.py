@@ -1,0 +1,259 @@
+"""The average over the replicas of what FSDP2 has sharded: as FSDP's own, as every other way in, same on replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from catalogue import cases
+from gradwire.engine.configuration import Configuration
+from gradwire.layout import Slot, flat_slots
+from gradwire.local.world import LocalWorld
+from models import SHAPES, gradient
+from pool import Pool
+from sharded import (
+    Net,
+    close,
+    hsdp,
+    hybrid,
+    loss,
+    parts,
+    replicated,
+    same,
+    same_on_replicas,
+    train,
+)
+
+STEPS = range(3)
+Body = Callable[[nn.Module, int], None]
+
+
+def plain(model: nn.Module, step: int) -> None:
+    loss(model, step).backward()
+
+
+def accumulate_unsharded(model: Any, step: int) -> None:
+    for part in range(3):
+        model.set_requires_gradient_sync(part == 2)
+        model.set_is_last_backward(part == 2)
+        (loss(model, 10 * step + part) / 3).backward()
+
+
+def accumulate_on_shards(model: Any, step: int) -> None:
+    for part in range(3):
+        model.set_requires_all_reduce(part == 2)
+        (loss(model, 10 * step + part) / 3).backward()
+
+
+def accumulate_averages(model: Any, step: int) -> None:
+    for part in range(2):
+        (loss(model, 10 * step + part) / 2).backward()
+
+
+def keep_gradients(model: Any, step: int) -> None:
+    """Gradients that are zeroed in place stay the same tensors."""
+    loss(model, step).backward()
+    before = [each.grad for each in model.parameters()]
+    model.zero_grad(set_to_none=False)
+    loss(model, step + 1).backward()
+    assert all(one is each.grad for one, each in zip(before, model.parameters(), strict=True))
+
+
+def clip(model: Any, step: int) -> None:
+    loss(model, step).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+BODIES: list[Body] = [
+    plain,
+    accumulate_unsharded,
+    accumulate_on_shards,
+    accumulate_averages,
+    keep_gradients,
+    clip,
+]
+
+
+def natively_and_compressed(body: Body) -> None:
+    expected = train(hsdp(), STEPS, body)
+    for granularity in ("layer", "model"):
+        model = hsdp()
+        handle = gradwire.compress(model, "dense", granularity=granularity)
+        placements = [each.placements for each in model.parameters()]
+        assert close(train(model, STEPS, body), expected)
+        assert [each.placements for each in model.parameters()] == placements
+        assert handle.stats().steps in (len(STEPS), 2 * len(STEPS))
+        handle.close()
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_dense_is_what_fsdp_averages_itself(pool: Pool, body: Body) -> None:
+    pool.run(4, natively_and_compressed, body)
+
+
+def frozen() -> nn.Module:
+    net = Net()
+    net.first.requires_grad_(False)
+    net.norm.bias.requires_grad_(False)
+    return net
+
+
+def checkpointed(reentrant: bool) -> nn.Module:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+
+    net = Net()
+    kind = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
+    net.second = checkpoint_wrapper(net.second, kind)
+    return net
+
+
+def by_columns(parameter: nn.Parameter) -> Any:
+    from torch.distributed.tensor import Shard
+
+    return Shard(1) if parameter.dim() == 2 and parameter.shape[1] % 2 == 0 else None
+
+
+def policies() -> dict[str, Callable[[], Any]]:
+    """How models are sharded otherwise, and in what precision."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+    bfloat16, float32 = torch.bfloat16, torch.float32
+    return {
+        "kept": lambda: hsdp(reshard_after_forward=False),
+        "frozen": lambda: hsdp(frozen()),
+        "checkpointed": lambda: hsdp(checkpointed(False)),
+        "columns": lambda: hsdp(shard_placement_fn=by_columns),
+        "offloaded": lambda: hsdp(offload_policy=CPUOffloadPolicy(pin_memory=False)),
+        "reduced in float32": lambda: hsdp(mp_policy=MixedPrecisionPolicy(bfloat16, float32)),
+        "reduced in bfloat16": lambda: hsdp(mp_policy=MixedPrecisionPolicy(bfloat16, bfloat16)),
+        "bfloat16": lambda: hsdp(Net().bfloat16(), mp_policy=MixedPrecisionPolicy(bfloat16, float32)),
+        "replicated": replicated,
+    }
+
+
+def under_policies() -> None:
+    for name, build in policies().items():
+        expected, model = train(build(), STEPS), build()
+        with closing(gradwire.compress(model, "dense")):
+            assert close(train(model, STEPS), expected, 2e-2 if "bfloat16" in name else 1e-6), name
+
+
+def test_dense_is_what_fsdp_averages_under_other_policies(pool: Pool) -> None:
+    pool.run(4, under_policies)
+
+
+def like_ddp() -> None:
+    """With FSDP's own mesh of two dimensions, of one and a group of replicas, and of none."""
+    expected = parts(_trained(DistributedDataParallel(Net()), "dense"))
+    for build, group in WAYS:
+        model = _trained(build(), "dense", process_group=group())
+        assert close([each.full_tensor() for each in model.parameters()], expected)
+
+
+WAYS: list[tuple[Callable[[], Any], Callable[[], DeviceMesh | None]]] = [
+    (hsdp, lambda: None),
+    (hsdp, lambda: hybrid()["replicate"]),
+    (lambda: hsdp(mesh=hybrid()["shard"]), lambda: hybrid()["replicate"]),
+    (replicated, lambda: None),
+]
+
+
+def _trained(model: nn.Module, method: str, steps: range = STEPS, **arguments: Any) -> Any:
+    with closing(gradwire.compress(model, method, **arguments)):
+        train(model, steps)
+    return model
+
+
+def test_dense_is_what_ddp_averages(pool: Pool) -> None:
+    pool.run(4, like_ddp)
+
+
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("topk", {"ratio": 0.05}),
+    ("acpsgd", {"rank": 2}),
+    ("powersgd", {"rank": 2}),
+    ("efsignsgd", {"route": "sharded", "granularity": "bucket"}),
+    ("qsgd", {"bits": 4}),
+    ("dgc", {"ratio": 0.1}),
+]
+
+
+def as_synchronized(method: str, options: dict[str, Any]) -> None:
+    """FSDP reduces over the shards only, and a Synchronizer averages what it leaves over the replicas."""
+    reference, dense = hsdp(mesh=hybrid()["shard"]), gradwire.DensePolicy(below=200)
+    with closing(
+        gradwire.Synchronizer(
+            reference.named_parameters(), method, process_group=hybrid()["replicate"], dense=dense, **options
+        )
+    ) as sync:
+
+        def body(model: nn.Module, step: int) -> None:
+            loss(model, step).backward()
+            sync.synchronize()
+
+        expected = train(reference, STEPS, body)
+        owed = sync.state_dict()["tensors"]
+    model = hsdp()
+    with closing(gradwire.compress(model, method, dense=dense, **options)) as handle:
+        assert same(train(model, STEPS), expected)
+        assert same_on_replicas(parts(model))
+        for field, tensors in handle.state_dict()["tensors"].items():
+            assert all(torch.equal(tensor, owed[field][name]) for name, tensor in tensors.items()), (method, field)
+        assert handle.stats().steps == len(STEPS)
+
+
+@pytest.mark.parametrize(("method", "options"), METHODS[:3])
+def test_shards_are_averaged_as_by_a_synchronizer(pool: Pool, method: str, options: dict[str, Any]) -> None:
+    pool.run(4, as_synchronized, method, options)
+
+
+def same_bits(method: str, options: dict[str, Any]) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    for reduce in (torch.float32, torch.bfloat16):
+        model = hsdp(mp_policy=MixedPrecisionPolicy(torch.bfloat16, reduce))
+        dense, half = gradwire.DensePolicy(below=200), reduce == torch.bfloat16
+        with closing(gradwire.compress(model, method, dense=dense, verify=True, verify_every=1, **options)) as handle:
+            assert same_on_replicas(train(model, STEPS, accumulate_on_shards if half else plain))
+            assert all(bool(each.isfinite().all()) for each in parts(model))
+            elements = sum(-(-each.shape[0] // 2) * each[0].numel() for each in Net().parameters())  # of padded parts
+            assert handle.stats().dense_bytes == len(STEPS) * elements * (2 if half else 4)
+
+
+@pytest.mark.parametrize(("method", "options"), METHODS[1:])
+def test_replicas_have_the_same_bits(pool: Pool, method: str, options: dict[str, Any]) -> None:
+    pool.run(4, same_bits, method, options)
+
+
+def test_padding_between_shards_changes_no_bit() -> None:
+    """FSDP's buffers have gaps where a part is smaller than the first; what laws hold without them hold with them."""
+    slots = flat_slots([*SHAPES.items(), ("nothing", (0, 7))])
+    gapped = [Slot(each.name, each.shape, each.offset + 5 * index) for index, each in enumerate(slots)]
+    for case in {case.method: case for case in reversed(cases("residual"))}.values():
+        configuration = Configuration.make(case.method, case.options, *case.choices)
+        worlds = [LocalWorld(configuration, layout, workers=2) for layout in (slots, gapped)]
+        for step in range(2):
+            averages: list[list[Tensor]] = []
+            for world, layout in zip(worlds, (slots, gapped), strict=True):
+                buffers = [torch.zeros(layout[-1].stop) for _ in range(2)]
+                for rank, buffer in enumerate(buffers):
+                    for slot in layout[:-1]:
+                        buffer[slot.offset : slot.stop] = gradient(slot.name, rank, step).flatten()
+                world.average(buffers)
+                averages.append([buffers[0][slot.offset : slot.stop] for slot in layout])
+                for slot in layout:
+                    buffers[0][slot.offset : slot.stop] = 0
+                assert not buffers[0].any(), str(case)
+            assert same(*averages), str(case)
+        states = [engine.store.state() for world in worlds for engine in world.engines]
+        for without, within in ((states[0], states[2]), (states[1], states[3])):
+            for field, tensors in without.items():
+                assert all(torch.equal(tensor, within[field][name]) for name, tensor in tensors.items()), str(case)
