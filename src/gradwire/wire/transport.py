@@ -169,7 +169,7 @@ class ProcessGroupTransport:
             )
         issued = time.monotonic()
         others = self.world_size - 1
-        operation = f"{name} of {_readable(result.nbytes)} with {others} other{'s' if others != 1 else ''}"
+        operation = f"{name} of {readable(result.nbytes)} with {others} other{'s' if others != 1 else ''}"
         with self._failing(operation, issued):
             works = [work for start in starts if (work := start()) is not None]
 
@@ -195,7 +195,8 @@ class ProcessGroupTransport:
             raise WireError(operation, time.monotonic() - issued, limit, str(error)) from error
 
 
-def _readable(nbytes: int) -> str:
+def readable(nbytes: int) -> str:
+    """A number of bytes in decimal units."""
     for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if nbytes >= factor:
             return f"{nbytes / factor:.1f} {unit}"
