@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,7 +25,7 @@ def counts() -> None:
             each.grad = torch.randn(each.shape, generator=noise)
         sync.synchronize()
         seen.append(sync.stats())
-    steps = [now.since(before) for before, now in zip(seen, seen[1:], strict=False)]
+    steps = [now.since(before) for before, now in pairwise(seen)]
     total = seen[-1].since(start)
     assert [each.steps for each in steps] == [1, 1, 1]
     assert len({each.dense_bytes for each in steps}) == 1
