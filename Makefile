@@ -4,18 +4,28 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check golden clean
+# What `make test-integrations` installs and tests; ray is another 500 MB, and a minute.
+EXTRAS ?= accelerate,transformers,lightning
+
+.PHONY: demo test test-integrations check release-check golden clean
 
 demo: $(VENV)/ready
 	$(BIN)/gradwire bench train
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore tests/integrations
+
+test-integrations: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet "$(TORCH)" --editable ".[$(EXTRAS)]"
+	$(BIN)/python -m pytest tests/integrations -rs
 
 check: $(VENV)/ready
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
 	$(BIN)/mypy
+
+release-check: $(VENV)/ready
+	.ci/release $(BIN)/python
 
 # Makes the golden vectors of some METHODS anew, or of all: what they wrote, averaged and remembered.
 golden: $(VENV)/ready

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.engine.guards import Audit
+from gradwire.wire.transport import readable
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Totals of this rank since the method was attached.
+    """What this rank counted: in all since the method was attached, or since an earlier count.
 
     Attributes:
         steps: Synchronised steps.
@@ -30,6 +31,28 @@ class Stats:
         """How many times fewer bytes than dense; infinite when nothing was sent."""
         return self.dense_bytes / self.wire_bytes if self.wire_bytes else float("inf")
 
+    def since(self, earlier: Stats) -> Stats:
+        """What was counted after an earlier count of the same handle; its audit only if it is a newer one.
+
+        Args:
+            earlier: What ``stats()`` returned then.
+
+        Example:
+            >>> before = handle.stats()
+            >>> handle.stats().since(before).steps
+            0
+        """
+        audit = self.audit
+        if audit is not None and earlier.audit is not None and audit.step <= earlier.audit.step:
+            audit = None
+        return Stats(
+            self.steps - earlier.steps,
+            self.dense_bytes - earlier.dense_bytes,
+            self.wire_bytes - earlier.wire_bytes,
+            {stage: seconds - earlier.seconds.get(stage, 0.0) for stage, seconds in self.seconds.items()},
+            audit,
+        )
+
     def as_dict(self, prefix: str = "") -> dict[str, float]:
         """Plain numbers by name, as loggers take them: ``wandb.log(handle.stats().as_dict("gradwire/"))``.
 
@@ -46,3 +69,9 @@ class Stats:
             **{f"seconds/{stage}": seconds for stage, seconds in self.seconds.items()},
         }
         return {f"{prefix}{name}": number for name, number in numbers.items()}
+
+    def __str__(self) -> str:
+        spent = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self.seconds.items())
+        sent = f"{readable(self.wire_bytes)} sent, {self.ratio:.1f} times fewer bytes than dense"
+        counted = f"{self.steps} steps, {sent if self.wire_bytes else 'nothing sent'}"
+        return f"{counted}; {spent}" if spent else counted

@@ -189,7 +189,7 @@ class ProcessGroupTransport:
             )
         issued = time.monotonic()
         others = self.world_size - 1
-        operation = f"{name} of {_readable(result.nbytes)} with {others} other{'s' if others != 1 else ''}"
+        operation = f"{name} of {readable(result.nbytes)} with {others} other{'s' if others != 1 else ''}"
         with self._failing(operation, issued):
             started = start()
             works = started if isinstance(started, list) else [] if started is None else [started]
@@ -218,7 +218,8 @@ class ProcessGroupTransport:
             raise WireError(operation, time.monotonic() - issued, limit, str(error)) from error
 
 
-def _readable(nbytes: int) -> str:
+def readable(nbytes: int) -> str:
+    """A number of bytes in decimal units."""
     for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if nbytes >= factor:
             return f"{nbytes / factor:.1f} {unit}"

@@ -1,0 +1,98 @@
+"""Lightning and Fabric: a callback that attaches a method, logs it, and keeps its state in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.attach.wrappers import unwrapped_model
+from gradwire.errors import ConfigurationError
+from gradwire.integrations.attachment import Attachment
+from gradwire.integrations.ranks import Agreed, of_all_ranks, own, workers
+from gradwire.methods import Method
+
+try:
+    from lightning.pytorch import Callback
+except ImportError as error:
+    raise ImportError(f"{error}; Lightning comes with pip install 'gradwire[lightning]'") from error
+
+
+class GradwireCallback(Callback):  # type: ignore[misc]
+    """Averages the gradients of a DDP model through a compression method.
+
+    For a ``Trainer``, with ``strategy="ddp"``: what the method remembers is in every checkpoint, of all ranks together,
+    and a run that goes on from one gives the same bits; one of another number of workers gets what
+    :func:`gradwire.redistribute` makes of it. A second ``fit`` goes on with what is remembered. Figures are logged
+    whenever Lightning logs. The scaler of ``precision="16-mixed"`` is handed on.
+
+    For ``Fabric(callbacks=...)``: the models that ``fabric.setup`` wraps are attached to, and the callback is saved and
+    loaded as ``{"model": model, "gradwire": callback}`` is. Log ``callback.attachment.figures()``.
+
+    Args:
+        method: See :func:`gradwire.compress`.
+        **options: See there.
+
+    Attributes:
+        attachment: Counters and handles.
+
+    Raises:
+        ConfigurationError: When training starts, as :func:`gradwire.compress` does, or if the strategy is not DDP's.
+
+    Example::
+
+        trainer = Trainer(strategy="ddp", callbacks=[GradwireCallback("acpsgd", rank=4)])
+    """
+
+    def __init__(self, method: str | Method, **options: Any) -> None:
+        self.attachment = Attachment(method, options)
+        self._saved: list[list[Mapping[str, Any]]] = []
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attaches to the model that the strategy has just wrapped."""
+        if sum(isinstance(each, GradwireCallback) for each in trainer.callbacks) > 1:
+            raise ConfigurationError("the trainer has several GradwireCallbacks; DDP takes one hook, so give one")
+        states = own(self._saved) if self._saved else self.attachment.state()
+        self._saved = []
+        pl_module.zero_grad()  # of an earlier fit
+        self.attachment.close()
+        self._attach(trainer.strategy.model, trainer.strategy, getattr(trainer.precision_plugin, "scaler", None))
+        if states and self.attachment.handles:
+            self._restore(states)
+
+    def on_after_setup(self, fabric: Any, module: nn.Module) -> None:
+        """Attaches to a model that Fabric has just wrapped."""
+        self._attach(module, fabric.strategy, getattr(fabric.strategy.precision, "scaler", None))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+        """Logs figures of this rank."""
+        if trainer.global_step % trainer.log_every_n_steps == 0 and self.attachment.handles:
+            pl_module.log_dict(self.attachment.figures())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the method remembers on all ranks, on rank 0, which writes the checkpoint; to be called on all."""
+        return {"ranks": of_all_ranks(self.attachment.state())} if self.attachment.handles else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from what :meth:`state_dict` returned on rank 0; on all ranks, at once or when training starts."""
+        if self.attachment.handles:
+            self._restore(own(state_dict["ranks"]))
+        else:
+            self._saved = state_dict["ranks"]
+
+    def _restore(self, states: list[Mapping[str, Any]]) -> None:
+        with Agreed() as agreed:
+            self.attachment.restore(states)
+            agreed.step = self.attachment.handles[0].engine.step
+
+    def _attach(self, model: nn.Module, strategy: Any, scaler: torch.amp.GradScaler | None) -> None:
+        inner = unwrapped_model(model)
+        if not isinstance(inner, DistributedDataParallel) and workers() > 1:
+            raise ConfigurationError(
+                f"{type(strategy).__name__} makes a {type(inner).__name__}, whose averages are not DDP's; choose "
+                "strategy='ddp'"
+            )
+        self.attachment.attach(model, grad_scaler=scaler)

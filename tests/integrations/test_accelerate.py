@@ -1,0 +1,207 @@
+"""Accelerate: attached before ``prepare``, saved and loaded with ``save_state`` and ``load_state``."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import gradwire
+from gradwire.errors import ConfigurationError
+from launched import launched
+from models import batch, flat, network
+from pool import Pool
+
+pytest.importorskip("accelerate")
+
+METHODS: list[tuple[str, dict[str, Any]]] = [("acpsgd", {"rank": 4}), ("topk", {"ratio": 0.05}), ("efsignsgd", {})]
+
+
+def accelerated(method: str | None, options: dict[str, Any], **arguments: Any) -> tuple[Any, Any, Any, Any]:
+    """An accelerator with its attachment, prepared model and optimizer."""
+    from accelerate import Accelerator
+
+    from gradwire.integrations.accelerate import compress
+
+    accelerator = Accelerator(cpu=True, **arguments)
+    attachment = compress(accelerator, method, **options) if method else None
+    net = network()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    return accelerator, attachment, model, optimizer
+
+
+def train(accelerator: Any, model: Any, optimizer: Any, steps: range) -> Tensor:
+    for step in steps:
+        inputs, labels = batch(dist.get_rank() if dist.is_initialized() else 0, step)
+        with accelerator.accumulate(model):
+            accelerator.backward(nn.functional.cross_entropy(model(inputs), labels))
+            optimizer.step()
+            optimizer.zero_grad()
+    return flat(model)
+
+
+@launched()
+def resumes(folder: str, method: str, options: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Three steps, saving, three more; and the latter again from what was saved."""
+    run, attachment, model, optimizer = accelerated(method, options)
+    train(run, model, optimizer, range(3))
+    run.save_state(folder)
+    went_on = train(run, model, optimizer, range(3, 6))
+    assert attachment.stats().steps == 6
+    assert attachment.stats().ratio > 1
+    assert list(attachment.figures())[:4] == [
+        f"gradwire/{each}" for each in ("steps", "dense_bytes", "wire_bytes", "ratio")
+    ]
+    assert attachment.figures()["gradwire/recent/steps"] == 0
+    attachment.close()
+    again, attachment, model, optimizer = accelerated(method, options)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.zero_()
+    again.load_state(folder)
+    resumed = train(again, model, optimizer, range(3, 6))
+    attachment.close()
+    return went_on.numpy().tobytes(), resumed.numpy().tobytes()
+
+
+@pytest.mark.parametrize(("method", "options"), METHODS, ids=[name for name, _ in METHODS])
+def test_a_run_that_goes_on_gives_the_same_bits(pool: Pool, tmp_path: Path, method: str, options: Any) -> None:
+    results = pool.run(2, resumes, str(tmp_path), method, options)
+    assert len({each for result in results for each in result}) == 1
+
+
+@launched()
+def accumulates() -> tuple[float, int]:
+    """Accelerate's accumulation through ``dense`` is what it is without gradwire; only whole steps send."""
+    run, attachment, model, optimizer = accelerated("dense", {}, gradient_accumulation_steps=2)
+    ours = train(run, model, optimizer, range(6))
+    steps = attachment.stats().steps
+    attachment.close()
+    run, _, model, optimizer = accelerated(None, {}, gradient_accumulation_steps=2)
+    return float((ours - train(run, model, optimizer, range(6))).abs().max()), steps
+
+
+def test_accumulation(pool: Pool) -> None:
+    for difference, steps in pool.run(2, accumulates):
+        assert difference < 1e-6
+        assert steps == 3
+
+
+@launched()
+def saved_by_all(folder: str) -> Tensor:
+    run, attachment, model, optimizer = accelerated("topk", {"ratio": 0.05})
+    train(run, model, optimizer, range(3))
+    run.save_state(folder)
+    state = attachment.handles[0].state_dict()
+    attachment.close()
+    return owed(state)
+
+
+def owed(state: Any) -> Tensor:
+    return torch.cat([each.view(-1) for each in state["tensors"]["residual"].values()])
+
+
+@launched()
+def loaded_by_others(folder: str) -> Tensor:
+    run, attachment, _, _ = accelerated("topk", {"ratio": 0.05})
+    run.load_state(folder)
+    state = attachment.handles[0].state_dict()
+    attachment.close()
+    return owed(state)
+
+
+def test_another_number_of_workers_owes_as_much(pool: Pool, tmp_path: Path) -> None:
+    before = torch.stack(pool.run(3, saved_by_all, str(tmp_path)))
+    for workers in (2, 3):
+        after = torch.stack(pool.run(workers, loaded_by_others, str(tmp_path)))
+        torch.testing.assert_close(after.mean(0), before.mean(0))
+    assert torch.equal(after, before)
+    pool.run(2, saved_by_all, str(tmp_path))
+    assert sorted(path.name for path in tmp_path.glob("gradwire*")) == ["gradwire-rank-0.pt", "gradwire-rank-1.pt"]
+
+
+@launched()
+def misuses(folder: str) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+
+    from gradwire.integrations.accelerate import compress
+
+    run, attachment, model, optimizer = accelerated("efsignsgd", {})
+    with pytest.raises(ConfigurationError, match=r"prepared a model already.*before accelerator\.prepare"):
+        compress(run, "topk")
+    unused = Accelerator(cpu=True)
+    compress(unused, "topk")
+    with pytest.raises(ConfigurationError, match="has a method of gradwire's already"):
+        compress(unused, "topk")
+    kwargs = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
+    with pytest.raises(ConfigurationError, match=r"comm_hook='fp16'.*leave that out"):
+        compress(Accelerator(cpu=True, kwargs_handlers=[kwargs]), "topk")
+    with pytest.raises(ConfigurationError, match="accelerator is a Linear"):
+        compress(nn.Linear(2, 2), "topk")
+    with pytest.raises(ConfigurationError, match="method"):
+        accelerated("topkk", {})
+    train(run, model, optimizer, range(1))
+    run.save_state(folder)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        Path(folder, "gradwire-rank-1.pt").unlink()
+    dist.barrier()
+    message = "there is no .*gradwire-rank-1.pt" if dist.get_rank() else "rank 1 could not load its state"
+    with pytest.raises(ConfigurationError, match=message):
+        run.load_state(folder)
+    attachment.close()
+
+
+def test_misuse_is_told(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, misuses, str(tmp_path))
+
+
+@launched()
+def takes_what_ddp_is_given() -> None:
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    kwargs = DistributedDataParallelKwargs(find_unused_parameters=True, bucket_cap_mb=3)
+    run, attachment, model, _ = accelerated("efsignsgd", {}, kwargs_handlers=[kwargs])
+    assert model.find_unused_parameters
+    assert model.bucket_bytes_cap == 3 * 2**20
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    attachment.close()
+    from accelerate import Accelerator
+
+    from gradwire.integrations.accelerate import compress
+
+    run = Accelerator(cpu=True)
+    run.scaler = scaler  # which Accelerate makes on GPUs only
+    attachment = compress(run, "efsignsgd")
+    run.prepare(network())
+    (handle,) = attachment.handles
+    assert any(getattr(guard, "_scaler", None) is scaler for guard in handle.engine.guards)
+    attachment.close()
+
+
+def test_what_ddp_and_scaler_are_given(pool: Pool) -> None:
+    pool.run(2, takes_what_ddp_is_given)
+
+
+@launched()
+def alone() -> list[str]:
+    lines: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(listener)
+    run, attachment, model, optimizer = accelerated("efsignsgd", {})
+    train(run, model, optimizer, range(2))
+    assert attachment.stats() == gradwire.Stats(0, 0, 0, {})
+    assert attachment.figures() == {}
+    logging.getLogger("gradwire").removeHandler(listener)
+    return lines
+
+
+def test_a_process_alone_sends_nothing(pool: Pool) -> None:
+    assert pool.run(1, alone) == [["one process trains alone: nothing is sent, so nothing is compressed"]]

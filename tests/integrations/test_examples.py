@@ -1,0 +1,68 @@
+"""Every example runs, at small size, and those that save go on where they ended."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradwire.lab import Lab
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NUMBER = r"(\d+\.\d+)"
+COUNTED = r"(\d+) steps, .* sent, (\d+\.\d) times fewer bytes than dense"
+
+
+def said(name: str, *arguments: str, workers: int = 2, needs: str = "torch") -> str:
+    """What rank 0 printed."""
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed; make test-integrations installs it")
+    with Lab(workers, None) as lab:
+        command = [sys.executable, str(EXAMPLES / name), *arguments]
+        environment = {"TORCHELASTIC_RUN_ID": "lab", "CUDA_VISIBLE_DEVICES": ""}
+        return lab.run(command, env=environment, timeout=300).outputs[0]
+
+
+def test_ddp() -> None:
+    printed = said("ddp.py", "--steps", "30")
+    losses = [float(each) for each in re.findall(rf"loss {NUMBER}", printed)]
+    assert losses[0] > losses[-1]
+    assert re.findall(COUNTED, printed)[-1][0] == "30"
+
+
+def test_diloco() -> None:
+    printed = said("diloco.py", "--steps", "24", "--every", "8", workers=4)
+    losses = [float(each) for each in re.findall(rf"loss {NUMBER}", printed)]
+    assert len(losses) == 3
+    assert losses[0] > losses[-1]
+    (within, _), (between, ratio) = re.findall(COUNTED, printed)
+    assert within == between == "24"
+    assert float(ratio) > 8  # of which a factor of 8 is the period
+
+
+@pytest.mark.parametrize("package", ["accelerate", "lightning"])
+def test_goes_on_where_it_ended(tmp_path: Path, package: str) -> None:
+    folder = str(tmp_path / "saved")
+    first, second = (
+        said(f"with_{package}.py", "--folder", folder, "--steps", steps, needs=package)
+        for steps in (("20", "20") if package == "accelerate" else ("20", "40"))
+    )
+    (steps, ratio), *_ = re.findall(COUNTED, first)
+    assert steps == "20"
+    assert float(ratio) > 2
+    assert re.findall(COUNTED, second)[0][0] == "20"
+    assert float(re.findall(rf"loss {NUMBER}", second)[-1]) < float(re.findall(rf"loss {NUMBER}", first)[-1])
+
+
+def test_trainer(tmp_path: Path) -> None:
+    size = ["--layers", "1", "--width", "32", "--megabytes", "0.05", "--save-every", "10"]
+    first = said("with_trainer.py", "--folder", str(tmp_path), "--steps", "20", *size, needs="transformers")
+    at_first, at_last = re.findall(rf"loss {NUMBER} at first, {NUMBER} at last", first)[0]
+    assert float(at_first) > float(at_last)
+    assert re.findall(COUNTED, first)[0][0] == "20"
+    assert "gradwire/recent/wire_bytes" in first
+    again = said("with_trainer.py", "--folder", str(tmp_path), "--steps", "30", "--resume", *size, needs="transformers")
+    assert re.findall(COUNTED, again)[0][0] == "10"

@@ -1,0 +1,28 @@
+"""Who does not use a trainer does not import it; who does and has not installed it is told how to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PACKAGES = ("accelerate", "transformers", "lightning", "ray")
+
+
+def test_gradwire_imports_none_of_them() -> None:
+    command = (
+        "import sys, gradwire, gradwire.integrations; gradwire.compress, gradwire.periodic, gradwire.redistribute; "
+        f"assert not {{*{PACKAGES}}} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", command], check=True)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_missing_package_is_named_with_its_remedy(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"gradwire.integrations.{package}", raising=False)
+    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=rf"{package}.*pip install 'gradwire\[{package}\]'"):
+        __import__(f"gradwire.integrations.{package}")

@@ -1,0 +1,215 @@
+"""Lightning and Fabric: one callback, whose state holds that of all ranks."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gradwire.errors import ConfigurationError
+from launched import launched
+from models import batch, flat, network
+from pool import Pool
+
+pytest.importorskip("lightning")
+pytest.importorskip("accelerate")  # whose state launched() resets
+
+METHODS: list[tuple[str, dict[str, Any]]] = [("acpsgd", {"rank": 4}), ("topk", {"ratio": 0.05})]
+
+
+def module() -> Any:
+    """A small classifier; its samples follow from rank and step."""
+    from lightning.pytorch import LightningModule
+
+    class Classifier(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def training_step(self, samples: tuple[Tensor, Tensor], number: int) -> Tensor:
+            inputs, labels = samples
+            return nn.functional.cross_entropy(self.network(inputs), labels)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+    return Classifier()
+
+
+def loader() -> Any:
+    """Three batches of this rank's."""
+    batches = [batch(dist.get_rank(), step) for step in range(3)]
+    return torch.utils.data.DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+
+def trainer(folder: str, callback: Any, epochs: int, **arguments: Any) -> Any:
+    from lightning.pytorch import Trainer
+
+    warnings.simplefilter("ignore")
+    usual: dict[str, Any] = {"accelerator": "cpu", "devices": dist.get_world_size(), "strategy": "ddp"}
+    usual |= {
+        "max_epochs": epochs,
+        "log_every_n_steps": 1,
+        "enable_progress_bar": False,
+        "use_distributed_sampler": False,
+    }
+    usual |= {"enable_model_summary": False, "logger": False, "enable_checkpointing": False}
+    return Trainer(default_root_dir=folder, callbacks=[callback], **{**usual, **arguments})
+
+
+def callback(method: str, **options: Any) -> Any:
+    from gradwire.integrations.lightning import GradwireCallback
+
+    return GradwireCallback(method, **options)
+
+
+@launched()
+def resumes(folder: str, method: str, options: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Two epochs, the second again from a checkpoint after the first."""
+    first = callback(method, **options)
+    net = module()
+    run = trainer(folder, first, 1)
+    run.fit(net, loader())
+    assert first.attachment.stats().steps == 3
+    assert run.callback_metrics["gradwire/recent/steps"] == 1
+    assert run.callback_metrics["gradwire/ratio"] > 1
+    run.save_checkpoint(f"{folder}/saved.ckpt")
+    second = callback(method, **options)
+    straight = trainer(folder, second, 2)
+    net = module()
+    straight.fit(net, loader())
+    again = callback(method, **options)
+    resumed = module()
+    trainer(folder, again, 2).fit(resumed, loader(), ckpt_path=f"{folder}/saved.ckpt")
+    assert again.attachment.stats().steps == 3
+    for each in (first, second, again):
+        each.attachment.close()
+    return flat(net).numpy().tobytes(), flat(resumed).numpy().tobytes()
+
+
+@pytest.mark.parametrize(("method", "options"), METHODS, ids=[name for name, _ in METHODS])
+def test_a_run_that_goes_on_gives_the_same_bits(pool: Pool, tmp_path: Path, method: str, options: Any) -> None:
+    results = pool.run(2, resumes, str(tmp_path), method, options)
+    assert len({each for result in results for each in result}) == 1
+
+
+def owed(attachment: Any) -> Tensor:
+    (handle,) = attachment.handles
+    return torch.cat([each.view(-1) for each in handle.state_dict()["tensors"]["residual"].values()])
+
+
+@launched()
+def saved_by_all(folder: str) -> Tensor:
+    each = callback("topk", ratio=0.05)
+    run = trainer(folder, each, 1)
+    run.fit(module(), loader())
+    run.save_checkpoint(f"{folder}/saved.ckpt")
+    remembered = owed(each.attachment)
+    each.attachment.close()
+    return remembered
+
+
+@launched()
+def loaded_by_others(folder: str) -> Tensor:
+    each = callback("topk", ratio=0.05)
+    trainer(folder, each, 1).fit(module(), loader(), ckpt_path=f"{folder}/saved.ckpt")  # its epoch is over
+    remembered = owed(each.attachment)
+    each.attachment.close()
+    return remembered
+
+
+def test_another_number_of_workers_owes_as_much(pool: Pool, tmp_path: Path) -> None:
+    before = torch.stack(pool.run(3, saved_by_all, str(tmp_path)))
+    after = torch.stack(pool.run(2, loaded_by_others, str(tmp_path)))
+    torch.testing.assert_close(after.mean(0), before.mean(0))
+
+
+@launched()
+def fits_again(folder: str) -> None:
+    each = callback("topk", ratio=0.05)
+    net = module()
+    trainer(folder, each, 1).fit(net, loader())
+    remembered = owed(each.attachment)
+    trainer(folder, each, 1, limit_train_batches=0).fit(net, loader())
+    assert torch.equal(owed(each.attachment), remembered)
+    doubled = trainer(folder, each, 1)
+    doubled.callbacks.append(callback("topk"))
+    with pytest.raises(ConfigurationError, match=r"several GradwireCallbacks.*give one"):
+        doubled.fit(net, loader())
+    each.attachment.close()
+
+
+def test_a_second_fit(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, fits_again, str(tmp_path))
+
+
+@launched()
+def scales_losses(folder: str) -> None:
+    from lightning.pytorch.plugins import MixedPrecision
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    plugin = MixedPrecision("16-mixed", "cpu", scaler)
+    each = callback("efsignsgd")
+    trainer(folder, each, 1, plugins=[plugin]).fit(module(), loader())
+    (handle,) = each.attachment.handles
+    assert any(getattr(guard, "_scaler", None) is scaler for guard in handle.engine.guards)
+    each.attachment.close()
+
+
+def test_the_scaler_is_handed_on(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, scales_losses, str(tmp_path))
+
+
+@launched()
+def with_fabric(folder: str, method: str) -> tuple[bytes, bytes]:
+    from lightning.fabric import Fabric
+
+    def made() -> tuple[Any, Any, Any, Any]:
+        each = callback(method)
+        fabric = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy="ddp", callbacks=[each])
+        fabric.launch()
+        net = network()
+        return (each, fabric, *fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)))
+
+    def train(fabric: Any, model: Any, optimizer: Any) -> bytes:
+        for inputs, labels in loader():
+            optimizer.zero_grad()
+            fabric.backward(nn.functional.cross_entropy(model(inputs), labels))
+            optimizer.step()
+        return flat(model).numpy().tobytes()
+
+    each, fabric, model, optimizer = made()
+    train(fabric, model, optimizer)
+    fabric.save(f"{folder}/fabric.ckpt", {"model": model, "optimizer": optimizer, "gradwire": each})
+    straight = train(fabric, model, optimizer)
+    assert each.attachment.figures()["gradwire/steps"] == 6
+    each.attachment.close()
+    each, fabric, model, optimizer = made()
+    fabric.load(f"{folder}/fabric.ckpt", {"model": model, "optimizer": optimizer, "gradwire": each})
+    resumed = train(fabric, model, optimizer)
+    each.attachment.close()
+    return straight, resumed
+
+
+def test_fabric(pool: Pool, tmp_path: Path) -> None:
+    results = pool.run(2, with_fabric, str(tmp_path), "topk")
+    assert len({each for result in results for each in result}) == 1
+
+
+@launched()
+def alone(folder: str) -> None:
+    each = callback("topk")
+    run = trainer(folder, each, 1, strategy="auto")
+    run.fit(module(), loader())
+    run.save_checkpoint(f"{folder}/alone.ckpt")
+    assert each.attachment.stats().steps == 0
+    assert each.state_dict() == {}
+
+
+def test_a_process_alone_sends_nothing(pool: Pool, tmp_path: Path) -> None:
+    pool.run(1, alone, str(tmp_path))
