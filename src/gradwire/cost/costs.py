@@ -87,9 +87,10 @@ class Profile:
         near = [known for known in self.methods if known.split("/")[0].split(":")[0] == name]
         same_route = [known for known in near if known.split("/")[1] == configuration.route]
         if not near:
+            known = ", ".join(sorted({_name(key) for key in self.methods}))
             raise ConfigurationError(
-                f"the profile {self.device!r} has no costs of {name!r}: measure them here with "
-                f"'gradwire advise --measure', or choose among {', '.join(sorted({_name(k) for k in self.methods}))}"
+                f"the profile {self.device!r} has no costs of {name!r}: measure them here with 'gradwire bench costs "
+                f"FILE.json', or choose among {known}"
             )
         taken = (same_route or near)[0]
         return self.methods[taken], f"encodes and decodes as fast as {taken}"
@@ -115,7 +116,7 @@ class Profile:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"{path} is no profile of a device ({type(error).__name__}: {error}); make one with "
-                f"'gradwire simulate --measure {path}'"
+                f"'gradwire bench costs {path}'"
             ) from error
 
 
@@ -157,5 +158,5 @@ def profile(name: str) -> Profile:
     choices = [*known, *GPUS]
     raise ConfigurationError(
         f"device={name!r} is not known; {did_you_mean(name, choices)}choose {', '.join(choices)}, or a file that "
-        "'gradwire simulate --measure FILE.json' made"
+        "'gradwire bench costs FILE.json' made"
     )

@@ -8,6 +8,7 @@ broadcast. Costs in the model of latency and bandwidth: Thakur, Rabenseifner & G
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
@@ -56,11 +57,17 @@ class Network(Protocol):
 
     Attributes:
         workers: How many.
+        spread: Median relative distance of what was measured from what this says; 0 for what is only said.
     """
 
     @property
     def workers(self) -> int:
         """How many."""
+        ...
+
+    @property
+    def spread(self) -> float:
+        """How sure it is."""
         ...
 
     def cost(self, kind: Kind, nbytes: int) -> Cost:
@@ -112,6 +119,11 @@ class Links:
     def workers(self) -> int:
         """The product of all counts."""
         return math.prod(level.count for level in self.levels)
+
+    @property
+    def spread(self) -> float:
+        """None: nothing was measured."""
+        return 0.0
 
     def cost(self, kind: Kind, nbytes: int) -> Cost:
         """The busiest link's bytes at its rate, and a latency a hop."""
@@ -171,6 +183,11 @@ class Measured:
 
     workers: int
     lines: Mapping[Kind, Line] = field(default_factory=dict)
+
+    @property
+    def spread(self) -> float:
+        """The median of its lines'."""
+        return statistics.median(line.spread for line in self.lines.values()) if self.lines else 0.0
 
     def cost(self, kind: Kind, nbytes: int) -> Cost:
         """What its line says."""

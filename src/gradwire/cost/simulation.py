@@ -39,8 +39,7 @@ class Setting:
         profile: What methods take on the device.
         cores: Cores that each worker has for everything: backward, encoding, and what sending takes of them.
         slowest: How many times as long as the others' the slowest worker's computation takes, at least 1.
-        inside: Workers of a group that average among themselves first, densely, over ``near``; 1 for none.
-        near: The network within a group.
+        near: The network within a group of workers that average densely among themselves first, if they do.
     """
 
     workload: Workload
@@ -48,7 +47,6 @@ class Setting:
     profile: Profile
     cores: float = float("inf")
     slowest: float = 1.0
-    inside: int = 1
     near: Network | None = None
 
     def __post_init__(self) -> None:
@@ -98,7 +96,7 @@ def simulate(configuration: Configuration, setting: Setting, label: str | None =
         ConfigurationError: If the profile has no costs of the method, or so many workers are not possible.
     """
     costs, note = setting.profile.of(configuration)
-    spread = costs.spread
+    spread = max(costs.spread, setting.network.spread)
     run = partial(Worker, configuration, setting, costs)
     middle = _mean(run(1.0))
     low, high = (_mean(run(factor)) for factor in (1 - spread, 1 + spread)) if spread else (middle, middle)
@@ -280,6 +278,10 @@ class _Scaled:
     @property
     def workers(self) -> int:
         return self.network.workers
+
+    @property
+    def spread(self) -> float:
+        return self.network.spread
 
     def cost(self, kind: Kind, nbytes: int) -> Cost:
         cost = self.network.cost(kind, nbytes)
