@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradwire.errors import ConfigurationError, did_you_mean
+from gradwire.cost import shapes as models
+from gradwire.cost.shapes import NamedShape, Shape, numel
 
-Shape = tuple[int, ...]
-NamedShape = tuple[str, Shape]
+__all__ = ["NamedShape", "Noise", "Shape", "ShapedModel", "get", "numel"]
 
 _SHIFT = 16
 """Elements (one cache line of float32) by which a shift moves the window over the noise."""
 _SHIFTS = 4096
-
-
-def resnet50() -> tuple[NamedShape, ...]:
-    """ResNet-50 for 1 000 classes (He et al. 2015, arXiv 1512.03385): 161 tensors, 25 557 032 parameters."""
-    return tuple(_resnet50())
-
-
-def tiny() -> tuple[NamedShape, ...]:
-    """A few matrices, kernels and vectors, 0.1 M parameters: for tests and for a first look."""
-    return (
-        ("conv.weight", (32, 16, 3, 3)),
-        ("conv.bias", (32,)),
-        ("hidden.weight", (256, 288)),
-        ("hidden.bias", (256,)),
-        ("head.weight", (10, 256)),
-        ("head.bias", (10,)),
-    )
-
-
-_BUILT_IN = {"resnet50": resnet50, "tiny": tiny}
-
-
-def names() -> tuple[str, ...]:
-    """The shape sets there are."""
-    return tuple(_BUILT_IN)
 
 
 def get(name: str) -> tuple[NamedShape, ...]:
@@ -50,40 +25,7 @@ def get(name: str) -> tuple[NamedShape, ...]:
     Raises:
         ConfigurationError: If there is no such set.
     """
-    if name not in _BUILT_IN:
-        raise ConfigurationError(
-            f"shapes={name!r} is not known; {did_you_mean(name, _BUILT_IN)}choose one of {', '.join(_BUILT_IN)}"
-        )
-    return _BUILT_IN[name]()
-
-
-def numel(shapes: Sequence[NamedShape]) -> int:
-    """Number of parameters."""
-    return sum(math.prod(shape) for _, shape in shapes)
-
-
-def _resnet50() -> Iterator[NamedShape]:
-    def batch_norm(name: str, channels: int) -> Iterator[NamedShape]:
-        yield f"{name}.weight", (channels,)
-        yield f"{name}.bias", (channels,)
-
-    yield "conv1.weight", (64, 3, 7, 7)
-    yield from batch_norm("bn1", 64)
-    inputs = 64
-    for layer, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=1):
-        outputs = 4 * width
-        for block in range(blocks):
-            prefix = f"layer{layer}.{block}"
-            kernels = ((width, inputs, 1, 1), (width, width, 3, 3), (outputs, width, 1, 1))
-            for index, kernel in enumerate(kernels, start=1):
-                yield f"{prefix}.conv{index}.weight", kernel
-                yield from batch_norm(f"{prefix}.bn{index}", kernel[0])
-            if block == 0:
-                yield f"{prefix}.downsample.0.weight", (outputs, inputs, 1, 1)
-                yield from batch_norm(f"{prefix}.downsample.1", outputs)
-            inputs = outputs
-    yield "fc.weight", (1000, 2048)
-    yield "fc.bias", (1000,)
+    return models.get(name).parameters
 
 
 class Noise:

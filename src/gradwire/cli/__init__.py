@@ -1,4 +1,4 @@
-"""The command line: ``gradwire methods | recipes | analyze | bench | doctor``."""
+"""The command line: ``gradwire methods | recipes | analyze | advise | simulate | bench | doctor``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gradwire.cli.analyze import analyze
 from gradwire.cli.bench import bench
+from gradwire.cli.costs import advise, simulate
 from gradwire.cli.doctor import doctor
 from gradwire.cli.methods import methods
 from gradwire.cli.recipes import recipes
@@ -27,6 +28,8 @@ app = App(
 app.command(methods)
 app.command(recipes)
 app.command(analyze)
+app.command(advise)
+app.command(simulate)
 app.command(bench)
 app.command(doctor)
 

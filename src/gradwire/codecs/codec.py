@@ -92,10 +92,15 @@ class Codec(ABC):
                 "bytes; were they encoded with another configuration?"
             )
 
-    def news(self, block: Block, payloads: Tensor) -> Tensor:
-        """What some payloads say of the room that those of the next step need: ``uint8[m]``.
+    @property
+    def news_bytes(self) -> int:
+        """Size of :meth:`news`: a multiple of 4, the same for every block and rank."""
+        return 0
 
-        ``m`` is a multiple of 4 and the same for every block and rank; 0 for payloads whose size depends on nothing.
+    def news(self, block: Block, payloads: Tensor) -> Tensor:
+        """What some payloads say of the room that those of the next step need: ``uint8[news_bytes]``.
+
+        There are none of payloads whose size depends on nothing.
 
         Args:
             block: As encoded.
@@ -108,7 +113,8 @@ class Codec(ABC):
 
         Args:
             block: All that this codec writes in a step, or all of its shards together.
-            news: ``uint8[k, m]``, from every rank that decodes for others; or only this one's, where all decode alike.
+            news: ``uint8[k, news_bytes]``, from every rank that decodes for others; or only this one's, where all
+                decode alike.
         """
         return
 

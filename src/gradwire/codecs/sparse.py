@@ -101,6 +101,11 @@ class Sparse(Codec):
             filled[row] = self.indices.decode(payload[edge:], block.positions, positions[row])
         return positions, values, filled
 
+    @property
+    def news_bytes(self) -> int:
+        """A float32 where the length of indices varies."""
+        return 4 if self.indices.varies else 0
+
     def news(self, block: Block, payloads: Tensor) -> Tensor:
         """Where the length of indices varies, a float32: the largest share wanted, or NaN if a value is not finite."""
         if not self.indices.varies:

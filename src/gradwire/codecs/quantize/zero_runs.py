@@ -93,6 +93,11 @@ class ZeroRuns(Codec):
             expect((wanted > room) | (read >= stride), partial(_too_few, read, stride))
         self._whole().decode(block, whole, out, weight)
 
+    @property
+    def news_bytes(self) -> int:
+        """A float32."""
+        return 4
+
     def news(self, block: Block, payloads: Tensor) -> Tensor:
         """A float32: the largest share of its uncoded bytes that any payload wanted, or NaN if one is not finite."""
         most = torch.zeros(1, device=payloads.device)

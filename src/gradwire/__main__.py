@@ -1,0 +1,7 @@
+"""``python -m gradwire``, as ``torchrun -m gradwire advise`` needs it."""
+
+import sys
+
+from gradwire.cli import main
+
+sys.exit(main())

@@ -1,0 +1,246 @@
+"""``gradwire simulate | advise``: what a step would take, and what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from rich.table import Table
+from rich.text import Text
+
+from gradwire.cli.arguments import Json, Methods, Natural, Positive
+from gradwire.cli.output import new_console, write
+
+if TYPE_CHECKING:
+    from gradwire.cost.advice import Candidate
+    from gradwire.cost.scene import Scene
+    from gradwire.cost.simulation import Prediction
+
+Factor = Annotated[float, Parameter(validator=Number(gte=1))]
+
+
+def simulate(
+    method: Methods = None,
+    *,
+    shapes: str = "resnet50",
+    workers: Positive = 16,
+    link: str = "10gbit",
+    latency: str = "50us",
+    step_time: str = "0.3",
+    device: str = "epyc",
+    gpus: Positive = 1,
+    near: str = "2400gbit",
+    inside: Annotated[bool, Parameter(negative=())] = False,
+    sites: Positive = 1,
+    far: str = "1gbit",
+    far_latency: str = "30ms",
+    lost: Natural = 0,
+    slowest: Factor = 1.0,
+    every: Positive = 1,
+    fragments: Positive = 1,
+    delay: Natural = 0,
+    plot: Path | None = None,
+    json: Json = None,
+) -> None:
+    """Say how long a training step would take on a network that is not here, with one method after another.
+
+    The wire's own scheduler runs over a clock. Nothing is trained, and a thousand workers take no longer than two.
+
+    ```
+    gradwire simulate --shapes resnet50 --workers 16 --link 10gbit --latency 50us --step-time 0.3
+    gradwire simulate acpsgd:rank=8 topk:ratio=0.001,route=sharded --shapes bert-large --device a100
+    gradwire simulate --shapes resnet50 --step-time v100-fp32:64 --device a100 --plot resnet50.png
+    gradwire simulate --workers 64 --gpus 8 --inside --sites 2 --far 500mbit
+    gradwire simulate --every 32 --fragments 4 --delay 8 --sites 2 --workers 16
+    ```
+
+    Args:
+        method: Methods, name:option=value,...; with or without the flag. Every sensible one if not given.
+        shapes: Whose parameters: tiny, resnet50, resnet152, vgg16, bert-base, bert-large, gpt2, lstm, ncf, or a
+            function of your own that returns a module, as train.py:make_model.
+        workers: All workers.
+        link: Rate of each node's link, in each direction.
+        latency: Of a message through it.
+        step_time: Seconds of a step of one worker without averages; or, of resnet50, GPU:batch of a published
+            throughput, such as v100-fp32:64.
+        device: What encodes: epyc (measured, one core of an AMD EPYC), h200 or a100 (computed), or a file that
+            gradwire bench costs made.
+        gpus: Workers in a node that share its link.
+        near: Rate of each worker's link within a node.
+        inside: Whether the workers of a node average densely among themselves first, so that nodes are the workers.
+        sites: Places that the nodes are divided among.
+        far: Rate of each site's link to the others.
+        far_latency: Of a message between sites.
+        lost: Workers that have failed; the others go on.
+        slowest: How many times as long as the others' the slowest worker's computation takes.
+        every: Average parameters in every so many steps instead of gradients in each.
+        fragments: Parts of the parameters that are averaged at different steps, as in Streaming DiLoCo.
+        delay: Steps that go on while an average is on its way.
+        plot: Draw step time against the rate of the link to this file; needs matplotlib.
+        json: Write all predictions to this file too.
+    """
+    from gradwire.cost import advice
+    from gradwire.cost.periodic import spread_out
+    from gradwire.cost.scene import Scene
+    from gradwire.cost.simulation import plain
+    from gradwire.cost.simulation import simulate as run
+    from gradwire_bench import report
+
+    scene = Scene(
+        shapes, workers, link, latency, step_time, device, gpus, near, sites, far, far_latency, lost, slowest, inside
+    )
+    model = scene.model()
+    setting = scene.setting(model)
+    tried = _candidates(method)
+    if every > 1:
+        rows = [spread_out(each, setting, every, fragments, delay) for each in [None, *tried]]
+    else:
+        rows = [plain(setting), *(run(each.configuration, setting, each.label) for each in tried)]
+    console = new_console()
+    console.print(_table(rows, _title(scene, model.numel), setting.workload.seconds * slowest))
+    console.print(
+        f"[dim]encoding and decoding: {setting.profile.origin} on {setting.profile.device}, "
+        f"{setting.profile.about}[/dim]"
+    )
+    if plot is not None:
+        from gradwire_bench import cost_pictures
+
+        cost_pictures.bandwidth_plot(scene, model, tried, plot)
+        console.print(f"Wrote {plot}", soft_wrap=True)
+    write(json, report.document("simulate", scene=scene, predictions=[advice.as_plain(row) for row in rows]))
+
+
+def advise(
+    model: str | None = None,
+    *,
+    method: Methods = None,
+    shapes: str = "resnet50",
+    workers: Positive = 16,
+    link: str = "10gbit",
+    latency: str = "50us",
+    step_time: str | None = None,
+    device: str = "epyc",
+    gpus: Positive = 1,
+    near: str = "2400gbit",
+    inside: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = None,
+) -> None:
+    """Say whether compression pays, with what, and the line to paste.
+
+    By itself it takes your word for the network. Under torchrun it measures the group that it runs in, and the
+    backward pass, if the function returns a module and a function from the module to a step's loss.
+
+    ```
+    gradwire advise --shapes resnet50 --step-time 0.3 --link 10gbit --workers 16
+    torchrun --nproc-per-node 4 -m gradwire advise train.py:make_model
+    ```
+
+    Args:
+        model: A function without arguments that returns a module, or a module and a function that gives the loss of a
+            step, as train.py:make_model; in place of shapes.
+        method: Methods to choose among, name:option=value,...; every sensible one if not given.
+        shapes: As for simulate.
+        workers: As for simulate; under torchrun the group's.
+        link: As for simulate; under torchrun measured.
+        latency: As for simulate; under torchrun measured.
+        step_time: As for simulate; under torchrun measured where the function gives a loss.
+        device: As for simulate.
+        gpus: As for simulate.
+        near: As for simulate.
+        inside: As for simulate.
+        json: Write all predictions to this file too.
+    """
+    from gradwire.cost import advice
+    from gradwire.cost.scene import Scene
+    from gradwire_bench import report
+
+    tried = _candidates(method)
+    scene = Scene(model or shapes, workers, link, latency, step_time or "0.3", device, gpus, near=near, inside=inside)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from gradwire.cost.group import look
+
+        seen = look(scene, step_time is not None)
+        if seen is None:
+            return
+        setting, numel, title = seen
+    else:
+        shaped = scene.model()
+        setting, numel = scene.setting(shaped), shaped.numel
+        title = _title(scene, numel)
+    found = advice.advise(setting, tried)
+    console = new_console()
+    console.print(_table(found.rows, title, setting.workload.seconds))
+    console.print(f"\n[bold]{found.reason}[/bold]\n\n    {found.line}\n", highlight=False)
+    if setting.profile.origin == "computed":
+        console.print(f"[dim]encoding and decoding are not measured: {setting.profile.about}[/dim]")
+    write(
+        json,
+        report.document(
+            "advise",
+            scene=scene,
+            recommended=found.chosen.label if found.chosen else None,
+            reason=found.reason,
+            line=found.line,
+            predictions=[advice.as_plain(row) for row in found.rows],
+        ),
+    )
+
+
+def _candidates(texts: Sequence[str] | None) -> list[Candidate]:
+    """Those asked for, or every sensible one."""
+    from gradwire.cost.advice import Candidate, candidates
+    from gradwire_bench.contenders import DDP, Contender
+
+    if not texts:
+        return candidates()
+    parsed = [Contender.parse(text) for text in texts]
+    return [Candidate.make(each.name, dict(each.options)) for each in parsed if each.name != DDP]
+
+
+def _title(scene: Scene, numel: int) -> str:
+    nodes = f", {scene.gpus} in a node" if scene.gpus > 1 else ""
+    sites = f", {scene.sites} sites joined at {scene.far}" if scene.sites > 1 else ""
+    return (
+        f"{scene.shapes}, {numel / 1e6:.1f} M parameters, {scene.workers} workers{nodes}{sites}, link {scene.link}, "
+        f"{scene.latency}, a step takes {scene.step_time}"
+    )
+
+
+def _table(rows: Sequence[Prediction], title: str, computed: float) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in ("", "ms a step", "± ms", "of it exposed", "times DDP", "MB sent", "MB kept", "encode + decode ms"):
+        table.add_column(column, justify="right" if column else "left")
+    best = min(row.seconds for row in rows)
+    for row in _best_ways(rows):
+        times = rows[0].seconds / row.seconds
+        style = "bold" if row.seconds == best else ""
+        table.add_row(
+            row.label,
+            f"{1e3 * row.seconds:.4g}",
+            f"{500 * (row.high - row.low):.2g}",
+            f"{100 * row.exposed / row.seconds:.0f} %",
+            Text(f"{times:.2f}", style="green" if times > 1.02 else "red" if times < 0.98 else ""),
+            f"{row.wire_bytes / 1e6:.4g}",
+            f"{row.memory_bytes / 1e6:.4g}",
+            f"{1e3 * row.encode:.3g} + {1e3 * row.decode:.3g}",
+            style=style,
+        )
+    alone = f"computation alone: {1e3 * computed:.4g} ms; " if computed else "averages alone; "
+    table.caption = f"{alone}of each method the fastest way of those tried"
+    return table
+
+
+def _best_ways(rows: Sequence[Prediction]) -> list[Prediction]:
+    """Of each method and its options the fastest granularity and route."""
+    ways: dict[str, Prediction] = {}
+    for row in rows:
+        name, _, options = row.label.partition(":")
+        kept = [each for each in options.split(",") if not each.startswith(("granularity=", "route="))]
+        key = f"{name}:{','.join(kept)}"
+        if key not in ways or row.seconds < ways[key].seconds * (1 - 1e-3):
+            ways[key] = row
+    return list(ways.values())

@@ -1,0 +1,164 @@
+"""Every sensible way to average a model's gradients on a network, the fastest of them, or that it does not pay."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire.cost.simulation import Prediction, Setting, plain, simulate
+from gradwire.engine.configuration import Configuration
+from gradwire.methods import get
+
+GAIN = 0.05
+"""A method must take less of a step than the best dense average by this share, beyond what is uncertain, to be worth
+what compression does to training."""
+
+ALIKE = 0.02
+"""Of methods whose steps take the same but for this share, the one that changes the gradient least is taken."""
+
+DENSE = "bf16"
+
+METHODS: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("bf16", {}),
+    ("natural", {}),
+    ("qsgd", {"bits": 4, "owner": "qsgd:4"}),
+    ("loco", {}),
+    ("powersgd", {"rank": 4}),
+    ("topk", {"ratio": 0.01}),
+    ("acpsgd", {"rank": 4}),
+    ("efsignsgd", {}),
+    ("dgc", {"ratio": 0.001}),
+    ("randomk", {"ratio": 0.01}),
+)
+"""Methods that are tried, those first that change gradients least."""
+
+GRANULARITIES = ("layer", "bucket")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to average.
+
+    Attributes:
+        name: A method.
+        arguments: What else :func:`gradwire.compress` is given.
+        configuration: The same, checked.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    configuration: Configuration
+
+    @classmethod
+    def make(cls, name: str, arguments: Mapping[str, Any]) -> Candidate:
+        """Checks the choices.
+
+        Raises:
+            ConfigurationError: If they cannot be.
+        """
+        choices = {key: value for key, value in arguments.items() if key in ("granularity", "route", "memory", "owner")}
+        options = {key: value for key, value in arguments.items() if key not in choices}
+        return cls(name, arguments, Configuration.make(name, options, **choices))
+
+    @property
+    def label(self) -> str:
+        """As on the command line."""
+        given = ",".join(f"{key}={value}" for key, value in self.arguments.items())
+        return f"{self.name}:{given}" if given else self.name
+
+    @property
+    def line(self) -> str:
+        """What to paste."""
+        given = "".join(f", {key}={value!r}" for key, value in self.arguments.items())
+        return f'handle = gradwire.compress(model, "{self.name}"{given})'
+
+
+def candidates() -> list[Candidate]:
+    """Every method of :data:`METHODS` at its granularities and on its routes, the usual ones unsaid."""
+    return [Candidate.make(name, arguments) for name, options in METHODS for arguments in _ways(name, dict(options))]
+
+
+def _ways(name: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    kind = get(name)
+    exact = kind.bias == "exact"
+    for scope in [kind.granularities[0]] if exact else [s for s in GRANULARITIES if s in kind.granularities]:
+        for route in kind.routes:
+            if route == "gather" and "owner" in options:
+                continue
+            arguments = dict(options)
+            if scope != kind.granularities[0]:
+                arguments["granularity"] = scope
+            if route != kind.routes[0]:
+                arguments["route"] = route
+            yield arguments
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do.
+
+    Attributes:
+        rows: All predictions, DDP in float32 first.
+        chosen: The best candidate; None if compression does not pay.
+        reason: Why, in a sentence or two.
+        line: What to paste.
+    """
+
+    rows: tuple[Prediction, ...]
+    chosen: Candidate | None
+    reason: str
+    line: str
+
+
+def advise(setting: Setting, tried: Sequence[Candidate] | None = None) -> Advice:
+    """Predicts a step of each candidate and chooses."""
+    tried = candidates() if tried is None else tried
+    full = plain(setting)
+    rows = [simulate(each.configuration, setting, each.label) for each in tried]
+    return choose(full, list(zip(tried, rows, strict=True)), setting.slowest * setting.workload.seconds)
+
+
+def choose(full: Prediction, rows: Sequence[tuple[Candidate, Prediction]], computed: float) -> Advice:
+    """The fastest that surely gains, or the better of the dense averages.
+
+    Args:
+        full: DDP's own average.
+        rows: Candidates, those first that change gradients least, and their steps.
+        computed: Seconds of a step without averages.
+    """
+    halved = [(each, row) for each, row in rows if each.configuration.method.bias == "exact"]
+    best_dense = min([full, *(row for _, row in halved)], key=lambda row: row.seconds)
+    dense = next((each for each, row in halved if row is best_dense), None)
+    predictions = tuple([full, *(row for _, row in rows)])
+    gaining = [
+        (each, row)
+        for each, row in rows
+        if each.configuration.method.bias != "exact"
+        and row.seconds < (1 - GAIN) * best_dense.seconds
+        and row.high < best_dense.low
+    ]
+    if not gaining:
+        hidden = best_dense.seconds <= 1.05 * computed
+        why = "the network hides behind backward" if hidden else "no compressed average is surely faster"
+        name = "plain DDP" if dense is None else f"{dense.name} DDP"
+        line = "# nothing to change" if dense is None else dense.line
+        return Advice(predictions, dense, f"Stay with {name}: {why}.", line)
+    quickest = min(row.seconds for _, row in gaining)
+    chosen, row = next((each, row) for each, row in gaining if row.seconds <= (1 + ALIKE) * quickest)
+    gain, of_full = best_dense.seconds / row.seconds, full.seconds / row.seconds
+    reason = (
+        f"{chosen.label} takes {_time(row.seconds)} a step, {_time(best_dense.seconds)} the best dense average: "
+        f"{gain:.2f} times as fast, {of_full:.2f} times DDP fp32. Compare accuracy before you rely on it."
+    )
+    return Advice(predictions, chosen, reason, chosen.line)
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def as_plain(prediction: Prediction) -> dict[str, Any]:
+    """A prediction without its drawing, for JSON."""
+    return {each.name: getattr(prediction, each.name) for each in dataclasses.fields(prediction) if each.name != "work"}

@@ -1,0 +1,175 @@
+"""What methods take here: seconds between their rounds, on this device, of gradients of given shapes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.cost import shapes
+from gradwire.cost.costs import Costs, Profile, Stage, key_of
+from gradwire.engine.configuration import Configuration
+from gradwire.layout import Slot, flat_slots
+from gradwire.local.world import LocalWorld
+from gradwire.methods import Context, Method
+from gradwire.wire import Synchronization
+
+WORLDS = (2, 5)
+"""Numbers of workers with which a method is measured, so that what each payload adds shows."""
+
+WARM_UP_STEPS = 2
+TIMED_STEPS = 4
+
+LARGE = tuple((f"matrix{index}", (2048, 2048)) for index in range(4))
+"""Few large matrices, beside the many small ones of a network, so that what each parameter adds shows."""
+
+
+@dataclass(frozen=True)
+class Watched(Method):
+    """A method whose work between rounds is timed, on rank 0: the time of its thread, whatever else runs.
+
+    Attributes:
+        method: Which.
+        times: Where seconds are noted, by stage: before the first round, after that, and so on.
+    """
+
+    method: Method
+    times: dict[int, list[float]] = field(default_factory=dict)
+
+    @property
+    def takes_all(self) -> bool:  # type: ignore[override]
+        """As the method."""
+        return self.method.takes_all
+
+    def worker_bound(self, numel: int) -> float:
+        """As the method's."""
+        return self.method.worker_bound(numel)
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """As the method."""
+        return self.method.accepts(shape)
+
+    def init(self, context: Context) -> Any:
+        """The method's state, and whose it is."""
+        return context.rank, self.method.init(context)
+
+    def synchronize(self, gradient: Tensor, state: Any, step: int) -> Synchronization:
+        """The method's, timed on rank 0."""
+        rank, own = state
+        average = self.method.synchronize(gradient, own, step)
+        return average if rank else self._timed(average)
+
+    def _timed(self, average: Synchronization) -> Synchronization:
+        stage, answer = 0, None
+        while True:
+            start = time.thread_time()
+            try:
+                request = next(average) if answer is None else average.send(answer)
+            except StopIteration:
+                return
+            finally:
+                self.times.setdefault(stage, []).append(time.thread_time() - start)
+            answer = yield request
+            stage += 1
+
+
+def stage_seconds(
+    configuration: Configuration, parameters: Sequence[tuple[str, tuple[int, ...]]], workers: int, noise: Tensor
+) -> tuple[list[Slot], list[float]]:
+    """Seconds of each stage of a method over one bucket of all parameters, and what of them it compresses.
+
+    A method that does something else in every other step has the mean of both, each the median of its times.
+    """
+    slots = flat_slots(parameters)
+    watched = Watched(configuration.method)
+    world = LocalWorld(replace(configuration, method=watched), slots, workers)
+    numel = slots[-1].stop
+    gradients = [torch.empty(numel) for _ in range(workers)]
+    for step in range(WARM_UP_STEPS + TIMED_STEPS):
+        for rank, gradient in enumerate(gradients):
+            start = (step * workers + rank) * 4096 % (len(noise) - numel + 1)
+            gradient.copy_(noise[start : start + numel])
+        if step == WARM_UP_STEPS:
+            watched.times.clear()
+        world.average(gradients)
+    taken = [slot for slot in slots if configuration.compresses(slot.shape)]
+    alternate = [[times[0::2], times[1::2]] for _, times in sorted(watched.times.items())]
+    return taken, [statistics.mean(statistics.median(each) for each in both) for both in alternate]
+
+
+def costs(configuration: Configuration, noise: Tensor) -> Costs:
+    """What a method takes here, from four measurements: shapes of ResNet-50 and few large ones, two worlds."""
+    rows: list[tuple[int, int, int]] = []
+    seconds: list[list[float]] = []
+    for parameters in (shapes.get("resnet50").parameters, LARGE):
+        for workers in WORLDS:
+            taken, stages = stage_seconds(configuration, parameters, workers, noise)
+            rows.append((len(taken), sum(slot.numel for slot in taken), workers))
+            seconds.append(stages)
+    count = min(map(len, seconds))
+    # Rounds beyond those that all worlds have, as where their number grows with workers, count as the last one.
+    kept = [[*stages[: count - 1], statistics.mean(stages[count - 1 :])] for stages in seconds]
+    fits = [_fitted(rows, [stages[index] for stages in kept]) for index in range(count)]
+    errors = [
+        abs(sum(fit.seconds(*row) for fit in fits) - sum(stages)) / sum(stages)
+        for row, stages in zip(rows, kept, strict=True)
+    ]
+    return Costs(tuple(fits), statistics.median(errors))
+
+
+def _fitted(rows: Sequence[tuple[int, int, int]], seconds: Sequence[float]) -> Stage:
+    """The stage with the least relative error, none of its parts below zero."""
+    columns = np.array([[tensors, values, values * workers] for tensors, values, workers in rows], dtype=np.float64)
+    target = np.array(seconds)
+    weighed = columns / target[:, None]
+    best, parts = np.inf, np.zeros(3)
+    for chosen in ([0, 1, 2], [1, 2], [0, 1], [0, 2], [1], [2], [0]):
+        fit, *_ = np.linalg.lstsq(weighed[:, chosen], np.ones(len(target)), rcond=None)
+        error = float(np.square(weighed[:, chosen] @ fit - 1).sum())
+        if (fit >= 0).all() and error < best - 1e-12:
+            best, parts = error, np.zeros(3)
+            parts[chosen] = fit
+    return Stage(tensor=float(parts[0]), value=float(parts[1]), row=float(parts[2]))
+
+
+def measured(
+    configurations: Iterable[Configuration], device: str, report: Callable[[str], object] = lambda name: None
+) -> Profile:
+    """A profile of this machine's first core.
+
+    Args:
+        configurations: Methods to measure.
+        device: What to call the machine.
+        report: Told what is measured next.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        numel = max(shapes.get("resnet50").numel, shapes.numel(LARGE))
+        noise = torch.randn(numel + (1 << 16), generator=torch.Generator().manual_seed(0))
+        methods = {}
+        for configuration in configurations:
+            report(str(configuration))
+            methods[key_of(configuration)] = costs(configuration, noise)
+        about = f"one thread, torch {torch.__version__}, {date.today()}"
+        return Profile(device, "measured", about, _copy(noise), methods)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _copy(noise: Tensor) -> float:
+    """Seconds a value in which a gradient is copied to another place."""
+    there = torch.empty_like(noise)
+    times = []
+    for _ in range(5):
+        start = time.thread_time()
+        there.copy_(noise)
+        times.append(time.thread_time() - start)
+    return min(times) / len(noise)

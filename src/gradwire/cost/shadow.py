@@ -1,0 +1,130 @@
+"""Methods without values: tensors on torch's meta device have sizes only, and kernels for them do nothing.
+
+What a method sends is thereby known for any model and any number of workers, at once and without memory. Codecs write
+nothing there, so that what depends on data has the size that it has before any was seen. A method that is no codec and
+reads what it computes cannot run so; :func:`runs` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.codecs.codec import Codec
+from gradwire.deferred import Flag
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.engine import Engine
+from gradwire.engine.unit import Share, Unit
+from gradwire.kernels import codes, dispatch
+from gradwire.layout import Block, flat_slots
+from gradwire.memory import NONE, Feedback
+from gradwire.methods import CodecMethod, LinearMethod
+from gradwire.wire import AllGather, lockstep
+
+META = torch.device("meta")
+
+_FLAG = torch.empty((), dtype=torch.bool, device=META)
+_ANSWERS = {
+    "None": None,
+    "Flag": _FLAG,
+    "Count": torch.empty((), dtype=torch.int64, device=META),
+}
+"""What kernels return, by annotation."""
+
+
+@dataclass(frozen=True)
+class Sizes(Codec):
+    """A codec that knows the sizes of another's payloads, and leaves them empty.
+
+    Attributes:
+        codec: The other.
+    """
+
+    codec: Codec
+
+    def at(self, step: int) -> Sizes:
+        """The other's of a step."""
+        return Sizes(self.codec.at(step))
+
+    def payload_bytes(self, block: Block) -> int:
+        """The other's."""
+        return self.codec.payload_bytes(block)
+
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
+        """Nothing."""
+
+    def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """Nothing but the other's check of sizes."""
+        self.check(block, payloads)
+
+    def news(self, block: Block, payloads: Tensor) -> Tensor:
+        """As many bytes as the other's."""
+        return payloads.new_empty(self.codec.news_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Unread(Feedback):
+    """No memory, which takes values for finite without looking."""
+
+    def compensate(self, block: Block, gradient: Tensor) -> tuple[Tensor, Flag]:
+        return gradient, _FLAG
+
+
+_ALL_FINITE = _Unread(None)
+
+
+def sized(unit: Unit) -> Unit:
+    """A unit on the meta device whose codecs write nothing, and remember nothing."""
+    return replace(unit, shares=tuple(map(_sized, unit.shares)))
+
+
+def _sized(share: Share) -> Share:
+    if isinstance(share.method, CodecMethod):
+        state = share.state
+        owner = None if state.owner is None else Sizes(state.owner)
+        return replace(
+            share,
+            state=replace(state, worker=Sizes(state.worker), feedback=NONE, owner=owner, owner_feedback=NONE),
+        )
+    if isinstance(share.method, LinearMethod) or getattr(share.state, "feedback", None) is NONE:
+        return replace(share, state=replace(share.state, feedback=_ALL_FINITE))
+    return share
+
+
+def runs(configuration: Configuration) -> bool:
+    """Whether a method runs without values."""
+    engine = Engine(configuration, 0, 2, META)
+    unit = sized(engine.unit(flat_slots([("matrix", (72, 48)), ("vector", (70,))])))
+    for _ in range(2):
+        rounds = lockstep(engine.synchronizations(unit, torch.empty(unit.numel, device=META)))
+        try:
+            asked = next(rounds, None)
+            while asked is not None:
+                asked = rounds.send(
+                    [each.payload.expand(2, -1) if isinstance(each, AllGather) else each.payload for each in asked]
+                )
+        except StopIteration:
+            engine.step += 1
+        except (RuntimeError, NotImplementedError):
+            return False
+    return True
+
+
+def _nothing(name: str, returns: str) -> Callable[..., Any]:
+    def kernel(*arguments: Any, **options: Any) -> Tensor | None:
+        if returns not in _ANSWERS:
+            raise NotImplementedError(f"{name} reads values, which tensors on the meta device do not have")
+        return _ANSWERS[returns]
+
+    return kernel
+
+
+CODES = codes.ALL
+globals().update(
+    {name: _nothing(name, str(kernel.__annotations__["return"])) for name, kernel in dispatch.KERNELS.items()}
+)
+dispatch.PACKAGES["meta"] = __name__

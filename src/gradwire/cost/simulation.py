@@ -1,0 +1,288 @@
+"""A step in simulated time: the wire's own scheduler and fusion, over a network and cores that exist as a clock only.
+
+All workers are alike, so one is simulated. Where some are slower, what all wait for is the slowest: it issues every
+collective last, for all it waits for is late for the others too, and so its time is everybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from gradwire.cost import shadow
+from gradwire.cost.clock import Clock, Cost, Work
+from gradwire.cost.costs import FREE, Costs, Profile
+from gradwire.cost.network import Kind, Network
+from gradwire.cost.transport import ClockedTransport
+from gradwire.cost.workload import Workload
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.engine import Engine
+from gradwire.engine.unit import Share, Unit
+from gradwire.errors import ConfigurationError, PayloadError
+from gradwire.methods import name_of
+from gradwire.wire import Scheduler, Synchronization
+
+STEPS = 4
+"""Steps that are simulated, of which the later half counts: some methods alternate, and first steps are others."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a model is trained.
+
+    Attributes:
+        workload: What a worker computes in a step.
+        network: What is between the workers.
+        profile: What methods take on the device.
+        cores: Cores that each worker has for everything: backward, encoding, and what sending takes of them.
+        slowest: How many times as long as the others' the slowest worker's computation takes, at least 1.
+        near: The network within a group of workers that average densely among themselves first, if they do.
+    """
+
+    workload: Workload
+    network: Network
+    profile: Profile
+    cores: float = float("inf")
+    slowest: float = 1.0
+    near: Network | None = None
+
+    def __post_init__(self) -> None:
+        if not self.slowest >= 1:
+            raise ConfigurationError(f"slowest={self.slowest!r} is out of range; choose 1 or more")
+        if not self.cores > 0:
+            raise ConfigurationError(f"cores={self.cores!r} is out of range; choose more than 0")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step as simulated.
+
+    Attributes:
+        label: What averages, as it is pasted.
+        seconds: From its beginning until every gradient is averaged.
+        low: The same if everything that was measured were as much faster as its spread.
+        high: The same if it were as much slower.
+        exposed: What the averages add to the computation.
+        wire_bytes: Handed over to be sent by a worker.
+        encode: Seconds of the wire's thread before first rounds.
+        decode: The same after answers.
+        wire: Seconds in which that thread waits for the network.
+        memory_bytes: What a worker keeps from step to step.
+        note: What is assumed.
+        work: The last step, as it would be drawn.
+    """
+
+    label: str
+    seconds: float
+    low: float
+    high: float
+    exposed: float
+    wire_bytes: float
+    encode: float
+    decode: float
+    wire: float
+    memory_bytes: int
+    note: str = ""
+    work: tuple[Work, ...] = ()
+
+
+def simulate(configuration: Configuration, setting: Setting, label: str | None = None) -> Prediction:
+    """A step with gradwire.
+
+    Raises:
+        ConfigurationError: If the profile has no costs of the method, or so many workers are not possible.
+    """
+    costs, note = setting.profile.of(configuration)
+    spread = max(costs.spread, setting.network.spread)
+    run = partial(Worker, configuration, setting, costs)
+    middle = _mean(run(1.0))
+    low, high = (_mean(run(factor)) for factor in (1 - spread, 1 + spread)) if spread else (middle, middle)
+    return replace(middle, label=label or str(configuration), low=low.seconds, high=high.seconds, note=note)
+
+
+def plain(setting: Setting) -> Prediction:
+    """A step of plain DDP in float32: a bucket's all-reduce is issued when its gradients are there."""
+    clock, workload = Clock(setting.cores), setting.workload
+    clock.backward([setting.slowest * each for each in workload.backward])
+    sent, transfers = 0, []
+    for number, bucket in enumerate(workload.buckets):
+        clock.until_ready(number)
+        clock.compute("encode", number, 0, _inside(setting, 4 * bucket[-1].stop))
+        nbytes = 4 * bucket[-1].stop
+        transfers.append(clock.send(setting.network.cost("all-reduce", nbytes), (number, 0)))
+        sent += _all_reduced(nbytes, setting.network.workers)
+    for transfer in transfers:
+        clock.until_there(transfer)
+    computed = setting.slowest * workload.seconds
+    seconds = clock.now + setting.slowest * workload.forward
+    return Prediction(
+        "DDP fp32",
+        seconds,
+        seconds,
+        seconds,
+        seconds - computed,
+        sent,
+        0.0,
+        0.0,
+        clock.waited,
+        0,
+        "",
+        tuple(clock.done),
+    )
+
+
+def _all_reduced(nbytes: int, workers: int) -> int:
+    return 2 * (workers - 1) * nbytes // workers
+
+
+def _inside(setting: Setting, nbytes: int) -> float:
+    """Seconds of a dense average within a group, there and back, before anything leaves it."""
+    if setting.near is None:
+        return 0.0
+    return setting.near.cost("all-reduce", nbytes).seconds
+
+
+def _mean(worker: Worker) -> Prediction:
+    """The mean of the later half of some steps."""
+    seen = [worker.step() for _ in range(STEPS)][STEPS // 2 :]
+
+    def mean(of: Callable[[Prediction], float]) -> float:
+        return sum(map(of, seen)) / len(seen)
+
+    return replace(
+        seen[-1],
+        seconds=mean(lambda each: each.seconds),
+        exposed=mean(lambda each: each.exposed),
+        wire_bytes=mean(lambda each: each.wire_bytes),
+        encode=mean(lambda each: each.encode),
+        decode=mean(lambda each: each.decode),
+        wire=mean(lambda each: each.wire),
+    )
+
+
+class Worker:
+    """One worker, step by step.
+
+    Args:
+        configuration: What averages.
+        setting: Where.
+        costs: What the method takes.
+        factor: How many times as long everything takes as was measured.
+    """
+
+    def __init__(
+        self, configuration: Configuration, setting: Setting, costs: Costs = FREE, factor: float = 1.0
+    ) -> None:
+        self._setting = setting
+        self._costs = costs
+        self._dense = setting.profile.methods.get("dense/allreduce/layer/none", FREE)
+        self._factor = factor
+        self._sizes_only = shadow.runs(configuration)
+        device = shadow.META if self._sizes_only else torch.device("cpu")
+        self._engine = Engine(configuration, 0, setting.network.workers, device)
+        slots = setting.workload.buckets
+        self._whole = configuration.granularity.scope == "model"
+        self._slots = (setting.workload.whole,) if self._whole else slots
+        self._units: list[Unit] | None = None
+
+    def step(self) -> Prediction:
+        """The next step."""
+        setting, engine = self._setting, self._engine
+        clock = Clock(setting.cores)
+        transport = ClockedTransport(clock, _Scaled(setting.network, self._factor))
+        scheduler = Scheduler(transport, engine.meter, engine.configuration.fuse_bytes)
+        clock.backward([setting.slowest * each for each in setting.workload.backward])
+        if self._units is None:
+            made = [engine.unit(slots) for slots in self._slots]
+            self._units = [shadow.sized(unit) for unit in made] if self._sizes_only else made
+        before, last = engine.meter.wire_bytes, len(self._units) - 1
+        engine.before_step()
+        for number, unit in enumerate(self._units):
+            clock.until_ready(len(setting.workload.buckets) - 1 if self._whole else number)
+            if setting.near is not None:
+                clock.compute("encode", number, 0, _inside(setting, 4 * unit.numel))
+            gradient = self._gradient(unit.numel)
+            asked = [
+                self._clocked(share, share.synchronize(gradient, engine.step), transport, number)
+                for share in unit.shares
+            ]
+            engine.count(gradient, number == last)
+            try:
+                scheduler.submit(asked, lambda: None, last=number == last)
+            except PayloadError as error:
+                raise ConfigurationError(
+                    f"{name_of(engine.configuration.method)} cannot be simulated: what a worker sends depends on what "
+                    "the others sent it; measure it with gradwire bench sync"
+                ) from error
+        forward = setting.slowest * setting.workload.forward
+        computed = setting.slowest * setting.workload.seconds
+        spent = {
+            row: sum(each.stop - each.start for each in clock.done if each.row == row) for row in ("encode", "decode")
+        }
+        seconds = clock.now + forward
+        return Prediction(
+            label="",
+            seconds=seconds,
+            low=seconds,
+            high=seconds,
+            exposed=seconds - computed,
+            wire_bytes=engine.meter.wire_bytes - before,
+            encode=spent["encode"],
+            decode=spent["decode"],
+            wire=clock.waited,
+            memory_bytes=sum(each.nbytes for each in (*engine.store.buffers(), *engine.store.singles().values())),
+            work=tuple(clock.done),
+        )
+
+    def _gradient(self, numel: int) -> torch.Tensor:
+        if self._sizes_only:
+            return torch.empty(numel, device=shadow.META)
+        return torch.randn(numel, generator=torch.Generator().manual_seed(self._engine.step))
+
+    def _clocked(
+        self, share: Share, average: Synchronization, transport: ClockedTransport, number: int
+    ) -> Synchronization:
+        """The same requests, with the processor busy before each and after the last."""
+        costs = self._costs if share.aside is None else self._dense
+        block, clock = share.context.block, transport.clock
+        unit = number if share.aside is None else None
+        size = len(block.slots), block.numel, transport.world_size
+
+        def work(stage: int) -> float:
+            return self._factor * self._setting.slowest * costs.seconds(stage, *size)
+
+        clock.compute("encode", unit, 0, work(0))
+        stage, answer = 0, None
+        while True:
+            try:
+                request = next(average) if answer is None else average.send(answer)
+            except StopIteration:
+                return
+            for each in request if isinstance(request, list) else [request]:
+                transport.asked(each.payload, (unit, stage))
+            answer = yield request
+            stage += 1
+            clock.compute("decode", unit, stage, work(stage))
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A network that takes so many times as long."""
+
+    network: Network
+    factor: float
+
+    @property
+    def workers(self) -> int:
+        return self.network.workers
+
+    @property
+    def spread(self) -> float:
+        return self.network.spread
+
+    def cost(self, kind: Kind, nbytes: int) -> Cost:
+        cost = self.network.cost(kind, nbytes)
+        return Cost(self.factor * cost.seconds, self.factor * cost.work)

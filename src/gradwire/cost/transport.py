@@ -1,0 +1,72 @@
+"""Other workers that bring what this one does, over a network that exists in time only."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.cost.clock import Clock
+from gradwire.cost.network import Kind, Network
+from gradwire.wire.transport import Pending
+
+Place = tuple[int | None, int]
+"""A bucket, None where several share a collective, and a round."""
+
+
+class ClockedTransport:
+    """Rank 0 of workers that are all alike: its collectives take the time of a clock.
+
+    Tensors may be without values. Where they have some, every rank brings what this one does.
+
+    Args:
+        clock: Told what travels when.
+        network: Says what it takes.
+    """
+
+    rank = 0
+
+    def __init__(self, clock: Clock, network: Network) -> None:
+        self.clock = clock
+        self.world_size = network.workers
+        self._network = network
+        self._places: dict[int, Place] = {}
+
+    def asked(self, payload: Tensor, place: Place) -> None:
+        """Told for which bucket and round a payload will be sent."""
+        self._places[_storage(payload)] = place
+
+    def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
+        """Sums ``buffer``, or leaves it as the largest."""
+        summed = buffer if operation == dist.ReduceOp.MAX or buffer.is_meta else buffer.mul_(self.world_size)
+        return self._sent("all-reduce", buffer, summed)
+
+    def broadcast(self, buffer: Tensor, source: int) -> Pending:
+        """Leaves ``buffer`` as it is."""
+        return self._sent("broadcast", buffer, buffer)
+
+    def exchange(self, payload: Tensor, partner: int) -> Pending:
+        """Brings the same back."""
+        return (lambda: payload) if partner == self.rank else self._sent("exchange", payload, payload)
+
+    def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
+        """Brings the same from everybody."""
+        kind: Kind = "straight all-gather" if straight else "all-gather"
+        return self._sent(kind, payload, payload.expand(self.world_size, -1))
+
+    def all_to_all(self, payloads: Tensor) -> Pending:
+        """Brings row 0, which is this worker's, from everybody."""
+        return self._sent("all-to-all", payloads, payloads[:1].expand_as(payloads))
+
+    def _sent(self, kind: Kind, payload: Tensor, answer: Tensor) -> Pending:
+        place = self._places.pop(_storage(payload), (None, 0))
+        transfer = self.clock.send(self._network.cost(kind, payload.nbytes), place)
+
+        def wait() -> Tensor:
+            self.clock.until_there(transfer)
+            return answer if answer.is_meta else answer.contiguous()
+
+        return wait
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,90 @@
+"""A model of the user's own: ``train.py:make_model``, a function in a file, or in a module that can be imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from torch import Tensor, nn
+
+from gradwire.cost.shapes import Model
+from gradwire.errors import ConfigurationError, did_you_mean
+
+
+def is_own(text: str) -> bool:
+    """Whether a text names a function rather than a known model."""
+    return ":" in text
+
+
+Step = Callable[[nn.Module], Tensor]
+"""What gives the loss of a step."""
+
+
+def make(text: str) -> nn.Module:
+    """The module that the function makes."""
+    return make_with_step(text)[0]
+
+
+def make_with_step(text: str) -> tuple[nn.Module, Step | None]:
+    """Calls the function and returns the module that it makes, and what gives a step's loss, if it does.
+
+    Raises:
+        ConfigurationError: If there is no such file, module or function, or it makes something else, or fails.
+    """
+    where, _, function = text.rpartition(":")
+    module = _module(where, text)
+    maker = getattr(module, function, None)
+    if not callable(maker):
+        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise ConfigurationError(f"{text!r}: {where} has no function {function!r}; {did_you_mean(function, known)}")
+    try:
+        made = maker()
+    except Exception as error:
+        raise ConfigurationError(
+            f"{text!r} failed: {type(error).__name__}: {error}; it is called without arguments"
+        ) from error
+    module, step = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, nn.Module) or (step is not None and not callable(step)):
+        raise ConfigurationError(
+            f"{text!r} returned {type(made).__name__}; it must return a torch.nn.Module, or one and a function that "
+            "takes the module and returns the loss of a step"
+        )
+    return module, step
+
+
+def model(text: str, made: nn.Module) -> Model:
+    """The parameters of a module that require gradients.
+
+    Raises:
+        ConfigurationError: If there are none.
+    """
+    parameters = tuple((name, tuple(each.shape)) for name, each in made.named_parameters() if each.requires_grad)
+    if not parameters:
+        raise ConfigurationError(f"{text!r} has no parameters that require gradients; there is nothing to average")
+    filters = sum(len(shape) == 4 for _, shape in parameters)
+    matrices = sum(len(shape) > 1 for _, shape in parameters)
+    return Model(text, parameters, "your own", "layer" if 2 * filters > matrices else "value")
+
+
+def _module(where: str, text: str) -> ModuleType:
+    path = Path(where)
+    try:
+        if not where.endswith(".py"):
+            sys.path.insert(0, str(Path.cwd()))
+            return importlib.import_module(where)
+        specification = importlib.util.spec_from_file_location(path.stem, path)
+        if specification is None or specification.loader is None or not path.is_file():
+            raise ConfigurationError(f"{text!r}: there is no file {where}; write it as in 'train.py:make_model'")
+        module = importlib.util.module_from_spec(specification)
+        sys.modules[path.stem] = module
+        sys.path.insert(0, str(path.parent))
+        specification.loader.exec_module(module)
+        return module
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{text!r} cannot be imported: {type(error).__name__}: {error}") from error

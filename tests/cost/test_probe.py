@@ -1,0 +1,70 @@
+"""What a group measures of itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.cost import probe
+from gradwire.cost.network import KINDS, fitted
+from gradwire.errors import ConfigurationError
+from pool import Pool
+
+CPU = torch.device("cpu")
+
+
+def probed() -> dict[str, tuple[float, float]]:
+    found = probe.measured(dist.group.WORLD, CPU, sizes=(1 << 10, 1 << 16, 1 << 18))
+    return {kind: (line.latency, line.inverse_bandwidth) for kind, line in found.lines.items()}
+
+
+def of_one() -> str:
+    try:
+        probe.measured(dist.group.WORLD, CPU)
+    except ConfigurationError as error:
+        return str(error)
+    return "measured"
+
+
+def shared_by_all() -> object:
+    return probe.agreed({"rank": dist.get_rank(), "text": "µ"}, dist.group.WORLD, CPU)
+
+
+def came() -> list[float]:
+    net = nn.Sequential(nn.Linear(300, 1000), nn.Linear(1000, 10))
+    model = DistributedDataParallel(net, bucket_cap_mb=0.1)
+    return probe.arrivals(model, lambda each: each(torch.ones(4, 300)).sum(), steps=2)
+
+
+def test_all_ranks_have_the_same_lines(pool: Pool) -> None:
+    first, second = pool.run(2, probed)
+    assert first == second
+    assert set(first) == set(KINDS)
+    assert all(latency >= 0 and slope >= 0 and latency + slope > 0 for latency, slope in first.values())
+
+
+def test_one_worker_has_no_network(pool: Pool) -> None:
+    (said,) = pool.run(1, of_one)
+    assert "no network to probe" in said
+
+
+def test_all_ranks_agree_on_what_the_first_has(pool: Pool) -> None:
+    assert pool.run(2, shared_by_all) == [{"rank": 0, "text": "µ"}] * 2
+
+
+def test_every_bucket_of_a_backward_pass_is_timed(pool: Pool) -> None:
+    times, _ = pool.run(2, came)
+    assert len(times) == 1 + 2
+    assert all(seconds >= 0 for seconds in times)
+
+
+def test_a_line_is_found_among_points_some_of_which_are_off() -> None:
+    points = [(size, 1e-3 + 2e-9 * size) for size in (1_000, 10_000, 100_000, 1_000_000, 10_000_000)]
+    points[1] = (points[1][0], 5e-3)
+    line = fitted(points)
+    assert line.latency == pytest.approx(1e-3)
+    assert line.inverse_bandwidth == pytest.approx(2e-9)
+    assert line.spread == pytest.approx(0.0, abs=1e-9)
