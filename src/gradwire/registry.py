@@ -43,7 +43,7 @@ class Registry(Generic[Entry]):
 
         def enter(entry: Own) -> Own:
             taken = dict(self._all()).get(name)
-            if taken is not None and _place(taken) != _place(entry):
+            if taken is not None and not _same(taken, entry):
                 raise ConfigurationError(f"{self._kind} {name!r} is {_place(taken)} already; choose another name")
             self._entries[name] = entry  # type: ignore[assignment]
             return entry
@@ -89,7 +89,11 @@ class Registry(Generic[Entry]):
         )
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Whether one is the other, or another run of its definition."""
+    return one is other or (_place(one) == _place(other) and not _place(one).endswith("<lambda>"))
+
+
 def _place(entry: Any) -> str:
-    """Where something was defined, or what it is if that has no name."""
-    name: str = getattr(entry, "__qualname__", "<lambda>")
-    return repr(entry) if name.endswith("<lambda>") else f"{entry.__module__}.{name}"
+    """Where something was defined."""
+    return f"{getattr(entry, '__module__', '')}.{getattr(entry, '__qualname__', repr(entry))}"

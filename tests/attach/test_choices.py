@@ -73,7 +73,7 @@ def test_a_handle_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     sync = gradwire.Synchronizer(network(), "topk", ratio=0.05, granularity="block:64", route="sharded")
     expected = (
         "gradwire.Handle(topk(ratio=0.05, values=fp32, indices=elias-fano, granularity=block:64, route=sharded, "
-        "memory=residual, dense: 1-D tensors and tensors below 1,024 elements); 1 workers; compressed: 2 tensors, "
+        "memory=residual, dense: 1-D tensors and tensors below 1,024 elements); 1 worker; compressed: 2 tensors, "
         "2,800 elements; averaged densely: 2 tensors, 70 elements)"
     )
     assert repr(sync) == expected

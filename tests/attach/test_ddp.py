@@ -237,7 +237,7 @@ def raise_in_backward() -> None:
                 raise ZeroDivisionError("broken on purpose")
             return super().synchronize(gradient, state, step)
 
-    registry._CATALOGUE.pop("broken", None)
+    registry.methods._entries.pop("broken", None)
     model = DistributedDataParallel(network())
     handle = gradwire.compress(model, Broken())
     with pytest.raises(Exception, match="broken on purpose"):

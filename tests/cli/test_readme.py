@@ -31,10 +31,10 @@ def catalogue() -> Any:
     """Takes what a test registers out again."""
     from gradwire.methods import registry
 
-    before = dict(registry._CATALOGUE)
+    before = dict(registry.methods._entries)
     yield registry
-    registry._CATALOGUE.clear()
-    registry._CATALOGUE.update(before)
+    registry.methods._entries.clear()
+    registry.methods._entries.update(before)
 
 
 def run(source: str) -> None:

@@ -231,10 +231,14 @@ class Handle:
         count, elements = len(sizes) - len(dense), sum(sizes.values())
         left = sum(sizes[name] for name in dense)
         return (
-            f"gradwire.Handle({self.configuration}; {self.engine.world_size} workers; compressed: {count} tensors, "
+            f"gradwire.Handle({self.configuration}; {_workers(self.engine.world_size)}; compressed: {count} tensors, "
             f"{elements - left:,} elements; averaged densely: {len(dense)} tensors, {left:,} elements"
             f"{_run_by_reference(self.engine.store.device)})"
         )
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def _run_by_reference(device: torch.device) -> str:
