@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire import deferred, methods
 from gradwire.engine.configuration import Configuration
+from gradwire.engine.guards.rollback import Rollback
 from gradwire.engine.policy import DensePolicy
 from gradwire.layout import flat_slots
 from gradwire.local import LocalWorld
@@ -30,10 +31,13 @@ MORE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def averages(name: str, choices: dict[str, Any]) -> tuple[list[Tensor], dict[str, Tensor]]:
+def averages(name: str, choices: dict[str, Any], rollback: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
     """What seven steps give, and what rank 0 then remembers."""
     everything = DensePolicy(below=0, vectors=False)
     world = LocalWorld(Configuration.make(name, {}, dense=everything, **choices), SLOTS, WORKERS)
+    if rollback:
+        for engine in world.engines:
+            engine.guards.append(Rollback(engine, {slot.name: torch.float32 for slot in SLOTS}))
     given = []
     for step in range(7):
         generator = torch.Generator().manual_seed(step)
@@ -42,16 +46,15 @@ def averages(name: str, choices: dict[str, Any]) -> tuple[list[Tensor], dict[str
             gradients[1][SLOTS[1].offset + 7] = BAD[step]
         world.average(gradients)
         given.append(gradients[0])
-    for scheduler in world._schedulers:
-        scheduler.settle()
+    world.engines[0].later.settle()
     state = world.engines[0].store.state()
     return given, {f"{field} of {name}": value for field, kept in state.items() for name, value in kept.items()}
 
 
-def check(name: str, choices: dict[str, Any]) -> None:
-    known, remembered = averages(name, choices)
+def check(name: str, choices: dict[str, Any], rollback: bool = False) -> None:
+    known, remembered = averages(name, choices, rollback)
     with mock.patch.object(deferred, "at_hand", return_value=False):
-        deferring, kept = averages(name, choices)
+        deferring, kept = averages(name, choices, rollback)
     for step, (left, right) in enumerate(zip(known, deferring, strict=True)):
         assert same(left, right), f"step {step}"
     assert remembered.keys() == kept.keys()
@@ -67,3 +70,8 @@ def test_a_method_defers_to_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize(("name", "choices"), MORE)
 def test_a_choice_defers_to_the_same_bits(name: str, choices: dict[str, Any]) -> None:
     check(name, choices)
+
+
+@pytest.mark.parametrize("name", ["3lc", "inceptionn", "topk"])
+def test_what_comes_later_is_taken_back_with_its_step(name: str) -> None:
+    check(name, {}, rollback=True)

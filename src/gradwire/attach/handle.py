@@ -94,7 +94,7 @@ class Handle:
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
         self._written = -1
         line: Line = CheckedTransport(transport, self.engine.meter) if guarding.verify else transport
-        self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device)
+        self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device, self.engine.later)
         self._attached = True
 
     def stats(self) -> Stats:

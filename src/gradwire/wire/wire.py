@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from gradwire.deferred import Later
 from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, WireError
 from gradwire.wire.meter import Meter
 from gradwire.wire.requests import Synchronization
@@ -45,11 +46,14 @@ class Wire:
         meter: What to count with.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
         device: Where the gradients live.
+        later: What the host is told of a step in the next.
     """
 
-    def __init__(self, transport: Line, meter: Meter, fuse_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self, transport: Line, meter: Meter, fuse_bytes: int, device: torch.device, later: Later | None = None
+    ) -> None:
         self._transport = transport
-        self._scheduler = Scheduler(transport, meter, fuse_bytes)
+        self._scheduler = Scheduler(transport, meter, fuse_bytes, later)
         self._device = device
         self._stream = _stream_of(device)
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -191,6 +195,7 @@ class Wire:
         """
         if self._closed or threading.current_thread() is self._thread:
             self.check()
+            self._scheduler.settle()
             return work()
         done, answer = self.promise(), Future[Result]()
 
