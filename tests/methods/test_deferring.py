@@ -13,8 +13,10 @@ from gradwire import deferred, methods
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards.rollback import Rollback
 from gradwire.engine.policy import DensePolicy
+from gradwire.errors import PayloadError
 from gradwire.layout import flat_slots
 from gradwire.local import LocalWorld
+from gradwire.wire import CheckedTransport, LocalTransport, Meter, Pending
 from kernel_inputs import same
 
 SLOTS = flat_slots([("matrix", (40, 24)), ("conv", (8, 4, 3, 3)), ("vector", (70,))])
@@ -71,6 +73,36 @@ def test_a_method_defers_to_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize(("name", "choices"), MORE)
 def test_a_choice_defers_to_the_same_bits(name: str, choices: dict[str, Any]) -> None:
     check(name, choices)
+
+
+class Flipping:
+    """A line that changes a bit of every payload that it gathers."""
+
+    def __init__(self, inner: LocalTransport) -> None:
+        self._inner = inner
+        self.rank, self.world_size = inner.rank, inner.world_size
+
+    def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
+        pending = self._inner.all_gather(payload, straight)
+
+        def wait() -> Tensor:
+            rows = pending()
+            rows[0, 5] ^= 16
+            return rows
+
+        return wait
+
+
+@pytest.mark.parametrize("deferring", [True, False])
+def test_a_payload_that_was_changed_is_found_in_the_next_step_at_the_latest(deferring: bool) -> None:
+    choices = Configuration.make("topk", {}, dense=DensePolicy(below=0, vectors=False), route="gather")
+    world = LocalWorld(choices, SLOTS, WORKERS, around=lambda inner: CheckedTransport(Flipping(inner), Meter()))
+    gradients = [torch.randn(SLOTS[-1].stop) for _ in range(WORKERS)]
+    with mock.patch.object(deferred, "at_hand", return_value=not deferring):
+        if deferring:
+            world.average(gradients)
+        with pytest.raises(PayloadError, match=r"all-gather of .* from rank 0 to rank 0 does not fit its checksum"):
+            world.average(gradients)
 
 
 @pytest.mark.parametrize("name", ["inceptionn", "topk"])

@@ -67,8 +67,9 @@ class Wire:
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
         _open.add(self)
         self._thread.start()
+        self._watcher = threading.Thread(target=self._watch, name="gradwire watch", daemon=True)
         if self._stream is not None:
-            threading.Thread(target=self._watch, name="gradwire watch", daemon=True).start()
+            self._watcher.start()
 
     def promise(self, otherwise: torch.Tensor | None = None) -> TensorFuture:
         """A future that some submitted work will keep.
@@ -228,6 +229,8 @@ class Wire:
             if self._thread.is_alive():
                 self._transport.abort()
                 self._thread.join(CLOSE_SECONDS)
+        if self._watcher.is_alive() and threading.current_thread() is not self._watcher:
+            self._watcher.join(CLOSE_SECONDS)
         self._transport.close()
 
     def _watch(self) -> None:
