@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire import deferred
 from gradwire.deferred import Later, chosen, copy_where, expect, known, learn, placed
 from gradwire.errors import PayloadError
+from gradwire.wire import AllGather, Meter, Scheduler, Synchronization, local_transports
 
 META = torch.device("meta")
 
@@ -68,6 +69,33 @@ def test_a_device_is_heard_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> 
     assert heard == [0.0, 0.0]
     with pytest.raises(PayloadError):
         other.settle()
+
+
+def test_the_scheduler_hears_of_a_step_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred, "sent_to_host", lambda values: lambda: torch.zeros(values.shape, dtype=values.dtype))
+    heard: list[float] = []
+
+    def telling(number: float) -> Synchronization:
+        learn(torch.empty((), device=META), lambda _: heard.append(number))
+        yield AllGather(torch.zeros(4, dtype=torch.uint8))
+        learn(torch.empty((), device=META), lambda _: heard.append(number + 0.5))
+
+    def spoilt() -> Synchronization:
+        yield AllGather(torch.zeros(4, dtype=torch.uint8))
+        expect(torch.empty((), dtype=torch.bool, device=META), wrong)
+
+    scheduler = Scheduler(*local_transports(1), Meter(), fuse_bytes=1)
+    scheduler.submit([telling(1)], lambda: None)
+    scheduler.submit([telling(2)], lambda: None, last=True)
+    assert heard == []
+    scheduler.submit([telling(3)], lambda: None)
+    scheduler.settle()  # in the middle of a step: nothing
+    assert heard == [1, 2, 1.5, 2.5]
+    scheduler.submit([spoilt()], lambda: None, last=True)
+    assert heard == [1, 2, 1.5, 2.5]
+    with pytest.raises(PayloadError):
+        scheduler.submit([telling(4)], lambda: None, last=True)
+    assert heard == [1, 2, 1.5, 2.5, 3, 3.5]
 
 
 def test_numbers_on_the_cpu_are_not_copied() -> None:

@@ -31,12 +31,17 @@ def flag(holds: bool) -> Flag:
     return _YES if holds else _NO
 
 
+def at_hand(values: Tensor) -> bool:
+    """Whether the host may read values without waiting for anybody."""
+    return values.device.type == "cpu"
+
+
 def known(holds: Flag) -> bool:
     """Whether a flag holds and the host knows it without waiting, so that a shorter way may be taken.
 
     What is done otherwise must be right whether or not the flag holds.
     """
-    return holds.device.type == "cpu" and bool(holds)
+    return at_hand(holds) and bool(holds)
 
 
 def chosen(holds: Flag, yes: Tensor, no: Tensor) -> Tensor:
@@ -68,7 +73,7 @@ def learn(values: Tensor, take: Callable[[Tensor], None]) -> None:
         take: Given them on the CPU.
     """
     later: Later | None = getattr(_collecting, "later", None)
-    if values.device.type == "cpu" or later is None:
+    if later is None or at_hand(values):
         take(values.cpu())
     else:
         later.add(values, take)

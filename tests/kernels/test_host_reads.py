@@ -19,6 +19,7 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.policy import DensePolicy
 from gradwire.kernels import codes, dispatch
 from gradwire.layout import flat_slots
+from gradwire.memory import LowPass, MaskedMomentum, Momentum, Residual
 from gradwire.wire import AllGather, Request, lockstep
 
 WORKERS = 4
@@ -73,9 +74,9 @@ def arrived(values: torch.Tensor) -> Callable[[], torch.Tensor]:
     return lambda: torch.ones(values.shape, dtype=values.dtype)
 
 
-def three_steps(name: str) -> None:
+def three_steps(name: str, options: dict[str, Any] | None = None, **choices: Any) -> None:
     everything = DensePolicy(below=0, vectors=False)
-    engine = Engine(Configuration.make(name, {}, dense=everything), 0, WORKERS, META)
+    engine = Engine(Configuration.make(name, options or {}, dense=everything, **choices), 0, WORKERS, META)
     unit = engine.unit(SLOTS)
     later = Later()
     for _ in range(3):
@@ -102,6 +103,31 @@ def test_no_value_is_read_on_the_way(name: str) -> None:
                 three_steps(name)
         else:
             three_steps(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "choices"),
+    [
+        ("topk", {"values": "qsgd:4", "indices": "bitmap"}, {"route": "sharded"}),
+        ("topk", {"indices": "raw"}, {"memory": MaskedMomentum(nesterov=True)}),
+        ("topk", {"values": "fp16"}, {"memory": "momentum", "route": "gather"}),
+        ("randomk", {}, {"memory": "residual", "granularity": "model"}),
+        ("randomk", {}, {"memory": "none"}),
+        ("efsignsgd", {}, {"memory": "ef21", "route": "gather", "granularity": "block:512"}),
+        ("efsignsgd", {}, {"memory": Residual(dtype="bfloat16")}),
+        ("efsignsgd", {}, {"memory": Momentum(nesterov=True, memory=Residual())}),
+        ("efsignsgd", {}, {"memory": LowPass(share=0.1), "owner": "qsgd:8"}),
+        ("qsgd", {"bits": 4}, {"memory": "diana"}),
+        ("fp16", {}, {"memory": "residual"}),
+        ("bf16", {}, {"memory": "ef21"}),
+        ("thc", {}, {"route": "gather", "memory": "momentum"}),
+        ("sketchedsgd", {}, {"memory": "residual"}),
+        ("scalecom", {}, {"memory": "lowpass"}),
+    ],
+)
+def test_no_choice_reads_a_value(name: str, options: dict[str, Any], choices: dict[str, Any]) -> None:
+    with mock.patch.object(dispatch, "overrides", return_value=Kernels()):
+        three_steps(name, options, **choices)
 
 
 def test_the_list_is_of_methods() -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+import gradwire
 from gradwire import ConfigurationError, WireError
-from gradwire.attach.handle import _sibling, backends_of, check_backend
+from gradwire.attach.handle import _options_of, _sibling, backends_of, check_backend
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.wire import Meter, Wire
@@ -140,6 +145,97 @@ def a_group_of_gloo() -> None:
 
 def test_a_backend_that_cannot_carry_the_tensors_is_refused(pool: Pool) -> None:
     pool.run(2, a_group_of_gloo)
+
+
+def pairs_are_grouped() -> None:
+    """NCCL hangs where two ranks first receive from each other and then send."""
+    group = dist.group.WORLD
+    assert group is not None
+    transport = ProcessGroupTransport(group)
+    partner = 1 - transport.rank
+    real = dist.batch_isend_irecv
+    with mock.patch("torch.distributed.batch_isend_irecv", side_effect=real) as grouped:
+        answers = [
+            transport.exchange(torch.full((4,), transport.rank, dtype=torch.uint8), partner)(),
+            transport.all_to_all(torch.full((2, 4), transport.rank, dtype=torch.uint8))()[partner],
+        ]
+    assert all((answer == partner).all() for answer in answers)
+    transfers = [[each.op for each in call.args[0]] for call in grouped.call_args_list]
+    assert transfers == 2 * [[dist.irecv, dist.isend]]
+
+
+def test_what_pairs_swap_is_issued_at_once(pool: Pool) -> None:
+    pool.run(2, pairs_are_grouped)
+
+
+@pytest.mark.parametrize("backends", ["cpu:gloo,cuda:gloo", "cuda:nccl", "cpu:gloo,cuda:nccl"])
+def test_nccl_goes_before_backward(backends: str) -> None:
+    nccl = mock.Mock()
+    with (
+        mock.patch("torch.distributed.get_backend_config", return_value=backends),
+        mock.patch("torch.distributed.ProcessGroupNCCL", nccl, create=True),
+    ):
+        options = _options_of(mock.Mock(), timedelta(seconds=7))
+    if "nccl" in backends:
+        nccl.Options.assert_called_once_with(is_high_priority_stream=True)
+        assert options._timeout == timedelta(seconds=7)
+    else:
+        assert options is None
+
+
+def a_gradient_is_made_by_its_owner() -> None:
+    """What another thread makes belongs to that thread's stream on a device."""
+    makers: list[threading.Thread] = []
+    real = torch.empty_like
+
+    def noted(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        if isinstance(tensor, torch.nn.Parameter):
+            makers.append(threading.current_thread())
+        return real(tensor, **options)
+
+    parameters = [(name, torch.nn.Parameter(torch.zeros(3))) for name in ("with", "without")]
+    parameters[0][1].grad = torch.ones(3)
+    sync = gradwire.Synchronizer(parameters, "dense")
+    with mock.patch("torch.empty_like", noted):
+        sync.synchronize()
+    assert makers == [threading.current_thread()]
+    assert parameters[1][1].grad is not None
+    assert not parameters[1][1].grad.any()
+    sync.close()
+
+
+def test_a_missing_gradient_is_made_on_the_callers_stream(pool: Pool) -> None:
+    pool.run(1, a_gradient_is_made_by_its_owner)
+
+
+def half_precision_is_staged_on_the_wires_stream() -> None:
+    """What is made on one stream and freed on another may be handed out while it is still read."""
+    within: list[bool] = []
+    made: list[bool] = []
+    real = torch.empty_like
+
+    @contextmanager
+    def on_stream(wire: Wire) -> Iterator[None]:
+        within.append(True)
+        yield
+        within.pop()
+
+    def noted(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        if "dtype" in options:
+            made.append(bool(within))
+        return real(tensor, **options)
+
+    model = DistributedDataParallel(torch.nn.Linear(8, 4, dtype=torch.bfloat16))
+    handle = gradwire.compress(model, "dense")
+    with mock.patch.object(Wire, "on_stream", on_stream), mock.patch("torch.empty_like", noted):
+        model(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
+    assert made
+    assert all(made)
+    handle.close()
+
+
+def test_what_the_wire_works_on_is_its_streams(pool: Pool) -> None:
+    pool.run(1, half_precision_is_staged_on_the_wires_stream)
 
 
 def patience_on_a_device() -> None:

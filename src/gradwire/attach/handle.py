@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ class Handle:
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
         self._written = -1
         line: Line = CheckedTransport(transport, self.engine.meter) if guarding.choices.verify_every else transport
-        self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device)
+        self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device, self.engine.later)
         self._attached = True
 
     def stats(self) -> Stats:
@@ -360,11 +361,22 @@ def _sibling(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGrou
             ranks,
             timeout=timeout,
             backend=backend if backend != "undefined" else str(dist.get_backend_config(group)),
+            pg_options=_options_of(group, timeout),
             use_local_synchronization=True,
         )
     if not isinstance(sibling, dist.ProcessGroup):
         raise ConfigurationError("this process is not in the process group; attach on its members only")
     return sibling
+
+
+def _options_of(group: dist.ProcessGroup, timeout: timedelta | None) -> Any:
+    """NCCL's kernels are to go before those of backward, which would keep them waiting; other backends have none."""
+    if "nccl" not in backends_of(group).values():
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    if timeout is not None:
+        options._timeout = timeout  # else torch warns that its own argument counts
+    return options
 
 
 def _new_name(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device) -> str:

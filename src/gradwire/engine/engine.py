@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codecs.codec import Codec
+from gradwire.deferred import Later
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
 from gradwire.engine.unit import Share, Unit
@@ -35,6 +36,7 @@ class Engine:
 
     Attributes:
         guards: What goes along with every gradient, the outermost first.
+        later: What the host is told of a step in the next.
         under_way: Whether some of a step's gradients have been taken in and others not yet.
     """
 
@@ -43,6 +45,7 @@ class Engine:
         self.guards: list[Guard] = []
         self.store = Store(device)
         self.meter = Meter(mark=marks_of(device))
+        self.later = Later()
         self.step = 0
         self.under_way = False
         self.rank = rank

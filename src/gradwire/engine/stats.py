@@ -16,7 +16,8 @@ class Stats:
         steps: Synchronised steps.
         dense_bytes: What a dense all-reduce of the same gradients would have handed over to be sent.
         wire_bytes: What was handed over to be sent, as the collectives' algorithms send it.
-        seconds: Time of the wire thread by stage: ``"encode"``, ``"wire"`` (waiting for collectives), ``"decode"``.
+        seconds: Time of the wire thread by stage: ``"encode"``, ``"wire"`` (waiting for collectives), ``"decode"``. On
+            a GPU that of its stream, of what it is through with.
         audit: The newest audit, if there was any.
     """
 

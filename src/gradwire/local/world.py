@@ -59,7 +59,7 @@ class LocalWorld:
         self._units = [engine.unit(slots) for engine in self.engines]
         self._transports = local_transports(workers)
         self._schedulers = [
-            Scheduler(around(transport), engine.meter, configuration.fuse_bytes)
+            Scheduler(around(transport), engine.meter, configuration.fuse_bytes, engine.later)
             for transport, engine in zip(self._transports, self.engines, strict=True)
         ]
 

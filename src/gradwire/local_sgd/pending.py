@@ -136,6 +136,7 @@ class PendingAverages:
             return [in_step(now, fragment.change.device), *([averaged(beside)] if beside else [])]
 
         def end() -> None:
+            engine.later.settle()  # or what a dropped average left would come after it was taken back
             flight.dropped |= not all(map(finite, beside.values()))
             if flight.dropped:
                 for part in parts:

@@ -108,9 +108,10 @@ class Scheduler:
         transport: Where to send.
         meter: What to count with.
         fuse_bytes: Payload a group gathers before its first round is issued, in bytes.
+        later: What the host is told of a step in the next; of its own if None.
     """
 
-    def __init__(self, transport: Transport, meter: Meter, fuse_bytes: int) -> None:
+    def __init__(self, transport: Transport, meter: Meter, fuse_bytes: int, later: Later | None = None) -> None:
         self._transport = transport
         self._meter = meter
         self._fuse_bytes = fuse_bytes
@@ -118,7 +119,7 @@ class Scheduler:
         self._late: list[Task] = []
         self._groups: deque[_Group] = deque()
         self._late_groups: deque[_Group] = deque()
-        self._later = Later()
+        self._later = later or Later()
         self._begun = False
         self._step = 0
         self._turn = 0

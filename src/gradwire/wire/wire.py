@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from gradwire.deferred import Later
 from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, WireError
 from gradwire.wire.meter import Meter
 from gradwire.wire.requests import Synchronization
@@ -45,11 +46,14 @@ class Wire:
         meter: What to count with.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
         device: Where the gradients live.
+        later: What the host is told of a step in the next.
     """
 
-    def __init__(self, transport: Line, meter: Meter, fuse_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self, transport: Line, meter: Meter, fuse_bytes: int, device: torch.device, later: Later | None = None
+    ) -> None:
         self._transport = transport
-        self._scheduler = Scheduler(transport, meter, fuse_bytes)
+        self._scheduler = Scheduler(transport, meter, fuse_bytes, later)
         self._device = device
         self._stream = _stream_of(device)
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -63,8 +67,9 @@ class Wire:
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
         _open.add(self)
         self._thread.start()
+        self._watcher = threading.Thread(target=self._watch, name="gradwire watch", daemon=True)
         if self._stream is not None:
-            threading.Thread(target=self._watch, name="gradwire watch", daemon=True).start()
+            self._watcher.start()
 
     def promise(self, otherwise: torch.Tensor | None = None) -> TensorFuture:
         """A future that some submitted work will keep.
@@ -191,6 +196,7 @@ class Wire:
         """
         if self._closed or threading.current_thread() is self._thread:
             self.check()
+            self._scheduler.settle()
             return work()
         done, answer = self.promise(), Future[Result]()
 
@@ -223,6 +229,8 @@ class Wire:
             if self._thread.is_alive():
                 self._transport.abort()
                 self._thread.join(CLOSE_SECONDS)
+        if self._watcher.is_alive() and threading.current_thread() is not self._watcher:
+            self._watcher.join(CLOSE_SECONDS)
         self._transport.close()
 
     def _watch(self) -> None:

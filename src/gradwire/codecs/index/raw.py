@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codecs.index.coding import IndexCoding
+from gradwire.deferred import expect
 from gradwire.errors import ConfigurationError, PayloadError
 
 
@@ -31,8 +32,10 @@ class Raw(IndexCoding):
     def decode(self, payload: Tensor, universe: int, positions: Tensor) -> int:
         """Widens, and checks what came."""
         positions.copy_(payload.view(torch.int32))
-        if len(positions) and not (
-            int(positions[0]) >= 0 and int(positions[-1]) < universe and bool((positions[1:] > positions[:-1]).all())
-        ):
-            raise PayloadError(f"raw indices are not ascending below {universe}")
+        if len(positions):
+            ascending = (positions[1:] > positions[:-1]).all()
+            expect(
+                ascending & (positions[0] >= 0) & (positions[-1] < universe),
+                lambda: PayloadError(f"raw indices are not ascending below {universe}"),
+            )
         return positions.numel()

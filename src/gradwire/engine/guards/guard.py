@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from gradwire.deferred import Later
 from gradwire.engine.unit import Unit
 from gradwire.memory import Store
 from gradwire.wire.requests import Synchronization
@@ -17,10 +18,12 @@ class Progress(Protocol):
     Attributes:
         step: Counts synchronised steps, from 0.
         store: What memories keep.
+        later: What the host is told of a step in the next.
     """
 
     step: int
     store: Store
+    later: Later
 
 
 class Guard:

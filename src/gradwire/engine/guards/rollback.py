@@ -56,7 +56,11 @@ class Rollback(Guard):
                 self._finite &= extremes.to(dtype).isfinite().all()
 
     def after_step(self) -> None:
-        """Takes the step back, or copies what it left."""
+        """Takes the step back, or copies what it left.
+
+        Here the wire's thread waits for a device, when all averages of the step have been handed on.
+        """
+        self._progress.later.settle()  # or what it left would come after it was taken back
         if self._finite is None or self._finite:
             self._before.take()
         else:
