@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
@@ -34,6 +35,7 @@ class Guarding:
         verify: Whether payloads carry checksums, and the averages of all ranks are compared.
         verify_every: Steps from one such comparison to the next.
         comparison: Makes the guard that compares, given ``verify_every``.
+        agree: Asks those who average other parts of the same model whether a step was good; None if there are none.
     """
 
     grad_scaler: torch.amp.GradScaler | None = None
@@ -43,6 +45,7 @@ class Guarding:
     verify: bool = False
     verify_every: int = VERIFY_EVERY
     comparison: Callable[[int], Guard] = Digest
+    agree: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         check_scaler(self.grad_scaler)
@@ -62,7 +65,8 @@ class Guarding:
         """The guards, the outermost first: what is handed on is looked at last, what the method sees is audited."""
         guards: list[Guard] = [self.comparison(self.verify_every)] if self.verify else []
         if self.rolls_back(engine.configuration.memory):
-            guards.append(Rollback(engine, {name: parameter.dtype for name, parameter in parameters}))
+            dtypes = {name: parameter.dtype for name, parameter in parameters}
+            guards.append(Rollback(engine, dtypes) if self.agree is None else Rollback(engine, dtypes, self.agree))
         if self.grad_scaler is not None:
             guards.append(LossScale(self.grad_scaler, engine.store))
         if self.learning_rate is not None:
