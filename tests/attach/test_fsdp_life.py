@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import multiprocessing as mp
 import os
@@ -316,3 +317,23 @@ def test_a_rank_that_dies_ends_its_replicas_with_a_wire_error(tmp_path: Path) ->
         each.join(120)
         assert each.exitcode is not None
     assert (tmp_path / "1").read_text().startswith(WireError.__name__)
+
+
+def example(folder: str) -> list[float]:
+    spec = importlib.util.spec_from_file_location("hsdp_example", Path(__file__).parents[2] / "examples" / "hsdp.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    at_once, stats = module.train(Path(folder, "at-once"), 40)
+    assert stats.steps == 40
+    assert stats.ratio > 2
+    first, _ = module.train(Path(folder, "in-parts"), 20)
+    again, stats = module.train(Path(folder, "in-parts"), 40)
+    assert stats.steps == 20
+    assert again == at_once < first
+    return [first, again]
+
+
+def test_the_example_trains_and_goes_on(pool: Pool, tmp_path: Path) -> None:
+    pool.run(4, example, str(tmp_path))
