@@ -23,10 +23,11 @@ class Net(nn.Module):
         self.second = nn.Sequential(nn.Linear(129, 80), nn.Tanh(), nn.Linear(80, 40))
         self.scale = nn.Parameter(torch.ones(1, 40))
         self.last = nn.Linear(40, 5)
+        self.scaled = True
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.second(torch.tanh(self.norm(self.first(inputs))))
-        return self.last(hidden * self.scale)
+        return self.last(hidden * self.scale if self.scaled else hidden)
 
 
 def inputs(step: int, rank: int | None = None) -> Tensor:

@@ -259,7 +259,11 @@ def compress(
     verify_every: int = 0,
     **options: Any,
 ) -> Handle:
-    """Averages a DDP model's gradients through a compression method from now on.
+    """Averages the gradients of a DDP or FSDP2 model through a compression method from now on.
+
+    A model that went through ``fully_shard`` on a mesh with a dimension of replicas, or through ``replicate``, is
+    averaged over the replicas of each shard; FSDP goes on to gather and reduce over the shards. To be called when all
+    of the model is sharded, on the outermost module.
 
     To be called on every rank, with the same arguments, before the first backward pass. Copies of the model, such as
     ``copy.deepcopy`` and ``torch.load`` make, average as plain DDP does until this is called on them.
@@ -268,8 +272,8 @@ def compress(
     after the process group's timeout; what a method raises comes out of ``backward`` as it is.
 
     Args:
-        model: The wrapped model, also within what ``torch.compile`` or Lightning Fabric made of it; float32, float16 or
-            bfloat16 parameters, in the memory format in which DDP wrapped them.
+        model: The wrapped or sharded model, also within what ``torch.compile`` or Lightning Fabric made of it; float32,
+            float16 or bfloat16 parameters, in the memory format in which DDP wrapped them.
         method: A name of ``gradwire.methods.names()`` or a method object.
         process_group: The workers that hold the same shards, of a model that was sharded on a mesh of one dimension.
         granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.roll_call import RollCall
-from gradwire.attach.shards import check_replicas, local_parameters, part_of
+from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters, part_of
 from gradwire.engine.agreement import check_agreement, check_equal
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
@@ -85,10 +86,11 @@ class Handle:
         device = parameters[0][1].device
         if device.type == "cpu":
             rehearse(configuration, aloud=group.rank() == 0)
-        self._parts = {name: part_of(parameter) for name, parameter in parameters}
+        parts = {name: part_of(parameter) for name, parameter in parameters}
+        cuts = cut_groups(parameters) if guarding.rolls_back(configuration.memory) else []
         parameters = local_parameters(parameters)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
-        self._parameters = {name: {**each, **self._parts[name]} for name, each in described(parameters).items()}
+        self._parameters = {name: {**each, **parts[name]} for name, each in described(parameters).items()}
         self._ranks = Ranks(dist.get_process_group_ranks(group))
         self.buckets: tuple[tuple[str, ...], ...] = ()
         roll_call.ready()
@@ -96,6 +98,8 @@ class Handle:
         check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
         if self._replicas:
             check_equal(parameters, transport, device, REMEDY)
+        if cuts:
+            guarding = replace(guarding, agree=Agreement([_sibling(each, device) for each in cuts]))
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
         self.engine.guards += guarding.guards(self.engine, parameters)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.errors import ConfigurationError
+from gradwire.wire import ProcessGroupTransport
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -50,22 +51,47 @@ def check_replicas(parameters: Sequence[tuple[str, nn.Parameter]], group: dist.P
     """Raises ConfigurationError if a group of workers has ranks that hold different parts of a parameter."""
     workers = set(dist.get_process_group_ranks(group))
     for name, parameter in parameters:
-        for ranks, _, _, _ in _cuts(parameter):
-            if len(both := sorted(workers & ranks)) > 1:
+        for cut, _, _, _ in _cuts(parameter):
+            ranks = dist.get_process_group_ranks(cut)
+            if len(both := sorted(workers & set(ranks))) > 1:
                 raise ConfigurationError(
-                    f"parameter {name!r} is cut over ranks {sorted(ranks)}, and the process group averages over "
+                    f"parameter {name!r} is cut over ranks {ranks}, and the process group averages over "
                     f"{sorted(workers)}: ranks {both} hold different parts of it; give the group of its replicas, "
                     "such as process_group=mesh['replicate']"
                 )
 
 
-def _cuts(parameter: Tensor) -> list[tuple[set[int], str, int, int]]:
-    """Of each dimension of the mesh over which a DTensor is cut: its ranks, how, this rank's place, and how many."""
+def cut_groups(parameters: Sequence[tuple[str, nn.Parameter]]) -> list[dist.ProcessGroup]:
+    """The groups over which any parameter is cut, in the same order on all ranks."""
+    found = {group.group_name: group for _, each in parameters for group, _, _, _ in _cuts(each)}
+    return [group for group in found.values() if group.size() > 1]
+
+
+class Agreement:
+    """Says whether all ranks that hold other parts of the same model found a step good.
+
+    Args:
+        groups: Over which parameters are cut, one after the other; nothing else may use them.
+    """
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
+        self._transports = [ProcessGroupTransport(group) for group in groups]
+
+    def __call__(self, good: Tensor) -> Tensor:
+        """Whether what is true here is true on all of them."""
+        bad = good.logical_not().int()
+        for transport in self._transports:
+            bad = transport.all_reduce(bad, dist.ReduceOp.MAX)()
+        return bad == 0
+
+
+def _cuts(parameter: Tensor) -> list[tuple[dist.ProcessGroup, str, int, int]]:
+    """Of each dimension of the mesh over which a DTensor is cut: its group, how, this rank's place, and how many."""
     if not is_sharded(parameter):
         return []
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
     return [
-        (set(dist.get_process_group_ranks(mesh.get_group(dim))), str(place), mesh.get_local_rank(dim), mesh.size(dim))
+        (mesh.get_group(dim), repr(place), mesh.get_local_rank(dim), mesh.size(dim))
         for dim, place in enumerate(parameter.placements)  # type: ignore[attr-defined]
         if not place.is_replicate()
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
@@ -26,10 +27,12 @@ class Guarding:
     Attributes:
         choices: What was asked for.
         comparison: Makes the guard that compares over all ranks, given ``verify_every``.
+        agree: Asks those who average other parts of the same model whether a step was good; None if there are none.
     """
 
     choices: Choices
     comparison: Callable[[int], Guard] = Digest
+    agree: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         check_scaler(self.choices.grad_scaler)
@@ -51,7 +54,8 @@ class Guarding:
         choices = self.choices
         guards: list[Guard] = [self.comparison(choices.verify_every)] if choices.verify_every else []
         if self.rolls_back(engine.configuration.memory):
-            guards.append(Rollback(engine, {name: parameter.dtype for name, parameter in parameters}))
+            dtypes = {name: parameter.dtype for name, parameter in parameters}
+            guards.append(Rollback(engine, dtypes) if self.agree is None else Rollback(engine, dtypes, self.agree))
         if choices.grad_scaler is not None:
             guards.append(LossScale(choices.grad_scaler, engine.store))
         if choices.learning_rate is not None:

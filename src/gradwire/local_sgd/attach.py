@@ -72,7 +72,7 @@ def periodic(
 
     Args:
         optimizer: Any optimizer, with the worker's own gradients, also within Accelerate's or Lightning's; nothing else
-            may change its parameters.
+            may change its parameters. Of DTensors, such as FSDP2's, every rank averages the part that it holds.
         every: Local steps of a period, or a function that gives them for the number of the period, from 0, the same on
             all ranks.
         method: A name of ``gradwire.methods.names()`` or a method object. Votes such as ``signsgd`` have steps of one,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.attach.handle import Named
+from gradwire.attach.shards import local
 from gradwire.attach.synchronizer import BUCKET_ELEMENTS
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity, Slot, flat_slots
@@ -29,8 +30,9 @@ class Piece:
     Attributes:
         name: The parameter's name, followed by the coordinates unless it is whole.
         parameter: The parameter.
-        part: The coordinates, as elements of the parameter laid out row by row; None for all of them.
-        shape: The parameter's shape; ``(k,)`` for k coordinates of a vector and ``(k, 1)`` for k of anything else, so
+        part: The coordinates, as elements of the parameter, or of this rank's part of a DTensor, laid out row by row;
+            None for all of them.
+        shape: The shape of that; ``(k,)`` for k coordinates of a vector and ``(k, 1)`` for k of anything else, so
             that a :class:`gradwire.DensePolicy` tells vectors from others.
     """
 
@@ -42,7 +44,7 @@ class Piece:
     @classmethod
     def whole(cls, name: str, parameter: torch.nn.Parameter) -> Piece:
         """All of a parameter."""
-        return cls(name, parameter, None, tuple(parameter.shape))
+        return cls(name, parameter, None, tuple(local(parameter).shape))
 
     @classmethod
     def some(cls, name: str, parameter: torch.nn.Parameter, start: int, stop: int, step: int) -> Piece:
@@ -59,12 +61,12 @@ class Piece:
 
     def read(self, tensor: Tensor) -> Tensor:
         """These coordinates of a tensor that is shaped as the parameter, in the piece's shape; perhaps a view."""
-        values = tensor.detach()
+        values = local(tensor).detach()
         return values if self.part is None else values.reshape(-1)[self.part].reshape(self.shape)
 
     def write(self, tensor: Tensor, values: Tensor) -> None:
         """Replaces these coordinates of a tensor that is shaped as the parameter."""
-        target = tensor.detach()
+        target = local(tensor).detach()
         if self.part is None:
             target.copy_(values.view(self.shape))
             return
@@ -191,7 +193,7 @@ def cut(parameters: Named, schedule: Schedule, granularity: Granularity) -> list
         ConfigurationError: If there is too little for so many.
     """
     wanted = schedule.fragments
-    filled = [(name, parameter) for name, parameter in parameters if parameter.numel()]
+    filled = [(name, parameter) for name, parameter in parameters if _numel(parameter)]
     if wanted == 1:
         groups = [[Piece.whole(name, parameter) for name, parameter in filled]]
     elif schedule.cut == "layers":
@@ -210,7 +212,11 @@ def cut(parameters: Named, schedule: Schedule, granularity: Granularity) -> list
 
 
 def _count(parameters: Named) -> int:
-    return sum(parameter.numel() for _, parameter in parameters)
+    return sum(_numel(parameter) for _, parameter in parameters)
+
+
+def _numel(parameter: torch.nn.Parameter) -> int:
+    return local(parameter).numel()
 
 
 def _layers(parameters: Named, wanted: int) -> list[list[Piece]]:
@@ -218,12 +224,12 @@ def _layers(parameters: Named, wanted: int) -> list[list[Piece]]:
     groups: list[list[Piece]] = [[] for _ in range(wanted)]
     total, before, number = _count(parameters), 0, 0
     for index, (name, parameter) in enumerate(parameters):
-        middle = (2 * before + parameter.numel()) * wanted // (2 * total)
+        middle = (2 * before + _numel(parameter)) * wanted // (2 * total)
         highest = min(number + 1, wanted - 1) if index else 0
         lowest = wanted - (len(parameters) - index)  # so that those that follow can fill what is left
         number = max(min(max(number, middle), highest), min(lowest, highest))
         groups[number].append(Piece.whole(name, parameter))
-        before += parameter.numel()
+        before += _numel(parameter)
     return groups
 
 
@@ -234,10 +240,10 @@ def _contiguous(parameters: Named, wanted: int) -> list[list[Piece]]:
     before = 0
     for name, parameter in parameters:
         for group, (low, high) in zip(groups, pairwise(edges), strict=True):
-            start, stop = max(low - before, 0), min(high - before, parameter.numel())
+            start, stop = max(low - before, 0), min(high - before, _numel(parameter))
             if start < stop:
                 group.append(Piece.some(name, parameter, start, stop, 1))
-        before += parameter.numel()
+        before += _numel(parameter)
     return groups
 
 
@@ -247,7 +253,7 @@ def _strided(parameters: Named, wanted: int) -> list[list[Piece]]:
     for name, parameter in parameters:
         for number, group in enumerate(groups):
             start = (number - before) % wanted
-            if start < parameter.numel():
-                group.append(Piece.some(name, parameter, start, parameter.numel(), wanted))
-        before += parameter.numel()
+            if start < _numel(parameter):
+                group.append(Piece.some(name, parameter, start, _numel(parameter), wanted))
+        before += _numel(parameter)
     return groups

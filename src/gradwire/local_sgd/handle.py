@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.attach.handle import Handle, Named
 from gradwire.attach.roll_call import RollCall
+from gradwire.attach.shards import local, part_of
 from gradwire.engine.agreement import check_equal, check_same
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
@@ -75,14 +76,15 @@ class Periodic(Handle):
         pieces = [piece for fragment in fragments for piece in fragment.pieces]
         self._shapes = {piece.name: piece.shape for piece in pieces}
         self._parameters = {
-            piece.name: {"shape": list(piece.shape), "dtype": str(piece.parameter.dtype)} for piece in pieces
+            piece.name: {"shape": list(piece.shape), "dtype": str(piece.parameter.dtype), **part_of(piece.parameter)}
+            for piece in pieces
         }
         self._optimizer = optimizer
         self._schedule = schedule
         self._fragments = fragments
         try:
             lines = [f"{key}={value}" for key, value in {**schedule.describe(), "outer": described(outer)}.items()]
-            tensors = [(name, each.detach()) for name, each in parameters]
+            tensors = [(name, local(each).detach()) for name, each in parameters]
             tensors += [] if buffers is None else list(buffers.named_buffers())
             transport = ProcessGroupTransport(group)
             check_same(lines, transport, self.engine.store.device)
@@ -100,7 +102,7 @@ class Periodic(Handle):
             self._buffers.start()
         self.outer = adopted(outer, fragments) if isinstance(outer, Optimizer) else made
         self.steps_done = 0
-        self._dense_bytes = all_reduce_bytes(sum(each.nbytes for _, each in parameters), transport.world_size)
+        self._dense_bytes = all_reduce_bytes(sum(local(each).nbytes for _, each in parameters), transport.world_size)
         self._periods = 0
         self._begin_period()
         self._hook = optimizer.register_step_post_hook(self._after_step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 
 import torch
@@ -12,6 +12,10 @@ from gradwire.engine.guards.guard import Guard, Progress
 from gradwire.engine.unit import Unit
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Snapshot
+
+
+def _alone(verdict: Tensor) -> Tensor:
+    return verdict
 
 
 class Rollback(Guard):
@@ -29,11 +33,15 @@ class Rollback(Guard):
         progress: The engine, whose store and count of steps to guard. This must be its first guard, to see what is
             handed on.
         dtypes: Each parameter's dtype, by name.
+        agree: Makes whether a step was good, a bool, that of all who must take it back together; on the wire's thread.
     """
 
-    def __init__(self, progress: Progress, dtypes: Mapping[str, torch.dtype]) -> None:
+    def __init__(
+        self, progress: Progress, dtypes: Mapping[str, torch.dtype], agree: Callable[[Tensor], Tensor] = _alone
+    ) -> None:
         self._progress = progress
         self._dtypes = dtypes
+        self._agree = agree
         self._before = Snapshot(progress.store)
         self._step = 0
         self._finite: Tensor | None = None
@@ -61,7 +69,7 @@ class Rollback(Guard):
         Here the wire's thread waits for a device, when all averages of the step have been handed on.
         """
         self._progress.later.settle()  # or what it left would come after it was taken back
-        if self._finite is None or self._finite:
+        if self._finite is None or self._agree(self._finite):
             self._before.take()
         else:
             self._before.restore()
