@@ -171,6 +171,24 @@ def test_misuse_is_told(pool: Pool, tmp_path: Path) -> None:
 
 
 @launched()
+def prepares_several() -> None:
+    run, attachment, _, _ = accelerated("efsignsgd", {})
+    (first,) = attachment.handles
+    run.prepare(network())
+    assert attachment.handles[0] is first
+    assert len(attachment.handles) == 2
+    run.free_memory()
+    run.prepare(network())
+    (third,) = attachment.handles
+    assert third is not first
+    attachment.close()
+
+
+def test_several_models_and_new_ones(pool: Pool) -> None:
+    pool.run(2, prepares_several)
+
+
+@launched()
 def takes_what_ddp_is_given() -> None:
     from accelerate.utils import DistributedDataParallelKwargs
 
