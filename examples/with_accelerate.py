@@ -1,7 +1,7 @@
 """Accelerate with compressed averages.
 
     pip install 'gradwire[accelerate]'
-    accelerate launch --cpu --num_processes 2 examples/with_accelerate.py --folder results/accelerate
+    torchrun --nproc-per-node 2 examples/with_accelerate.py --folder results/accelerate
 
 Started again with the same folder it goes on where it ended.
 """

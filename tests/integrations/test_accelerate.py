@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -127,7 +130,7 @@ def test_another_number_of_workers_owes_as_much(pool: Pool, tmp_path: Path) -> N
 
 @launched()
 def misuses(folder: str) -> None:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DistributedType
     from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 
     from gradwire.integrations.accelerate import compress
@@ -142,6 +145,11 @@ def misuses(folder: str) -> None:
     kwargs = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
     with pytest.raises(ConfigurationError, match=r"comm_hook='fp16'.*leave that out"):
         compress(Accelerator(cpu=True, kwargs_handlers=[kwargs]), "topk")
+    with (
+        mock.patch.object(Accelerator, "distributed_type", DistributedType.DEEPSPEED),
+        pytest.raises(ConfigurationError, match="trains with DEEPSPEED, whose averages are not DDP's"),
+    ):
+        compress(unused, "topk")
     with pytest.raises(ConfigurationError, match="accelerator is a Linear"):
         compress(nn.Linear(2, 2), "topk")
     with pytest.raises(ConfigurationError, match="method"):
@@ -160,6 +168,24 @@ def misuses(folder: str) -> None:
 
 def test_misuse_is_told(pool: Pool, tmp_path: Path) -> None:
     pool.run(2, misuses, str(tmp_path))
+
+
+@launched()
+def prepares_several() -> None:
+    run, attachment, _, _ = accelerated("efsignsgd", {})
+    (first,) = attachment.handles
+    run.prepare(network())
+    assert attachment.handles[0] is first
+    assert len(attachment.handles) == 2
+    run.free_memory()
+    run.prepare(network())
+    (third,) = attachment.handles
+    assert third is not first
+    attachment.close()
+
+
+def test_several_models_and_new_ones(pool: Pool) -> None:
+    pool.run(2, prepares_several)
 
 
 @launched()
@@ -189,19 +215,51 @@ def test_what_ddp_and_scaler_are_given(pool: Pool) -> None:
     pool.run(2, takes_what_ddp_is_given)
 
 
-@launched()
-def alone() -> list[str]:
+@contextmanager
+def warnings_of_gradwire() -> Iterator[list[str]]:
     lines: list[str] = []
     listener = logging.Handler()
     listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("gradwire").addHandler(listener)
-    run, attachment, model, optimizer = accelerated("efsignsgd", {})
-    train(run, model, optimizer, range(2))
-    assert attachment.stats() == gradwire.Stats(0, 0, 0, {})
-    assert attachment.figures() == {}
+    yield lines
     logging.getLogger("gradwire").removeHandler(listener)
+
+
+@launched()
+def starts_empty(folder: str) -> list[str]:
+    run, _, model, optimizer = accelerated(None, {})
+    train(run, model, optimizer, range(2))
+    run.save_state(folder)
+    run, attachment, model, optimizer = accelerated("topk", {"ratio": 0.05})
+    with warnings_of_gradwire() as lines:
+        run.load_state(folder)
+    train(run, model, optimizer, range(2, 3))
+    assert attachment.stats().steps == 1
+    run.save_state(folder)
+    attachment.close()
     return lines
 
 
-def test_a_process_alone_sends_nothing(pool: Pool) -> None:
-    assert pool.run(1, alone) == [["one process trains alone: nothing is sent, so nothing is compressed"]]
+@launched()
+def alone(folder: str) -> list[str]:
+    with warnings_of_gradwire() as lines:
+        run, attachment, model, optimizer = accelerated("efsignsgd", {})
+        train(run, model, optimizer, range(2))
+        run.load_state(folder)
+    assert attachment.stats() == gradwire.Stats(0, 0, 0, {})
+    assert attachment.figures() == {}
+    return lines
+
+
+def test_a_checkpoint_without_states_starts_empty(pool: Pool, tmp_path: Path) -> None:
+    first, second = pool.run(2, starts_empty, str(tmp_path))
+    assert first == [f"{tmp_path} has no states of gradwire: what compression remembers starts empty"]
+    assert second == []
+
+
+def test_a_process_alone_sends_nothing(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, starts_empty, str(tmp_path))
+    assert pool.run(1, alone, str(tmp_path))[0] == [
+        "one process trains alone: nothing is sent, so nothing is compressed",
+        f"{tmp_path} has states of gradwire; a process that trains alone leaves them out",
+    ]

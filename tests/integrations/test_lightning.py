@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,6 +142,9 @@ def fits_again(folder: str) -> None:
     doubled.callbacks.append(callback("topk"))
     with pytest.raises(ConfigurationError, match=r"several GradwireCallbacks.*give one"):
         doubled.fit(net, loader())
+    fabric = SimpleNamespace(strategy=SimpleNamespace(precision=None))
+    with pytest.raises(ConfigurationError, match=r"SimpleNamespace makes a Linear.*choose strategy='ddp'"):
+        callback("topk").on_after_setup(fabric, nn.Linear(2, 2))
     each.attachment.close()
 
 

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
+
+from gradwire.errors import ConfigurationError
+from pool import Pool
 
 pytest.importorskip("ray.train")
 
@@ -36,6 +40,17 @@ with_ray.run(folder + "/again", 2, 2, 2)
 again = with_ray.run(folder + "/again", 4, 2, 2)
 print(json.dumps({"weights": [weights(straight), weights(again)], "metrics": again.metrics}))
 """
+
+
+def not_prepared() -> None:
+    from gradwire.integrations.ray import compress
+
+    with pytest.raises(ConfigurationError, match=r"model is a Linear; give what ray.train.torch.prepare_model"):
+        compress(nn.Linear(40, 40), "topk")
+
+
+def test_a_model_that_is_not_prepared(pool: Pool) -> None:
+    pool.run(2, not_prepared)
 
 
 def test_a_run_that_goes_on_gives_the_same_bits(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -53,14 +52,14 @@ def compress(accelerator: Accelerator, method: str | Method, **options: Any) -> 
             "the accelerator has prepared a model already, whose hooks are settled; compress before accelerator.prepare"
         )
     attachment = Attachment(method, options)
-    attach_through(accelerator, attachment.attach)
+    attach_through(accelerator, attachment)
     accelerator.register_save_state_pre_hook(lambda models, weights, folder: attachment.save(folder))
     accelerator.register_load_state_pre_hook(lambda models, folder: attachment.load(folder))
     return attachment
 
 
-def attach_through(accelerator: Accelerator, attach: Callable[..., None]) -> None:
-    """Has ``attach`` called with every DDP model that the accelerator makes, and its gradient scaler or None.
+def attach_through(accelerator: Accelerator, attachment: Attachment) -> None:
+    """Attaches to every DDP model that the accelerator makes, and lets go of those that it has freed.
 
     Raises:
         ConfigurationError: If it has a hook already, or makes no DDP models; nothing is changed.
@@ -86,7 +85,9 @@ def attach_through(accelerator: Accelerator, attach: Callable[..., None]) -> Non
 
         def register_comm_hook(self, model: nn.Module) -> None:
             """Accelerate calls this with what it has just wrapped."""
-            attach(model, grad_scaler=accelerator.scaler)
+            if len(accelerator._models) == 1:  # this one; others there were have been freed
+                attachment.close()
+            attachment.attach(model, grad_scaler=accelerator.scaler)
 
     accelerator.ddp_handler = Attaching()
     vars(accelerator.ddp_handler).update(vars(theirs))

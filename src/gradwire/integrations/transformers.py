@@ -6,8 +6,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
 from gradwire.methods import Method
@@ -52,12 +50,7 @@ def compress(trainer: Trainer, method: str | Method, **options: Any) -> Attachme
     if trainer.model_wrapped is not trainer.model:
         raise ConfigurationError("the trainer has wrapped its model already; compress before the first train()")
     attachment = Attachment(method, options)
-
-    def attach(model: nn.Module, **arguments: Any) -> None:
-        attachment.close()  # of the model that this one is in the place of
-        attachment.attach(model, **arguments)
-
-    attach_through(trainer.accelerator, attach)
+    attach_through(trainer.accelerator, attachment)
     callback = _Checkpoints(attachment)
     trainer.callback_handler.callbacks.insert(0, callback)  # before those that report logs
     trainer.train = callback.told_of(trainer.train)
