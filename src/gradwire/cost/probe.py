@@ -103,7 +103,20 @@ def _begin(kind: Kind, transport: Transport, payload: Tensor) -> Pending:
     return transport.exchange(payload, partner if partner < transport.world_size else transport.rank)
 
 
-def arrivals(model: DistributedDataParallel, step: Callable[[nn.Module], Tensor], steps: int = 5) -> list[float]:
+def core_share(seconds: float = 0.3) -> float:
+    """The share of a core that a thread of this process gets when it never rests, with whatever else runs."""
+    began, processor = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - began < seconds:
+        pass
+    return (time.thread_time() - processor) / (time.perf_counter() - began)
+
+
+def arrivals(
+    model: DistributedDataParallel,
+    step: Callable[[nn.Module], Tensor],
+    steps: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
     """Seconds of backward until each bucket is ready, one after another, and of the rest of a step in front of them.
 
     The model's averages are left out, so it must not be used for training afterwards.
@@ -112,6 +125,7 @@ def arrivals(model: DistributedDataParallel, step: Callable[[nn.Module], Tensor]
         model: Freshly wrapped, without a communication hook.
         step: Gives the loss of a step.
         steps: How many are timed after two that are not.
+        clock: What tells the time; ``time.thread_time`` where workers share cores and compute in one thread.
 
     Returns:
         The time before backward, then that of each bucket; medians over steps.
@@ -119,7 +133,7 @@ def arrivals(model: DistributedDataParallel, step: Callable[[nn.Module], Tensor]
     seen: list[float] = []
 
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        seen.append(time.perf_counter())
+        seen.append(clock())
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -129,9 +143,9 @@ def arrivals(model: DistributedDataParallel, step: Callable[[nn.Module], Tensor]
     for number in range(2 + steps):
         model.zero_grad(set_to_none=True)
         seen.clear()
-        began = time.perf_counter()
+        began = clock()
         loss = step(model)
-        seen.append(time.perf_counter())
+        seen.append(clock())
         loss.backward()  # type: ignore[no-untyped-call]
         if number >= 2:
             timed.append([later - earlier for earlier, later in zip([began, *seen], seen, strict=False)])
