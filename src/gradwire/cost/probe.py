@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.cost.network import KINDS, Kind, Line, Measured, fitted, sent_bytes
+from gradwire.cost.network import KINDS, Kind, Line, Measured, line_through, sent_bytes
 from gradwire.errors import ConfigurationError
 from gradwire.wire import Pending, ProcessGroupTransport, Transport
 
@@ -62,13 +62,11 @@ def _line(kind: Kind, transport: Transport, device: torch.device, sizes: Sequenc
             if seconds > SECONDS:
                 break
         sent = sent_bytes(kind, payload, transport.world_size)
-        points.append((sent, statistics.median(times)))
+        points.append((sent, min(times)))  # what else runs on the cores is no property of the network
         works.append((sent, statistics.median(processor)))
         if points[-1][1] > SECONDS:
             break
-    line = fitted(points)
-    work = statistics.median(work / sent for sent, work in works[len(works) // 2 :] if sent)
-    return Line(line.latency, line.inverse_bandwidth, work, line.spread)
+    return line_through(points, statistics.median(work / sent for sent, work in works[len(works) // 2 :] if sent))
 
 
 def _once(kind: Kind, transport: Transport, payload: Tensor) -> tuple[float, float]:
