@@ -1,4 +1,4 @@
-"""``gradwire bench sync | train | recipes | periodic | kernels``: measurements on this machine."""
+"""``gradwire bench sync | train | recipes | periodic | kernels | costs | validate``: measurements here."""
 
 from __future__ import annotations
 
@@ -315,6 +315,97 @@ def kernels(
     )
     console.print(f"[dim]median of {repeats} rounds; {report.machine_line()}[/dim]")
     write(json, report.document("bench.kernels", numel=numel, repeats=repeats, segments=segments, rows=rows))
+
+
+@bench.command
+def costs(path: Path, method: Methods = None, *, name: str = "here") -> None:
+    """Measure what methods take here, for gradwire simulate --device FILE.json.
+
+    Time is that of the thread, whatever else runs; about 20 s a method on an idle core.
+
+    ```
+    gradwire bench costs here.json
+    gradwire bench costs here.json acpsgd:rank=8 topk:ratio=0.001
+    ```
+
+    Args:
+        path: Where the profile goes.
+        method: Methods, name:option=value,...; with or without the flag; every one that is tried by advise if not
+            given.
+        name: What to call the device.
+    """
+    from gradwire.cost import measure
+    from gradwire.cost.advice import Candidate, candidates
+    from gradwire_bench.contenders import Contender
+
+    parsed = [Contender.parse(text) for text in method or ()]
+    tried = [Candidate.make(each.name, dict(each.options)) for each in parsed] or [
+        Candidate.make("dense", {}),
+        *(each for each in candidates() if "granularity" not in each.arguments),
+    ]
+    console = new_console()
+    with console.status("measuring") as status:
+        found = measure.measured([each.configuration for each in tried], name, status.update)
+    found.write(path)
+    console.print(f"Wrote {path}", soft_wrap=True)
+
+
+@bench.command
+def validate(
+    method: Methods = None,
+    *,
+    shapes: str = "resnet18",
+    workers: Annotated[list[int], Parameter(negative=())] = [2, 4],  # noqa: B006
+    link: Annotated[list[str], Parameter(negative=())] = ["100mbit", "1gbit", "none"],  # noqa: B006
+    steps: Positive = 9,
+    device: str = "epyc",
+    out: Path = Path("results/validate"),
+) -> None:
+    """Hold predicted step times against measured ones: averages alone, in shaped networks.
+
+    Each group first measures its collectives, its buckets and its share of the cores; encoding and decoding come from
+    the profile. No number is fitted to a step.
+
+    ```
+    gradwire bench validate --out docs/data
+    gradwire bench validate ddp acpsgd:rank=4 --workers 2 --link 1gbit
+    ```
+
+    Args:
+        method: Contenders, name:option=value,...; with or without the flag; eight if not given.
+        shapes: Whose shapes the gradient has, as for simulate.
+        workers: Worker processes; may be repeated.
+        link: Rate of each worker's link, or none for plain loopback; may be repeated.
+        steps: Timed steps of each contender.
+        device: Whose profile to take.
+        out: Folder for validate.json and validate.png.
+    """
+    from gradwire_bench import report
+    from gradwire_bench import validate as bench_validate
+
+    console = new_console()
+    points: list[bench_validate.Point] = []
+    probes = []
+    chosen = list(method or bench_validate.METHODS)
+    with console.status("measuring") as status:
+        for each in link:
+            for number in workers:
+                found, probed = bench_validate.measure(shapes, number, each, chosen, steps, device, status.update)
+                points += found
+                probes.append(probed)
+                for point in found:
+                    console.print(
+                        f"{point.link:>8} {point.workers} workers {point.method:26} predicted "
+                        f"{1e3 * point.predicted:8.1f} ms, measured {1e3 * point.measured:8.1f} ms, "
+                        f"{100 * point.error:+.0f} %"
+                    )
+    errors = bench_validate.errors(points)
+    console.print(", ".join(f"{name} {100 * value:.0f} %" for name, value in errors.items()))
+    subtitle = f"{shapes}, averages alone; median error {100 * errors['median']:.0f} %"
+    bench_validate.scatter_plot(points, out / "validate.png", subtitle)
+    document = report.document("bench.validate", shapes=shapes, errors=errors, points=points, probes=probes)
+    report.write_json(out / "validate.json", document)
+    console.print(f"Wrote {out / 'validate.json'} and {out / 'validate.png'}", soft_wrap=True)
 
 
 def _race(

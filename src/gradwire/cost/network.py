@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, combinations
 from typing import Literal, Protocol, get_args
 
 from gradwire.cost.clock import Cost
@@ -157,19 +158,43 @@ class Links:
 
 @dataclass(frozen=True)
 class Line:
-    """Measured times of a collective as a straight line over the bytes sent.
+    """Measured times of a collective over the bytes sent.
+
+    Between measured sizes it is straight; beyond the largest it goes on as among the larger half. So it is no worse
+    where small transfers are cheap: a shaped link lets its first millisecond through at once.
 
     Attributes:
-        latency: Seconds of an empty one.
-        inverse_bandwidth: Seconds a byte sent.
+        points: Bytes sent, ascending, and seconds, not descending.
         work: Seconds of a core a byte sent.
-        spread: Median relative distance of the measured times from the line.
+        spread: Median relative distance of the points from one straight line.
     """
 
-    latency: float
-    inverse_bandwidth: float
+    points: Sequence[tuple[int, float]]
     work: float = 0.0
     spread: float = 0.0
+
+    @property
+    def latency(self) -> float:
+        """Seconds of the smallest."""
+        return self.points[0][1]
+
+    @property
+    def inverse_bandwidth(self) -> float:
+        """Seconds a byte among the larger half of the sizes: the median of all slopes there."""
+        larger = self.points[len(self.points) // 2 :] if len(self.points) > 2 else self.points
+        slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(larger, 2)]
+        return statistics.median(slopes) if slopes else 0.0
+
+    def seconds(self, sent: int) -> float:
+        """Of a collective in which so many bytes are sent."""
+        (least, quickest), (most, slowest) = self.points[0], self.points[-1]
+        if sent <= least:
+            return quickest
+        if sent >= most:
+            return slowest + self.inverse_bandwidth * (sent - most)
+        after = next(index for index, (size, _) in enumerate(self.points) if size > sent)
+        (before, lower), (beyond, upper) = self.points[after - 1], self.points[after]
+        return lower + (upper - lower) * (sent - before) / (beyond - before)
 
 
 @dataclass(frozen=True)
@@ -193,20 +218,16 @@ class Measured:
         """What its line says."""
         line = self.lines[kind]
         sent = sent_bytes(kind, nbytes, self.workers)
-        seconds = line.latency + line.inverse_bandwidth * sent
+        seconds = line.seconds(sent)
         return Cost(seconds, min(line.work * sent, seconds))
 
 
-def fitted(points: Sequence[tuple[int, float]]) -> Line:
-    """The line with the least relative distance through (bytes, seconds), from the medians of slopes.
-
-    Latency is the smallest size's time less what its bytes take; the slope is the median of those from the smallest
-    size to each other one, weighed by none.
-    """
-    points = sorted(points)
-    (least, quickest), others = points[0], points[1:]
-    slopes = sorted(max(seconds - quickest, 0.0) / (size - least) for size, seconds in others if size > least)
-    slope = slopes[len(slopes) // 2] if slopes else 0.0
-    latency = max(quickest - slope * least, 0.0)
-    errors = sorted(abs(latency + slope * size - seconds) / seconds for size, seconds in points if seconds > 0)
-    return Line(latency, slope, spread=errors[len(errors) // 2] if errors else 0.0)
+def line_through(points: Sequence[tuple[int, float]], work: float = 0.0) -> Line:
+    """What (bytes, seconds) say, of which none is taken to be shorter than one of fewer bytes."""
+    times = accumulate((seconds for _, seconds in sorted(points)), max)
+    line = Line([(size, seconds) for (size, _), seconds in zip(sorted(points), times, strict=True)], work)
+    slope = line.inverse_bandwidth
+    spread = statistics.median(
+        abs(line.latency + slope * (size - line.points[0][0]) - seconds) / seconds for size, seconds in line.points
+    )
+    return Line(line.points, work, spread)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.cost.network import KINDS, Kind, Line, Measured, fitted, sent_bytes
+from gradwire.cost.network import KINDS, Kind, Line, Measured, line_through, sent_bytes
 from gradwire.errors import ConfigurationError
 from gradwire.wire import Pending, ProcessGroupTransport, Transport
 
@@ -62,13 +62,11 @@ def _line(kind: Kind, transport: Transport, device: torch.device, sizes: Sequenc
             if seconds > SECONDS:
                 break
         sent = sent_bytes(kind, payload, transport.world_size)
-        points.append((sent, statistics.median(times)))
+        points.append((sent, min(times)))  # what else runs on the cores is no property of the network
         works.append((sent, statistics.median(processor)))
         if points[-1][1] > SECONDS:
             break
-    line = fitted(points)
-    work = statistics.median(work / sent for sent, work in works[len(works) // 2 :] if sent)
-    return Line(line.latency, line.inverse_bandwidth, work, line.spread)
+    return line_through(points, statistics.median(work / sent for sent, work in works[len(works) // 2 :] if sent))
 
 
 def _once(kind: Kind, transport: Transport, payload: Tensor) -> tuple[float, float]:
@@ -103,7 +101,20 @@ def _begin(kind: Kind, transport: Transport, payload: Tensor) -> Pending:
     return transport.exchange(payload, partner if partner < transport.world_size else transport.rank)
 
 
-def arrivals(model: DistributedDataParallel, step: Callable[[nn.Module], Tensor], steps: int = 5) -> list[float]:
+def core_share(seconds: float = 0.3) -> float:
+    """The share of a core that a thread of this process gets when it never rests, with whatever else runs."""
+    began, processor = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - began < seconds:
+        pass
+    return (time.thread_time() - processor) / (time.perf_counter() - began)
+
+
+def arrivals(
+    model: DistributedDataParallel,
+    step: Callable[[nn.Module], Tensor],
+    steps: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
     """Seconds of backward until each bucket is ready, one after another, and of the rest of a step in front of them.
 
     The model's averages are left out, so it must not be used for training afterwards.
@@ -112,6 +123,7 @@ def arrivals(model: DistributedDataParallel, step: Callable[[nn.Module], Tensor]
         model: Freshly wrapped, without a communication hook.
         step: Gives the loss of a step.
         steps: How many are timed after two that are not.
+        clock: What tells the time; ``time.thread_time`` where workers share cores and compute in one thread.
 
     Returns:
         The time before backward, then that of each bucket; medians over steps.
@@ -119,7 +131,7 @@ def arrivals(model: DistributedDataParallel, step: Callable[[nn.Module], Tensor]
     seen: list[float] = []
 
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        seen.append(time.perf_counter())
+        seen.append(clock())
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -129,9 +141,9 @@ def arrivals(model: DistributedDataParallel, step: Callable[[nn.Module], Tensor]
     for number in range(2 + steps):
         model.zero_grad(set_to_none=True)
         seen.clear()
-        began = time.perf_counter()
+        began = clock()
         loss = step(model)
-        seen.append(time.perf_counter())
+        seen.append(clock())
         loss.backward()  # type: ignore[no-untyped-call]
         if number >= 2:
             timed.append([later - earlier for earlier, later in zip([began, *seen], seen, strict=False)])

@@ -116,6 +116,23 @@ def _resnet(blocks: Sequence[int]) -> Iterator[NamedShape]:
     yield from _linear("fc", 1000, 2048)
 
 
+def _resnet18() -> Iterator[NamedShape]:
+    yield "conv1.weight", (64, 3, 7, 7)
+    yield from _norm("bn1", 64)
+    inputs = 64
+    for layer, width in enumerate((64, 128, 256, 512), start=1):
+        for block in range(2):
+            prefix = f"layer{layer}.{block}"
+            for index, channels in enumerate((inputs, width), start=1):
+                yield f"{prefix}.conv{index}.weight", (width, channels, 3, 3)
+                yield from _norm(f"{prefix}.bn{index}", width)
+            if inputs != width:
+                yield f"{prefix}.downsample.0.weight", (width, inputs, 1, 1)
+                yield from _norm(f"{prefix}.downsample.1", width)
+            inputs = width
+    yield from _linear("fc", 1000, 512)
+
+
 def _vgg16() -> Iterator[NamedShape]:
     inputs = 3
     for index, outputs in enumerate((64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)):
@@ -188,6 +205,7 @@ def _ncf() -> Iterator[NamedShape]:
 _Made = tuple[Callable[[], Iterator[NamedShape]], str, Literal["value", "layer"]]
 _KNOWN: dict[str, _Made] = {
     "tiny": (_tiny, "made up, 0.1 M parameters, for a first look", "value"),
+    "resnet18": (_resnet18, "He et al. 2015, arXiv:1512.03385", "layer"),
     "resnet50": (lambda: _resnet((3, 4, 6, 3)), "He et al. 2015, arXiv:1512.03385", "layer"),
     "resnet152": (lambda: _resnet((3, 8, 36, 3)), "He et al. 2015, arXiv:1512.03385", "layer"),
     "vgg16": (_vgg16, "Simonyan & Zisserman 2014, arXiv:1409.1556, configuration D", "layer"),

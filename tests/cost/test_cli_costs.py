@@ -1,0 +1,158 @@
+"""``gradwire simulate`` and ``gradwire advise``, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradwire import cli
+from gradwire.cost import closed_forms, units
+from gradwire.cost.advice import Candidate, advise
+from gradwire.cost.costs import Profile, profile
+from gradwire.cost.periodic import spread_out
+from gradwire.cost.scene import Scene
+from gradwire.cost.simulation import plain, simulate
+from gradwire.errors import ConfigurationError
+
+GIVEN = {"--shapes": "tiny", "--workers": "4", "--device": "h200", "--step-time": "0.001"}
+SMALL = [word for pair in GIVEN.items() for word in pair]
+
+
+def run(*arguments: str, monkeypatch, capsys) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["gradwire", *arguments])
+    code = cli.main()
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_simulate_has_a_row_for_each_method_and_writes_all(tmp_path: Path, monkeypatch, capsys) -> None:
+    path = tmp_path / "told.json"
+    arguments = ["simulate", "acpsgd:rank=2", "topk:ratio=0.1", *SMALL, "--json", str(path)]
+    code, out, _ = run(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "acpsgd:rank=2" in out
+    document = json.loads(path.read_text())
+    assert document["schema"] == "gradwire.simulate/1"
+    assert [row["label"] for row in document["predictions"]] == ["DDP fp32", "acpsgd:rank=2", "topk:ratio=0.1"]
+    assert all(row["seconds"] >= 0.001 for row in document["predictions"])
+
+
+def test_advise_gives_a_line_that_can_be_pasted(monkeypatch, capsys) -> None:
+    arguments = ["--shapes", "resnet18", "--device", "h200", "--step-time", "0.02"]
+    tried = ["--method", "bf16", "--method", "acpsgd:rank=4", "--link"]
+    code, out, _ = run("advise", *arguments, *tried, "1gbit", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert 'handle = gradwire.compress(model, "acpsgd", rank=4)' in out
+    code, out, _ = run("advise", *arguments, *tried, "400gbit", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "Stay with" in out
+    assert "not measured" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--link", "10 gb/s"], "did you mean 10gbit (or 80gbit, if these are bytes)?"),
+        (["--link", "10GB/s"], "a byte is 8 bits: did you mean 80gbit?"),
+        (["--link", "fast"], "write a number and one of bit, kbit, mbit or gbit"),
+        (["--latency", "50"], "did you mean 50us or 50ms?"),
+        (["--shapes", "resnet51"], "did you mean 'resnet50'"),
+        (["--shapes", "nowhere.py:make"], "there is no file nowhere.py"),
+        (["--step-time", "fast"], "give the seconds of a step on one worker"),
+        (["--step-time", "-1"], "give seconds of 0 or more"),
+        (["--workers", "6", "--gpus", "4"], "give a multiple of 4"),
+        (["--workers", "4", "--lost", "4"], "of whom some are left"),
+        (["--device", "h100"], "did you mean"),
+        (["--every", "4", "--delay", "4"], "a delay of 0 to 3 steps"),
+        (["--inside"], "nobody to average with"),
+        (["tpok"], "did you mean"),
+    ],
+)
+def test_bad_input_gets_a_plain_sentence(arguments: list[str], said: str, monkeypatch, capsys) -> None:
+    others = [word for name, value in GIVEN.items() if name not in arguments for word in (name, value)]
+    code, _, error = run("simulate", *others, *arguments, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2
+    assert said in " ".join(error.split())
+    assert "Traceback" not in error
+
+
+def test_a_model_of_ones_own(tmp_path: Path, monkeypatch, capsys) -> None:
+    path = tmp_path / "own_model_of_a_test.py"
+    path.write_text("from torch import nn\ndef make():\n    return nn.Linear(200, 300)\ndef other():\n    return 3\n")
+    given = ["simulate", "bf16", *SMALL[2:], "--shapes"]
+    code, out, _ = run(*given, f"{path}:make", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "0.1 M parameters" in " ".join(out.split())
+    code, _, error = run(*given, f"{path}:other", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2
+    assert "must return a torch.nn.Module" in " ".join(error.split())
+
+
+@pytest.mark.parametrize("bits", [1e5, 2.5e6, 1e9, 4e11])
+def test_rates_are_read_as_they_are_written(bits: float) -> None:
+    assert units.rate(units.written(bits)) == bits
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    known = profile("epyc")
+    known.write(tmp_path / "here.json")
+    again = profile(str(tmp_path / "here.json"))
+    assert again == known
+    assert known.origin == "measured"
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="is no profile"):
+        Profile.read(tmp_path / "broken.json")
+
+
+def test_nothing_is_recommended_above_the_rate_at_which_halves_hide() -> None:
+    """As in closed form: above it the best dense average adds next to nothing to a step."""
+    scene = Scene("resnet50", 8, "10gbit", "5us", "0.06", "h200")
+    model = scene.model()
+    edge = closed_forms.hiding_rate(2 * model.numel, 8, 0.04)
+    tried = [Candidate.make("bf16", {}), Candidate.make("acpsgd", {"rank": 4})]
+    above = advise(scene.setting(model, 3 * edge), tried)
+    assert above.reason.startswith("Stay with")
+    below = advise(scene.setting(model, edge / 3), tried)
+    assert below.chosen is tried[1]
+
+
+def test_gather_breaks_even_at_half_as_many_workers_as_it_compresses() -> None:
+    assert closed_forms.least_ratio("gather", 16) == 8
+    assert closed_forms.least_ratio("gather", 16, dense_bits=16) == 16
+    assert closed_forms.least_ratio("sharded", 1000) == 1
+    ratio = closed_forms.least_ratio("gather", 10)
+    assert closed_forms.most_encoding("gather", ratio, 10, 1e9) == pytest.approx(0.0, abs=1e-15)
+    assert closed_forms.most_encoding("sharded", 2.0, 10, 1e9) > 0
+
+
+def test_nodes_that_share_a_link_pay_for_what_goes_from_each_to_each() -> None:
+    """A ring crosses a node's link once; what eight GPUs send to everybody crosses it eight times."""
+    flat = Scene("resnet18", 64, "10gbit", "5us", "0", "h200").setting()
+    nodes = Scene("resnet18", 64, "10gbit", "5us", "0", "h200", gpus=8).setting()
+    assert nodes.network.cost("all-reduce", 1 << 20).seconds == flat.network.cost("all-reduce", 1 << 20).seconds
+    dearer = nodes.network.cost("all-to-all", 1 << 20).seconds / flat.network.cost("all-to-all", 1 << 20).seconds
+    assert dearer == pytest.approx(8 * 56 / 63, rel=0.05)
+
+
+def test_periodic_averages_cost_their_share_and_a_delay_hides_them() -> None:
+    setting = Scene("resnet18", 8, "1gbit", "50us", "0.1", "epyc", sites=2, far="100mbit").setting()
+    every = plain(setting).exposed
+    now_and_then = spread_out(None, setting, 10)
+    assert 0 < now_and_then.exposed < every
+    assert spread_out(None, setting, 1000).exposed == pytest.approx(now_and_then.exposed / 100)
+    streaming = spread_out(None, setting, 10, fragments=5, delay=2)
+    assert streaming.exposed < now_and_then.exposed
+    compressed = spread_out(Candidate.make("efsignsgd", {}), setting, 10)
+    assert compressed.wire_bytes < now_and_then.wire_bytes / 20
+
+
+def test_lost_workers_and_slow_ones() -> None:
+    whole = Scene("resnet18", 8, "1gbit", "50us", "0.1", "epyc")
+    made = Candidate.make("acpsgd", {}).configuration
+    lost = Scene("resnet18", 8, "1gbit", "50us", "0.1", "epyc", lost=4)
+    assert simulate(made, lost.setting()).wire_bytes < simulate(made, whole.setting()).wire_bytes
+    slow = Scene("resnet18", 8, "1gbit", "50us", "0.1", "epyc", slowest=2.0)
+    assert simulate(made, slow.setting()).seconds > simulate(made, whole.setting()).seconds + 0.09
