@@ -4,13 +4,19 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check golden clean
+.PHONY: demo test test-gpu-kernels check golden clean
 
 demo: $(VENV)/ready
 	$(BIN)/gradwire bench train
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest
+
+# Without a GPU: kernels in Triton's interpreter against the reference, then compiled for GPUs that are not here.
+test-gpu-kernels: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable ".[gpu]"
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/gpu
+	$(BIN)/python -m pytest tests/kernels/gpu
 
 check: $(VENV)/ready
 	$(BIN)/ruff check src tests
