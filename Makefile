@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # What `make test-integrations` installs and tests; ray is another 500 MB, and a minute.
 EXTRAS ?= accelerate,transformers,lightning
 
-.PHONY: demo test test-integrations check release-check golden clean
+.PHONY: demo test test-integrations test-gpu-kernels check release-check golden clean
 
 demo: $(VENV)/ready
 	$(BIN)/gradwire bench train
@@ -18,6 +18,12 @@ test: $(VENV)/ready
 test-integrations: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet "$(TORCH)" --editable ".[$(EXTRAS)]"
 	$(BIN)/python -m pytest tests/integrations -rs
+
+# Without a GPU: kernels in Triton's interpreter against the reference, then compiled for GPUs that are not here.
+test-gpu-kernels: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable ".[gpu]"
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/gpu
+	$(BIN)/python -m pytest tests/kernels/gpu
 
 check: $(VENV)/ready
 	$(BIN)/ruff check src tests examples

@@ -9,7 +9,7 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +25,7 @@ from gradwire_bench.train import TrainRow
 
 if TYPE_CHECKING:
     from gradwire.local.analysis import Analysis
-    from gradwire_bench import periodic_results
+    from gradwire_bench import gpu, periodic_results
     from gradwire_bench.kernels import Row as KernelRow
 
 _MB = 1e6
@@ -170,6 +170,28 @@ def kernels_table(rows: Sequence[KernelRow], title: str) -> Table:
             _number(row.peak_extra_bytes, "{:.1f}", _MB),
         )
     return table
+
+
+def gpu_tables(measured: gpu.Report) -> Iterator[Table]:
+    """What must hold, how fast each kernel is, and what each method adds to a step."""
+    facts = ", ".join(f"{name} {value}" for name, value in measured.machine.items())
+    table = _table(facts, "must hold", "", "found")
+    for verdict in (*measured.bits, *measured.waits):
+        table.add_row(Text(verdict.subject), _verdict("holds", reached=verdict.holds), Text(verdict.found))
+    yield table
+    table = _table(f"Kernels, copy {measured.copy:.0f} GB/s", "kernel", "M values", "us", "of copy", "target")
+    for speed in measured.speeds:
+        target = Text()
+        if speed.target is not None:
+            target = _verdict(f">= {speed.target:.0%}", reached=speed.of_copy >= speed.target)
+        numbers = (f"{speed.numel / 1e6:g}", f"{speed.microseconds:.1f}", f"{speed.of_copy:.0%}")
+        table.add_row(Text(speed.kernel), *numbers, target)
+    yield table
+    table = _table("A step at world size 1, bfloat16", "model", "method", "ms", "more than DDP", "target")
+    for step in measured.steps:
+        target = _verdict(f"<= {step.target:.0%}", reached=step.overhead <= step.target)
+        table.add_row(step.model, Text(step.method), f"{step.milliseconds:.2f}", f"{step.overhead:+.1%}", target)
+    yield table
 
 
 def periodic_table(rows: Sequence[periodic_results.Row], title: str) -> Table:

@@ -38,6 +38,7 @@ def run(*arguments, monkeypatch, capsys):
         (["bench", "train"], "gradwire bench train topk:ratio=0.001 acpsgd:rank=2"),
         (["bench", "periodic"], "gradwire bench periodic overhead"),
         (["bench", "kernels"], "gradwire bench kernels"),
+        (["bench", "gpu"], "gradwire bench gpu --json gpu.json"),
         (["doctor"], "gradwire doctor"),
     ],
 )

@@ -43,8 +43,19 @@ def test_what_a_device_does_not_have_runs_by_the_reference() -> None:
             kernels.encode(code, block, normal(), None, 1.0, 1.0, payload, KEY)
 
 
+def test_without_its_compiler_a_device_runs_the_reference() -> None:
+    dispatch.overrides.cache_clear()
+    with mock.patch.object(dispatch, "find_spec", return_value=None) as looked_for:
+        assert set(dispatch.KERNELS) < set(kernels.by_reference(torch.device("cuda", 0)))
+    looked_for.assert_called_once_with("triton")
+    dispatch.overrides.cache_clear()
+
+
 def test_importing_compiles_nothing() -> None:
-    command = "import sys, gradwire; assert not {'numba', 'llvmlite', 'gradwire.kernels.cpu'} & set(sys.modules)"
+    command = (
+        "import sys, gradwire; "
+        "assert not {'numba', 'llvmlite', 'triton', 'gradwire.kernels.cpu', 'gradwire.kernels.gpu'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", command], check=True)
 
 

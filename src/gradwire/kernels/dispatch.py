@@ -6,6 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
+from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -14,8 +15,11 @@ from torch import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PACKAGES = {"cpu": "gradwire.kernels.cpu"}
-"""Where the kernels of a type of device are: functions of the reference's names, and ``CODES``, what they encode."""
+PACKAGES = {"cpu": ("gradwire.kernels.cpu", "numba"), "cuda": ("gradwire.kernels.gpu", "triton")}
+"""Where the kernels of a type of device are, and what compiles them.
+
+A package has functions of the reference's names, and ``CODES``, what they encode. ROCm's devices are ``cuda`` to torch.
+"""
 
 KERNELS: dict[str, Callable[..., Any]] = {}
 """The reference's functions, by name."""
@@ -41,12 +45,13 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
 
 @cache
 def overrides(device: str) -> Mapping[str, Any]:
-    """What a type of device offers, imported when the first of its tensors comes.
+    """What a type of device offers, imported when the first of its tensors comes; nothing without its compiler.
 
     Raises:
         ConfigurationError: If its kernels cannot be compiled as things are.
     """
-    return vars(importlib.import_module(PACKAGES[device])) if device in PACKAGES else {}
+    package, compiler = PACKAGES.get(device, ("", ""))
+    return vars(importlib.import_module(package)) if package and find_spec(compiler) else {}
 
 
 def by_reference(device: torch.device) -> tuple[str, ...]:

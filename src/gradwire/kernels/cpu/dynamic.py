@@ -16,30 +16,9 @@ from gradwire.kernels.cpu._compiled import (
 from gradwire.kernels.cpu._packed import pack
 from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, peak
 from gradwire.kernels.reference._torch import SMALLEST_SCALE
-from gradwire.kernels.reference.dynamic import Dynamic, magnitudes, thresholds
+from gradwire.kernels.reference.dynamic import CELL_BITS, Dynamic, cells, magnitudes
 
-_CELL_BITS = 17
-"""Low bits of a float32 within a cell. Cells are so narrow that at most one threshold lies in each."""
-
-
-def _cells() -> tuple[int, UInt32Array]:
-    """The first cell and, for it and each following one, what makes a carry into the code at the cell's threshold.
-
-    With ``offset`` the low bits of a value in its cell, ``cells[cell] + offset >> _CELL_BITS`` is the value's code.
-    """
-    edges = array(thresholds()).view(np.uint32)
-    first = int(edges[0] >> _CELL_BITS) - 1
-    last = int(np.float32(1).view(np.uint32) >> _CELL_BITS)
-    starts = np.arange(first, last + 1, dtype=np.uint32) << np.uint32(_CELL_BITS)
-    codes = np.searchsorted(edges, starts).astype(np.uint32)
-    cells = codes << np.uint32(_CELL_BITS)
-    inside = edges[np.minimum(codes, edges.size - 1)] - starts
-    split = (codes < edges.size) & (inside < 1 << _CELL_BITS)
-    cells[split] += (1 << _CELL_BITS) - 1 - inside[split]
-    return first, cells
-
-
-_FIRST_CELL, _CELLS = _cells()
+_FIRST_CELL, _CELLS = cells()
 _MAGNITUDES = array(magnitudes())
 _VALUES = np.concatenate((_MAGNITUDES, -_MAGNITUDES))
 
@@ -77,13 +56,13 @@ def _read(code: Dynamic, position: int, count: int, body: UInt8Array, scratch: S
 def _find(t: Float32Array, parts: Float32Array, cell: UInt32Array, codes: UInt8Array) -> None:
     """Writes the code of the entry nearest to each part of the scale, with the sign of ``t``."""
     words = parts.view(np.uint32)
-    low_bits, first, last = np.uint32((1 << _CELL_BITS) - 1), np.int32(_FIRST_CELL), np.int32(_CELLS.size - 1)
+    low_bits, first, last = np.uint32((1 << CELL_BITS) - 1), np.int32(_FIRST_CELL), np.int32(_CELLS.size - 1)
     for i in range(t.size):
-        cell[i] = min(max(np.int32(words[i] >> np.uint32(_CELL_BITS)) - first, np.int32(0)), last)
+        cell[i] = min(max(np.int32(words[i] >> np.uint32(CELL_BITS)) - first, np.int32(0)), last)
     for i in range(t.size):
         cell[i] = _CELLS[cell[i]]
     for i in range(t.size):
-        code = np.uint32(np.uint32(cell[i] + np.uint32(words[i] & low_bits)) >> np.uint32(_CELL_BITS))
+        code = np.uint32(np.uint32(cell[i] + np.uint32(words[i] & low_bits)) >> np.uint32(CELL_BITS))
         codes[i] = np.uint8(code | np.uint32(t[i] < 0) << np.uint32(7))
 
 

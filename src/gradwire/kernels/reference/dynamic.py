@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,28 @@ def thresholds() -> Tensor:
     """The middle between each two neighbours of :func:`magnitudes`."""
     table = magnitudes().double()
     return ((table[1:] + table[:-1]) / 2).float()
+
+
+CELL_BITS = 17
+"""Low bits of a float32 within a cell. Cells are so narrow that at most one threshold lies in each."""
+
+
+def cells() -> tuple[int, np.ndarray[Any, np.dtype[np.uint32]]]:
+    """The table by which kernels find entries in one step: the first cell; for it and each following one, a number.
+
+    With ``offset`` the low bits of a value in its cell, ``cells[cell] + offset >> CELL_BITS`` is the value's code: the
+    sum carries into the code at the cell's threshold.
+    """
+    edges = thresholds().numpy().view(np.uint32)
+    first = int(edges[0] >> CELL_BITS) - 1
+    last = int(np.float32(1).view(np.uint32) >> CELL_BITS)
+    starts = np.arange(first, last + 1, dtype=np.uint32) << np.uint32(CELL_BITS)
+    codes = np.searchsorted(edges, starts).astype(np.uint32)
+    table = codes << np.uint32(CELL_BITS)
+    inside = edges[np.minimum(codes, edges.size - 1)] - starts
+    split = (codes < edges.size) & (inside < 1 << CELL_BITS)
+    table[split] += (1 << CELL_BITS) - 1 - inside[split]
+    return first, table
 
 
 class Dynamic(NamedTuple):

@@ -1,0 +1,26 @@
+"""The kernels in Triton, for CUDA and ROCm: the bits of the reference, without the host ever waiting for the device.
+
+What is not here the reference does. Nothing of it is imported before a tensor of such a device comes; without Triton
+the reference does everything.
+"""
+
+from __future__ import annotations
+
+from gradwire.kernels.gpu import (
+    dynamic,
+    exponent,
+    natural,
+    nuqsgd,
+    onebit,
+    qsgd,
+    sign,
+    terngrad,
+    threelc,
+    vote,
+)
+from gradwire.kernels.gpu.checksum import checksums
+from gradwire.kernels.gpu.integer import integer_decode, integer_encode, integer_scales
+from gradwire.kernels.gpu.memory import accumulate
+from gradwire.kernels.gpu.narrow import narrow
+from gradwire.kernels.gpu.quantise import CODES, decode, encode
+from gradwire.kernels.gpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract

@@ -1,0 +1,97 @@
+"""What the jitted kernels share: compensated values, defined sums, hashes."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gradwire.kernels.reference import _torch
+from gradwire.randomness import FIRST_FACTOR, SECOND_FACTOR
+
+INFINITY = tl.constexpr(float("inf"))
+INFINITE = tl.constexpr(0x7F800000)
+MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+SMALLEST_SCALE = tl.constexpr(_torch.SMALLEST_SCALE)
+LARGEST_SCALE = tl.constexpr(_torch.LARGEST_SCALE)
+LANES = tl.constexpr(_torch.LANES)
+_FIRST_FACTOR = tl.constexpr(FIRST_FACTOR)
+_SECOND_FACTOR = tl.constexpr(SECOND_FACTOR)
+NEGATIVE = tl.constexpr(-(2**31))
+COLUMNS = tl.constexpr(6)
+
+
+@triton.jit
+def tile_of(table, ALIGNED: tl.constexpr):
+    """First element, number of elements, position, segment, and where the row of the table is."""
+    row = table + tl.program_id(0).to(tl.int64) * COLUMNS
+    start = tl.load(row)
+    count = tl.load(row + 1)
+    if ALIGNED:
+        start = tl.multiple_of(start, 4)
+        count = tl.multiple_of(count, 4)
+    return start, count, tl.load(row + 2), tl.load(row + 3), row
+
+
+@triton.jit
+def compensated(gradient, residual, at, mask, beta, gamma, KEEP: tl.constexpr):
+    """``t`` and the residual, 0 beyond the mask."""
+    g = tl.load(gradient + at, mask=mask, other=0.0)
+    r = g
+    t = g
+    if KEEP:
+        r = tl.load(residual + at, mask=mask, other=0.0)
+        t = r * beta + g * gamma
+    return t, r
+
+
+@triton.jit
+def magnitude_bits(t):
+    """Bits of ``|t|``, ordered as magnitudes are; at least ``INFINITE`` if not finite."""
+    return t.to(tl.int32, bitcast=True) & MAGNITUDE
+
+
+@triton.jit
+def sum_of_lanes(lanes):
+    """Adds the upper half of the lanes to the lower half until one is left: two summands have one order."""
+    lanes = tl.sum(tl.reshape(lanes, (2, 16)), axis=0)
+    lanes = tl.sum(tl.reshape(lanes, (2, 8)), axis=0)
+    lanes = tl.sum(tl.reshape(lanes, (2, 4)), axis=0)
+    lanes = tl.sum(tl.reshape(lanes, (2, 2)), axis=0)
+    return tl.sum(tl.reshape(lanes, (2, 1)), axis=0)
+
+
+@triton.jit
+def mix64(value):
+    """See :func:`gradwire.randomness.mix64`."""
+    value = value + tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
+    value = (value ^ (value >> 30)) * tl.full((), 0xBF58476D1CE4E5B9, tl.uint64)
+    value = (value ^ (value >> 27)) * tl.full((), 0x94D049BB133111EB, tl.uint64)
+    return value ^ (value >> 31)
+
+
+@triton.jit
+def key_of_run(low, high, stream):
+    """``mix64(key ^ stream)`` of a key in two halves."""
+    key = (high.to(tl.uint64) << 32) | (low.to(tl.uint64) & tl.full((), 0xFFFFFFFF, tl.uint64))
+    return mix64(stream.to(tl.uint64, bitcast=True) ^ key)
+
+
+@triton.jit
+def hash32(key, counter):
+    """See :func:`gradwire.randomness.hash32`; as uint32, and the counter too."""
+    bits = counter ^ (key & tl.full((), 0xFFFFFFFF, tl.uint64)).to(tl.uint32)
+    bits = (bits ^ (bits >> 16)) * tl.full((), _FIRST_FACTOR, tl.uint32)
+    bits = (bits ^ (bits >> 15) ^ (key >> 32).to(tl.uint32)) * tl.full((), _SECOND_FACTOR, tl.uint32)
+    return bits ^ (bits >> 15)
+
+
+@triton.jit
+def negated(values, where):
+    """Values, negated where told; Triton's own minus makes no -0.0 of 0."""
+    return tl.where(where, values * -1.0, values)
+
+
+@triton.jit
+def inverse_of(scale, one):
+    """``one / scale``, correctly rounded; 0 for a scale that is not positive."""
+    return tl.where(scale > 0, tl.div_rn(one, tl.where(scale > 0, scale, 1.0)), 0.0)

@@ -1,0 +1,136 @@
+"""How kernels are started: tables of a block's tiles on its device, and one way to launch."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from gradwire.kernels.reference._torch import CHUNK
+from gradwire.layout import Block, Int64Array
+
+WIDTHS = (512, 1024, CHUNK)
+"""Elements that a program has room for: each width compiles anew."""
+
+VECTOR = 4
+"""Elements of a 16-byte access."""
+
+
+class Tiles:
+    """A block's tables on a device, for programs of a tile each: consecutive elements of a run, a chunk at most.
+
+    Attributes:
+        table: ``int64[T, 6]``: first element in the flat buffer, number of elements, position, segment, stream and
+            counter of the random numbers.
+        segments: ``int64[S + 1]``: segment ``s`` consists of runs ``segments[s]`` to ``segments[s + 1] - 1``.
+        runs: ``int64[R + 1]``: run ``r`` consists of tiles ``runs[r]`` to ``runs[r + 1] - 1``.
+        numels: ``int64[S]``: elements of each segment.
+        places: ``int64[R, 3]``: the runs: position, number of elements, first element in the flat buffer.
+        count: T.
+        width: Room for the longest tile, one of ``WIDTHS``.
+        whole: Whether every segment is one tile.
+        aligned: Whether all tiles begin and end at 16 bytes, if the buffer does.
+    """
+
+    def __init__(self, block: Block, device: torch.device) -> None:
+        start, length, position = block.runs.T
+        counts = -(-length // CHUNK)
+        ends = np.concatenate(([0], np.cumsum(counts)))
+        run = np.repeat(np.arange(len(counts)), counts)
+        first = (np.arange(len(run)) - ends[run]) * CHUNK
+        segment = np.repeat(np.arange(block.segment_count), np.diff(block.segments))[run]
+        numel = np.minimum(CHUNK, length[run] - first)
+        streams, origins = block.streams.view(np.int64)[run], block.origins[run] + first
+        table = np.stack((start[run] + first, numel, position[run] + first, segment, streams, origins), axis=1)
+        longest = int(numel.max(initial=0))
+        self.count = len(run)
+        self.width = next(width for width in WIDTHS if longest <= width)
+        self.whole = self.count == block.segment_count
+        self.aligned = not (table[:, :2] % VECTOR).any()
+        self._block, self._device = weakref.proxy(block), device
+        self._counts: tuple[bytes, int] | None = None
+        self.table = self._moved(table)
+        self.segments, self.runs = self._moved(block.segments), self._moved(ends)
+        self.numels = self._moved(block.segment_numels)
+
+    @property
+    def steps(self) -> int:
+        """Halvings after which a run is found among all."""
+        return len(self._block.runs).bit_length()
+
+    @cached_property
+    def elements(self) -> Tensor:
+        """``int64[R, 2]``: the number of a run's first element within its segment, and its position."""
+        _, length, position = self._block.runs.T
+        ends = np.cumsum(length)
+        segment = np.repeat(np.arange(self._block.segment_count), np.diff(self._block.segments))
+        before = np.concatenate(([0], np.cumsum(self._block.segment_numels)))
+        return self._moved(np.stack((ends - length - before[segment], position), axis=1))
+
+    def pieces(self, counts: Int64Array, width: int) -> Tensor:
+        """``int64[P, 5]``: choices of ``counts[s]`` elements of each segment, in pieces of ``width`` at most.
+
+        Segment, first choice of the piece, number of choices, choices of earlier segments, and the width of a nearly
+        square table of the segment's elements. Kept until other numbers are asked for.
+        """
+        if self._counts != (asked := (counts.tobytes(), width)):
+            each = -(-counts // width)
+            segment = np.repeat(np.arange(len(counts)), each)
+            first = (np.arange(len(segment)) - (np.cumsum(each) - each)[segment]) * width
+            squares = np.array([math.isqrt(numel - 1) + 1 for numel in self._block.segment_numels.tolist()], np.int64)
+            number, before = np.minimum(counts[segment] - first, width), (np.cumsum(counts) - counts)[segment]
+            table = np.stack((segment, first, number, before, squares[segment]), axis=1)
+            self._counts, self._pieces = asked, self._moved(table)
+        return self._pieces
+
+    @cached_property
+    def places(self) -> Tensor:
+        """``int64[R, 3]``."""
+        return self._moved(self._block.runs[:, [2, 1, 0]])
+
+    def _moved(self, values: np.ndarray[Any, Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self._device)
+
+
+_tiles: WeakKeyDictionary[Block, dict[torch.device, Tiles]] = WeakKeyDictionary()
+
+
+def tiles_of(block: Block, device: torch.device) -> Tiles:
+    """The tables of a block, made once for each device."""
+    kept = _tiles.setdefault(block, {})
+    if device not in kept:
+        kept[device] = Tiles(block, device)
+    return kept[device]
+
+
+def launch(kernel: Any, programs: int, *arguments: object, warps: int = 4, **constants: object) -> None:
+    """Starts so many programs of a kernel on the device of its first argument, a tensor.
+
+    Products and sums are never fused, nothing is tuned: the bits are the same wherever it runs.
+    """
+    if programs:
+        with torch.cuda.device_of(arguments[0]):
+            kernel[(programs,)](*arguments, num_warps=warps, enable_fp_fusion=False, **constants)
+
+
+def warps(width: int) -> int:
+    """Warps for programs of so many elements."""
+    return max(width // 512, 2)
+
+
+def halves(key: int) -> tuple[int, int]:
+    """The low and the high half of a key, as signed numbers of 32 bits."""
+    low, high = key & 0xFFFFFFFF, key >> 32
+    return low - ((low >> 31) << 32), high - ((high >> 31) << 32)
+
+
+def jitted(*changing: str) -> Any:
+    """Compiles a kernel on first use, once whatever the values of ``changing`` are, addresses among them."""
+    return triton.jit(do_not_specialize=changing, do_not_specialize_on_alignment=changing)

@@ -1,0 +1,71 @@
+"""Levels of a scale that all workers share, so that codes add up."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.kernels.gpu._jitted import INFINITY, LARGEST_SCALE, SMALLEST_SCALE
+from gradwire.kernels.gpu.memory import leave_all
+from gradwire.kernels.gpu.qsgd import uniform16
+from gradwire.kernels.gpu.quantise import CODES, Jitted, measure, put_all, read_all
+from gradwire.kernels.reference.integer import Integers
+from gradwire.layout import Block
+
+
+def integer_scales(
+    code: Integers, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, scales: Tensor
+) -> None:
+    measure(CODES[Integers](code), code, block, gradient, residual, beta, gamma, scales)
+    scales.nan_to_num_(nan=torch.inf)
+    if residual is not None:
+        leave_all(block, gradient, residual, beta, gamma)
+
+
+def integer_encode(
+    code: Integers, block: Block, values: Tensor, subtract: bool, scales: Tensor, codes: Tensor, key: int
+) -> None:
+    memory = values if subtract else None
+    put_all(code, block, values, memory, 0.0, 1.0, scales, codes, codes.numel(), key, agreed=True)
+
+
+def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+    read_all(code, block, scales.view(torch.uint8), 0, codes[None], 1, out, 1.0)
+
+
+@triton.jit
+def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
+    largest = peak.to(tl.float32, bitcast=True)
+    return largest, largest
+
+
+@triton.jit
+def _step(scale, LEVELS: tl.constexpr):
+    """What one level is worth: 0 for a scale too small to divide by, NaN for one that is not finite."""
+    smaller = tl.where(scale > LARGEST_SCALE, LARGEST_SCALE, scale)
+    step = tl.where(scale >= SMALLEST_SCALE, tl.div_rn(smaller, tl.full(scale.shape, LEVELS, tl.float32)), 0.0)
+    return tl.where(tl.abs(scale) < INFINITY, step, float("nan"))
+
+
+@triton.jit
+def _put(code: tl.constexpr, t, first, second, random, table):
+    LEVELS: tl.constexpr = code.levels
+    step = _step(first, LEVELS)
+    smaller = tl.where(first > LARGEST_SCALE, LARGEST_SCALE, first)
+    divisor = tl.where(step > 0, smaller, 1.0)
+    inverse = tl.where(step > 0, tl.div_rn(tl.full(t.shape, LEVELS, tl.float32), divisor), 0.0)
+    number = tl.minimum((t * inverse + (uniform16(random) + LEVELS)).to(tl.int32), 2 * LEVELS)
+    return number, (number - LEVELS).to(tl.float32) * step
+
+
+@triton.jit
+def _read(code: tl.constexpr, codes, first, second, table):
+    LEVELS: tl.constexpr = code.levels
+    ZERO: tl.constexpr = code.levels * code.workers
+    step = _step(first, LEVELS) * (1.0 / code.workers)
+    return (tl.minimum(codes, 2 * ZERO) - ZERO).to(tl.float32) * step
+
+
+CODES[Integers] = lambda code: Jitted(code.bits, _scale, _put, _read, draws=True)

@@ -1,0 +1,69 @@
+"""Evenly spaced levels."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gradwire.kernels.gpu._jitted import LARGEST_SCALE, SMALLEST_SCALE, inverse_of
+from gradwire.kernels.gpu.quantise import CODES, Jitted
+from gradwire.kernels.reference.qsgd import QSGD
+
+
+@triton.jit
+def squares(code: tl.constexpr, t):
+    exact = t.to(tl.float64)
+    return exact * exact, tl.zeros_like(exact)
+
+
+@triton.jit
+def usable(norm):
+    """A norm of float64 as a scale: 0 if too small to divide by, and no larger than can be decoded."""
+    smaller = tl.where(norm > LARGEST_SCALE, LARGEST_SCALE, norm)
+    return tl.where(norm >= SMALLEST_SCALE, smaller, 0.0).to(tl.float32)
+
+
+@triton.jit
+def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
+    norm = peak.to(tl.float32, bitcast=True).to(tl.float64)
+    if code.euclidean:
+        norm = tl.sqrt(first)
+    scale = usable(norm)
+    return scale, scale
+
+
+@triton.jit
+def uniform16(random):
+    """The middle of one of ``2**16`` equal parts of [0, 1)."""
+    return (random >> 16).to(tl.int32).to(tl.float32) * (2.0**-16) + (2.0**-17)
+
+
+@triton.jit
+def _step(scale, LEVELS: tl.constexpr):
+    scale = tl.where(scale > LARGEST_SCALE, LARGEST_SCALE, tl.where(scale < -LARGEST_SCALE, -LARGEST_SCALE, scale))
+    return tl.div_rn(scale, tl.full(scale.shape, LEVELS, tl.float32))
+
+
+@triton.jit
+def _put(code: tl.constexpr, t, first, second, random, table):
+    LEVELS: tl.constexpr = (1 << (code.bits - 1)) - 1
+    inverse = inverse_of(first, tl.full(t.shape, LEVELS, tl.float32))
+    offset = tl.full(t.shape, 0.5, tl.float32)
+    if not code.nearest:
+        offset = uniform16(random)
+    number = tl.minimum((t * inverse + (offset + LEVELS)).to(tl.int32), 2 * LEVELS)
+    return number, (number - LEVELS).to(tl.float32) * _step(first, LEVELS)
+
+
+@triton.jit
+def _read(code: tl.constexpr, codes, first, second, table):
+    LEVELS: tl.constexpr = (1 << (code.bits - 1)) - 1
+    return (tl.minimum(codes, 2 * LEVELS) - LEVELS).to(tl.float32) * _step(first, LEVELS)
+
+
+def _jitted(code: QSGD) -> Jitted:
+    terms = squares if code.euclidean else None
+    return Jitted(code.bits, _scale, _put, _read, terms=terms, draws=not code.nearest)
+
+
+CODES[QSGD] = _jitted

@@ -1,0 +1,41 @@
+"""One bit a value."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gradwire.kernels.gpu._jitted import negated
+from gradwire.kernels.gpu.quantise import CODES, Jitted
+from gradwire.kernels.reference.sign import Sign
+
+
+@triton.jit
+def magnitudes_or_squares(code: tl.constexpr, t):
+    exact = t.to(tl.float64)
+    first = tl.abs(exact)
+    if code.norm == 2:
+        first = exact * exact
+    return first, tl.zeros_like(exact)
+
+
+@triton.jit
+def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
+    mean = first / numel.to(tl.float64)
+    if code.norm == 2:
+        mean = tl.sqrt(mean)
+    scale = mean.to(tl.float32)
+    return scale, scale
+
+
+@triton.jit
+def _put(code: tl.constexpr, t, first, second, random, table):
+    return (t < 0).to(tl.int32), negated(first, t < 0)
+
+
+@triton.jit
+def read_signs(code: tl.constexpr, codes, first, second, table):
+    return negated(first, codes != 0)
+
+
+CODES[Sign] = lambda code: Jitted(1, _scale, _put, read_signs, terms=magnitudes_or_squares)

@@ -1,0 +1,429 @@
+"""All that a GPU is needed for, in one go: bits, speeds, host waits, and what a step of training takes longer.
+
+``python -m gradwire_bench.gpu [FILE.json]`` does what ``gradwire bench gpu`` does, and needs neither rich nor cyclopts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.cuda import nccl
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire import kernels
+from gradwire.errors import ConfigurationError
+from gradwire.kernels import Code, codes
+from gradwire.layout import Block, Granularity, flat_slots
+from gradwire.randomness import key_of
+from gradwire_bench import models, shapes
+
+NUMELS = (1_000_000, 25_000_000, 125_000_000)
+ROWS = 8
+"""Payloads that are decoded at once."""
+
+BUCKET = 512
+DENSITY = 0.01
+METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("bf16", {}),
+    ("efsignsgd", {}),
+    ("qsgd", {"bits": 4}),
+    ("terngrad", {}),
+    ("natural", {}),
+    ("randomk", {"ratio": DENSITY}),
+    ("topk", {"ratio": DENSITY}),
+    ("powersgd", {"rank": 4}),
+)
+CODES: tuple[Code, ...] = (
+    codes.Sign(),
+    codes.Sign(norm=2),
+    codes.Vote(),
+    codes.OneBit(),
+    codes.QSGD(2),
+    codes.QSGD(4, euclidean=True),
+    codes.QSGD(8, nearest=True),
+    codes.NUQSGD(4),
+    codes.TernGrad(clip=2.5),
+    codes.ThreeLC(1.3),
+    codes.Natural(8),
+    codes.Natural(9),
+    codes.Exponent(),
+    codes.Dynamic(),
+)
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, torch.device], tuple[Tensor, Tensor]], int]] = {
+    "ResNet-50": (models.ResNet50, models.resnet50_batch, 128),
+    "GPT-2 124M": (models.GPT2, models.gpt2_batch, 8),
+}
+"""A model, its batches, and how many samples a step takes."""
+
+MOST_ADDED = {"ResNet-50": 0.01, "GPT-2 124M": 0.03}
+"""What a method may add to DDP's step at world size 1."""
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A kernel's.
+
+    Attributes:
+        kernel: What was timed.
+        numel: Values of the gradient.
+        microseconds: Median by CUDA events, with a cold cache.
+        bytes_per_value: What it has to read and write at least.
+        of_copy: The bandwidth that makes, as a share of a copy's.
+        target: The least share that is promised, if any.
+    """
+
+    kernel: str
+    numel: int
+    microseconds: float
+    bytes_per_value: float
+    of_copy: float
+    target: float | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether something is as it must be, and what is not."""
+
+    subject: str
+    holds: bool
+    found: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step's median at world size 1, and what a method adds to DDP's own."""
+
+    model: str
+    method: str
+    milliseconds: float
+    overhead: float
+    target: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of it.
+
+    Attributes:
+        machine: Device, driver and versions.
+        missing: Kernels that run by the reference there, slowly.
+        copy: Bandwidth of a copy in GB/s, what is read and what is written together.
+        bits: Each kernel against the reference on the CPU.
+        speeds: Each kernel's.
+        waits: Each method's step with waits for the device forbidden.
+        steps: Each model's.
+    """
+
+    machine: dict[str, Any]
+    missing: tuple[str, ...]
+    copy: float
+    bits: list[Verdict]
+    speeds: list[Speed]
+    waits: list[Verdict]
+    steps: list[Step]
+
+
+def measure(numels: tuple[int, ...] = NUMELS, told: Told = lambda text: None) -> Report:
+    """Takes a few minutes on one GPU.
+
+    Raises:
+        ConfigurationError: If torch sees no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"torch {torch.__version__} sees no GPU here; run this where `torch.cuda.is_available()` says True. "
+            "Without one, `make test-gpu-kernels` checks the kernels' bits"
+        )
+    device = torch.device("cuda", torch.cuda.current_device())
+    told("copy")
+    copy = 8e-9 * numels[-1] / _seconds(_copying(numels[-1], device), device)
+    found = _bits(device, told)
+    speeds = [speed for numel in numels for speed in _speeds(numel, device, copy, told)]
+    with _world_of_one():
+        waits = [_waits(method, options, device, told) for method, options in METHODS]
+        steps = [step for name in MODELS for step in _steps(name, device, told)]
+    return Report(_machine(device), kernels.by_reference(device), copy, found, speeds, waits, steps)
+
+
+def lines(report: Report) -> Iterator[str]:
+    """The report as plain text."""
+    yield ", ".join(f"{name} {value}" for name, value in report.machine.items())
+    yield f"copy: {report.copy:.0f} GB/s"
+    yield f"by the reference: {', '.join(report.missing) or 'nothing'}"
+    for verdict in (*report.bits, *report.waits):
+        yield f"{'ok ' if verdict.holds else 'BAD'}  {verdict.subject:44} {verdict.found}"
+    for speed in report.speeds:
+        target = "" if speed.target is None else f"  target {speed.target:.0%}"
+        yield f"{speed.kernel:36} {speed.numel / 1e6:6g} M {speed.microseconds:9.1f} us {speed.of_copy:6.0%}{target}"
+    for step in report.steps:
+        measured = f"{step.milliseconds:8.2f} ms {step.overhead:+7.1%}"
+        yield f"{step.model:12} {step.method:12} {measured}  target {step.target:.0%}"
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    facts = torch.cuda.get_device_properties(device)
+    triton = __import__("triton").__version__ if find_spec("triton") else "not installed"
+    return {
+        "device": facts.name,
+        "capability": f"{facts.major}.{facts.minor}",
+        "memory_gib": round(facts.total_memory / 2**30),
+        "cuda": torch.version.cuda or torch.version.hip,
+        "driver": _driver(),
+        "nccl": ".".join(map(str, nccl.version())) if dist.is_nccl_available() else "",  # type: ignore[no-untyped-call]
+        "torch": torch.__version__,
+        "triton": triton,
+        "numpy": np.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _driver() -> str:
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout.strip() if shutil.which(asked[0]) else ""
+
+
+def _copying(numel: int, device: torch.device) -> Callable[[], object]:
+    source, target = torch.ones(numel, device=device), torch.empty(numel, device=device)
+    return lambda: target.copy_(source)
+
+
+def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
+    """Median by events, each call with a cache that was overwritten before."""
+    cold = torch.empty(2**28, dtype=torch.uint8, device=device)
+    for _ in range(3):
+        run()
+    pairs = []
+    for _ in range(repeats):
+        cold.zero_()
+        before, after = (torch.Event(device, enable_timing=True) for _ in range(2))
+        before.record()
+        run()
+        after.record()
+        pairs.append((before, after))
+    torch.cuda.synchronize(device)
+    return 1e-3 * statistics.median(before.elapsed_time(after) for before, after in pairs)
+
+
+def _blocks() -> dict[str, Block]:
+    fitting = [slot for slot in flat_slots(shapes.get("resnet50")) if slot.stop <= 1_500_000]
+    layers = Block.cut(fitting, Granularity("layer"))
+    return {
+        "layers": layers,
+        "bucket": Block.cut(fitting, Granularity("bucket")),
+        "of 512": layers.divided(BUCKET),
+        "a shard": layers.shards(3)[1],
+    }
+
+
+def _values(numel: int) -> dict[str, Tensor]:
+    normal = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+    spoilt = normal.clone()
+    spoilt[::99_991] = torch.nan
+    return {
+        "normal": normal,
+        "denormal": normal * 1e-40,
+        "huge": normal.sign() * 3e38,
+        "zeros": normal.round() * 0.0,
+        "not finite": spoilt,
+    }
+
+
+def _bits(device: torch.device, told: Told) -> list[Verdict]:
+    """Encodes and decodes on the GPU, and on the CPU."""
+    verdicts = []
+    for code in CODES:
+        told(f"bits of {code}")
+        wrong = []
+        for name, block in _blocks().items():
+            for kind, gradient in _values(block.slots[-1].stop).items():
+                outcomes = [_outcome(code, block, gradient, where) for where in (device, torch.device("cpu"))]
+                if not all(_same(own.cpu(), specified) for own, specified in zip(*outcomes, strict=True)):
+                    wrong.append(f"{name}, {kind}")
+        verdicts.append(Verdict(f"bits of {code}", not wrong, "; ".join(wrong)))
+    return verdicts
+
+
+def _outcome(code: Code, block: Block, gradient: Tensor, where: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    values, residual = gradient.to(where), torch.ones_like(gradient, device=where)
+    payloads = torch.zeros(2, kernels.payload_bytes(code, block), dtype=torch.uint8, device=where)
+    kernels.encode(code, block, values, residual, 0.9, 1.0, payloads[0], key_of(0, 0, 0))
+    kernels.encode(code, block, values, None, 1.0, 1.0, payloads[1], key_of(0, 0, 1))
+    out = torch.zeros_like(values)
+    kernels.decode(code, block, payloads, out, 0.5)
+    return payloads, residual, out
+
+
+def _same(own: Tensor, specified: Tensor) -> bool:
+    """Equal bit for bit, but for which NaN it is."""
+    if own.is_floating_point():
+        nan = own.isnan()
+        own, other = (each.masked_fill(nan, 0).view(torch.int32) for each in (own, specified))
+        return torch.equal(nan, specified.isnan()) and torch.equal(own, other)
+    return torch.equal(own, specified)
+
+
+def _speeds(numel: int, device: torch.device, copy: float, told: Told) -> Iterator[Speed]:
+    block = Block.cut(flat_slots([("weight", (numel,))]), Granularity("layer"))
+    gradient, residual, out = (torch.randn(numel, device=device) for _ in range(3))
+
+    def speed(name: str, bytes_per_value: float, target: float | None, run: Callable[[], object]) -> Speed:
+        told(f"{name}, {numel / 1e6:g} M")
+        seconds = _seconds(run, device)
+        return Speed(
+            name, numel, 1e6 * seconds, bytes_per_value, 1e-9 * numel * bytes_per_value / seconds / copy, target
+        )
+
+    yield speed("accumulate", 12, 0.85, lambda: kernels.accumulate(block, gradient, residual, 0.9, 1.0))
+    kept = out.view(torch.bfloat16)[:numel]
+    yield speed("narrow", 6, 0.85, lambda: kernels.narrow(block, gradient, kept, key_of(0, 0)))
+    for name, code, own, passes in (
+        ("sign", codes.Sign(), block, 2),
+        ("two means", codes.OneBit(), block, 2),
+        ("4 bits of 512", codes.QSGD(4), block.divided(BUCKET), 1),
+        ("2 bits of 512", codes.QSGD(2), block.divided(BUCKET), 1),
+        ("8 bits, nearest, of 512", codes.QSGD(8, nearest=True), block.divided(BUCKET), 1),
+        ("dynamic", codes.Dynamic(), block, 2),
+        ("natural", codes.Natural(8), block, 2),
+        ("ternary", codes.TernGrad(), block, 2),
+    ):
+        size = kernels.payload_bytes(code, own)
+        payloads = torch.empty(ROWS, size, dtype=torch.uint8, device=device)
+        for payload in payloads:
+            kernels.encode(code, own, gradient, None, 1.0, 1.0, payload, key_of(0, 0))
+        share = size / numel
+
+        def encode(code: Code = code, own: Block = own, payload: Tensor = payloads[0], keep: bool = True) -> None:
+            kernels.encode(code, own, gradient, residual if keep else None, 0.9, 1.0, payload, key_of(0, 0))
+
+        def decode(code: Code = code, own: Block = own, payloads: Tensor = payloads) -> None:
+            kernels.decode(code, own, payloads, out, 1 / ROWS)
+
+        yield speed(f"{name}: encode with residual", 8 * passes + 4 + share, 0.75, encode)
+        yield speed(f"{name}: encode", 4 * passes + share, 0.75, lambda encode=encode: encode(keep=False))  # type: ignore[misc]
+        yield speed(f"{name}: decode {ROWS}", ROWS * share + 4, 0.75, decode)
+        del payloads
+    counts = np.ceil(block.segment_numels * DENSITY).astype(np.int64)
+    positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=device)
+    values = torch.empty(len(positions), device=device)
+    yield speed(
+        "random-k 1 %: choose",
+        8 * DENSITY,
+        None,
+        lambda: kernels.randomk_positions(block, counts, positions, key_of(0, 0)),
+    )
+    if "topk_select" not in kernels.by_reference(device):
+        yield speed(
+            "top-k 1 %: select with residual",
+            28,
+            0.6,
+            lambda: kernels.topk_select(block, gradient, residual, 0.9, 1.0, counts, positions, values),
+        )
+    yield speed("torch.topk 1 %, for comparison", 4, None, lambda: gradient.abs().topk(len(positions)))
+
+
+@contextmanager
+def _world_of_one() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:
+        where = f"file://{folder}/store"
+        dist.init_process_group("cuda:nccl,cpu:gloo", init_method=where, rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize()
+            dist.destroy_process_group()
+
+
+def _waits(method: str, options: dict[str, Any], device: torch.device, told: Told) -> Verdict:
+    """A step of a small model after two that may wait, for what is made once."""
+    told(f"waits of {method}")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)).to(device)
+    inputs = torch.randn(64, 512, device=device)
+    try:
+        model = DistributedDataParallel(net)
+        handle = gradwire.compress(model, method, **options)
+        for step in range(4):
+            torch.cuda.set_sync_debug_mode("error" if step == 3 else "default")
+            model(inputs).square().mean().backward()
+        torch.cuda.set_sync_debug_mode("default")
+        handle.close()
+    except Exception as error:  # whatever it is, the other methods are still worth knowing
+        return Verdict(f"no waits in a step of {method}", False, f"{type(error).__name__}: {str(error)[:200]}")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return Verdict(f"no waits in a step of {method}", True, "")
+
+
+def _steps(name: str, device: torch.device, told: Told) -> Iterator[Step]:
+    """DDP by itself before and after all methods, whose steps are held against the mean of the two."""
+    first = _step(name, None, {}, device, told)
+    measured = [(method, _step(name, method, options, device, told)) for method, options in METHODS]
+    plain = (first + _step(name, None, {}, device, told)) / 2
+    yield Step(name, "DDP", 1e3 * plain, 0.0, MOST_ADDED[name])
+    for method, seconds in measured:
+        yield Step(name, method, 1e3 * seconds, seconds / plain - 1, MOST_ADDED[name])
+
+
+def _step(name: str, method: str | None, options: dict[str, Any], device: torch.device, told: Told) -> float:
+    """Median seconds of forward, backward and optimizer in bfloat16; NaN if the method fails."""
+    told(f"{name}, {method or 'DDP'}")
+    torch.manual_seed(0)
+    make, batch_of, count = MODELS[name]
+    try:
+        net, batch = make(), batch_of(count, device)
+        model = DistributedDataParallel(net.to(device), gradient_as_bucket_view=True)
+        handle = None if method is None else gradwire.compress(model, method, **options)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+
+        def run() -> None:
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = model(*batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+        seconds = _seconds(run, device, 12)
+        if handle is not None:
+            handle.close()
+    except Exception as error:
+        told(f"{name}, {method}: {type(error).__name__}: {error}")
+        return float("nan")
+    return seconds
+
+
+def main() -> int:
+    """Prints the report, and writes it where told."""
+    try:
+        report = measure(told=lambda text: print(text, file=sys.stderr, flush=True))
+    except ConfigurationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(*lines(report), sep="\n")
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Quantisers in Triton write and read the bits of the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from interpreted import BLOCKS, LONG, by_the_gpu, of_all_kinds  # noqa: F401
+
+from codec_checks import cases, check_any_bytes, check_is_the_reference
+from gradwire.codecs.quantize import Quantiser
+from gradwire.kernels import Code, codes, gpu, payload_bytes, reference
+from guarded import copied, guarded, release
+from kernel_inputs import BUFFER, KEY, block_of, normal, same
+
+CODES: list[Code] = [
+    codes.Sign(),
+    codes.Sign(norm=2),
+    codes.Vote(),
+    codes.OneBit(),
+    codes.QSGD(2),
+    codes.QSGD(4, euclidean=True),
+    codes.QSGD(8, nearest=True),
+    codes.NUQSGD(4),
+    codes.NUQSGD(8),
+    codes.TernGrad(),
+    codes.TernGrad(clip=2.5),
+    codes.ThreeLC(1.3),
+    codes.Natural(8),
+    codes.Natural(9),
+    codes.Exponent(),
+    codes.Dynamic(),
+]
+each_code = pytest.mark.parametrize("code", CODES, ids=str)
+
+
+@each_code
+@pytest.mark.parametrize("name", BLOCKS)
+def test_is_the_reference(code: Code, name: str) -> None:
+    memory = (0.9, 0.3) if len(name) % 2 else None
+    check_is_the_reference(Quantiser(code), BLOCKS[name], of_all_kinds(BLOCKS[name]), memory)
+
+
+@pytest.mark.parametrize("code", [codes.Sign(), codes.OneBit(), codes.TernGrad(clip=2.5)], ids=str)
+def test_sums_have_one_order(code: Code) -> None:
+    """Several chunks a run, and several runs a segment."""
+    payloads = torch.zeros(2, payload_bytes(code, LONG), dtype=torch.uint8)
+    buffer = torch.randn(20_000, generator=torch.Generator().manual_seed(1)) * 1e3
+    gpu.encode(code, LONG, buffer, None, 1.0, 1.0, payloads[0], KEY)
+    reference.encode(code, LONG, buffer, None, 1.0, 1.0, payloads[1], KEY)
+    assert same(*payloads)
+
+
+@each_code
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(case=cases())
+def test_anything_is_the_reference(code: Code, case: tuple) -> None:
+    block, gradient, memory, key = case
+    check_is_the_reference(Quantiser(code), block, gradient, memory, key)
+
+
+@each_code
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(content=st.lists(st.integers(0, 255), min_size=1, max_size=60))
+def test_any_bytes_are_read_as_by_the_reference(code: Code, content: list[int]) -> None:
+    check_any_bytes(Quantiser(code), block_of([5, 64, 33]), content)
+
+
+@each_code
+@pytest.mark.parametrize("end", [True, False])
+def test_stays_inside(code: Code, end: bool) -> None:
+    block = block_of([77, 41], hole=0).packed()
+    numel = int(block.runs[-1, 0] + block.runs[-1, 1])
+    gradient, residual, out = copied(normal(1)[:numel], end), copied(normal(2)[:numel], end), guarded(numel, end)
+    payloads = guarded(2 * payload_bytes(code, block), end, torch.uint8).view(2, -1)
+    for payload in payloads:
+        gpu.encode(code, block, gradient, residual, 0.9, 1.0, payload, KEY)
+    gpu.decode(code, block, payloads, out, 0.5)
+    del gradient, residual, out, payloads, payload
+    release()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_codes_that_add_up(bits: int) -> None:
+    code, block = codes.Integers(bits, (1 << (bits - 1)) - 1, 1), block_of((70, 64, 300, 33))
+    gradient, outcomes = of_all_kinds(block), []
+    for kernels in (gpu, reference):
+        residual, scales, out = normal(4), guarded(4, True), torch.zeros(BUFFER)
+        kernels.integer_scales(code, block, gradient, residual, 0.9, 0.3, scales)
+        written = torch.full((code.layout(block.positions).body,), 0xA5, dtype=torch.uint8)
+        kernels.integer_encode(code, block, residual, True, scales, written, KEY)
+        kernels.integer_decode(code, block, scales, written, out)
+        outcomes.append((residual, scales, written, out))
+    for own, specified in zip(*outcomes, strict=True):
+        assert same(own, specified)

@@ -1,0 +1,108 @@
+"""What in Triton handles values one by one has the bits of the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from interpreted import BLOCKS, by_the_gpu, of_all_kinds  # noqa: F401
+
+from gradwire.errors import PayloadError
+from gradwire.kernels import gpu, reference
+from gradwire.layout import Block
+from guarded import copied, guarded, release
+from kernel_inputs import BUFFER, KEY, block_of, counts_of, normal, same
+
+each_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS.keys())
+
+
+@each_block
+def test_accumulate(block: Block) -> None:
+    outcomes = []
+    for kernels in (gpu, reference):
+        residual = normal(9)
+        finite = kernels.accumulate(block, of_all_kinds(block), residual, 0.9, 0.3)
+        outcomes.append((residual, bool(finite)))
+    assert same(outcomes[0][0], outcomes[1][0])
+    assert outcomes[0][1] == outcomes[1][1]
+
+
+@each_block
+def test_narrow(block: Block) -> None:
+    own, specified = (torch.full((BUFFER,), 7.0, dtype=torch.bfloat16) for _ in range(2))
+    values = of_all_kinds(block).nan_to_num_(posinf=3.4028235e38)
+    gpu.narrow(block, values, own, KEY)
+    reference.narrow(block, values, specified, KEY)
+    assert torch.equal(own.view(torch.int16), specified.view(torch.int16))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 0), (3, 4097), (2, 10_000)])
+def test_checksums(shape: tuple[int, int]) -> None:
+    words = torch.randint(-(2**31), 2**31, shape, dtype=torch.int64, generator=torch.Generator().manual_seed(1)).int()
+    own, specified = torch.ones(shape[0], dtype=torch.int64), torch.ones(shape[0], dtype=torch.int64)
+    gpu.checksums(words, own)
+    reference.checksums(words, specified)
+    assert torch.equal(own, specified)
+
+
+@each_block
+@pytest.mark.parametrize("share", [0.05, 1.0])
+def test_chosen_at_random(block: Block, share: float) -> None:
+    counts = counts_of(block, share)
+    own, specified = (torch.full((int(counts.sum()),), -1) for _ in range(2))
+    gpu.randomk_positions(block, counts, own, KEY)
+    reference.randomk_positions(block, counts, specified, KEY)
+    assert torch.equal(own, specified)
+
+
+def chosen(block: Block, rows: int) -> torch.Tensor:
+    counts = counts_of(block, 0.1)
+    positions = torch.empty(rows, int(counts.sum()), dtype=torch.int64)
+    for row in range(rows):
+        reference.randomk_positions(block, counts, positions[row], KEY + row)
+    return positions.sort(1).values
+
+
+@each_block
+def test_values_at_positions(block: Block) -> None:
+    positions, outcomes = chosen(block, 3), []
+    values = normal(4)[: positions.numel()].view_as(positions).clone()
+    values[:, ::7], values[:, 3::7] = torch.nan, -0.0
+    for kernels in (gpu, reference):
+        read, left, put, sums, some = torch.zeros(positions.shape[1]), normal(5), normal(6), normal(7), normal(8)
+        kernels.gather(block, normal(2), positions[0], read)
+        kernels.subtract(block, left, positions[0], values[0])
+        kernels.scatter(block, put, positions[1], values[1])
+        kernels.scatter_sum(block, positions, values, sums, 1 / 3)
+        filled = np.minimum([positions.shape[1], 1, 0], positions.shape[1])
+        kernels.scatter_sum(block, positions, values, some, 1 / 3, filled)
+        outcomes.append((read, left, put, sums, some))
+    for own, specified in zip(*outcomes, strict=True):
+        assert same(own, specified)
+
+
+@pytest.mark.parametrize("position", [-1, 5, 7, 72, 2**40])
+def test_a_position_in_no_run_changes_nothing(position: int) -> None:
+    block, out = block_of([5, 64]), normal(3)
+    rows = torch.tensor([[0, 8], [1, position]])
+    with pytest.raises(PayloadError, match=f"position {position} lies in no run"):
+        gpu.scatter_sum(block, rows, torch.ones(2, 2), out, 0.5)
+    assert torch.equal(out, normal(3))
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_stays_inside(end: bool) -> None:
+    block = block_of([77, 41], hole=0).packed()
+    numel = int(block.runs[-1, 0] + block.runs[-1, 1])
+    gradient, residual = copied(normal(1)[:numel], end), copied(normal(2)[:numel], end)
+    positions = copied(chosen(block, 2), end)
+    values = guarded(positions.numel(), end).view_as(positions)
+    gpu.accumulate(block, gradient, residual, 0.9, 0.1)
+    gpu.narrow(block, gradient, guarded(numel, end, torch.bfloat16), KEY)
+    gpu.gather(block, gradient, positions[0], values[0])
+    gpu.subtract(block, residual, positions[1], values[0])
+    gpu.scatter_sum(block, positions, values, gradient, 0.5)
+    gpu.randomk_positions(block, counts_of(block, 0.1), positions[0], KEY)
+    gpu.checksums(gradient.view(torch.int32)[None], guarded(1, end, torch.int64))
+    del gradient, residual, positions, values
+    release()
