@@ -24,6 +24,7 @@ READS = {
     "adacomp": "counts of what reaches its bin's threshold",
     "adaptive": "counts and means of each sign",
     "atomo": "whether values are finite, and chances of singular values",
+    "deadzone": "the step that fits",
     "demo": "whether coefficients are finite",
     "dgc": "positions and what is left at them",
     "dion": "whether what is left is finite",
