@@ -1,4 +1,4 @@
-"""The command line: ``gradwire methods | analyze | bench | doctor``."""
+"""The command line: ``gradwire methods | analyze | frontier | bench | doctor``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.text import Text
 from gradwire.cli.analyze import analyze
 from gradwire.cli.bench import bench
 from gradwire.cli.doctor import doctor
+from gradwire.cli.frontier import frontier
 from gradwire.cli.methods import methods
 from gradwire.errors import GradwireError
 
@@ -25,6 +26,7 @@ app = App(
 )
 app.command(methods)
 app.command(analyze)
+app.command(frontier)
 app.command(bench)
 app.command(doctor)
 
