@@ -1,4 +1,4 @@
-"""Real gradients to try methods on: those of the demo's CNN, some steps into its training."""
+"""Real gradients to try methods on: those of the demo's CNN or of a GRU, some steps into their training."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradwire_bench.data import DataSource
-from gradwire_bench.workloads import IMAGE
+from gradwire_bench.workloads import IMAGE, Workload
 
-LEARNING_RATE = 0.1
 BATCH = 32
 
 
-def real_gradients(source: DataSource, workers: int, steps: int = 30, seed: int = 0) -> list[dict[str, Tensor]]:
+def real_gradients(
+    source: DataSource, workers: int, steps: int = 30, seed: int = 0, workload: Workload = IMAGE
+) -> list[dict[str, Tensor]]:
     """The gradients by parameter name that each of ``workers`` would have to average after ``steps`` dense steps.
 
     Args:
-        source: The images.
+        source: The data.
         workers: Number of gradients, each of a batch of its own.
-        steps: Steps of plain SGD before.
-        seed: Seed of the model's start and of the order of the images.
+        steps: Steps of plain SGD before, at half of the workload's learning rate.
+        seed: Seed of the model's start and of the order of the samples.
+        workload: What is trained.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = IMAGE.net()
-    batches = IMAGE.task(source, rank=0, world_size=1, batch=BATCH, seed=seed).batches()
-    optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+        net = workload.net()
+    batches = workload.task(source, rank=0, world_size=1, batch=BATCH, seed=seed).batches()
+    optimizer = torch.optim.SGD(net.parameters(), lr=workload.learning_rate / 2)
     for inputs, labels in islice(batches, steps):
         optimizer.zero_grad()
         torch.autograd.backward(F.cross_entropy(net(inputs), labels))

@@ -84,13 +84,13 @@ def size_error_plot(entries: Sequence[Entry], measured: Sequence[Measurement], p
     for kind, colour in zip(("unbiased", "contractive", "biased", "exact"), _COLOURS[2:], strict=False):
         chosen = [(each.bits, max(error, _LEAST_ERROR)) for entry, each, error in points if entry.bias == kind]
         axes.plot(*zip(*chosen, strict=True), "o", color=colour, markersize=6, label=kind) if chosen else None
-    _log_axis(axes)
+    log_axis(axes)
     axes.set_yscale("log")
     axes.set_xlabel("bits a worker writes for an element (logarithmic)")
     axes.set_ylabel("|average - mean|² / |mean|² (logarithmic)")
     axes.legend(frameon=False, fontsize=9)
     axes.margins(0.08)
-    _label(figure, axes, [(each.bits, max(error, _LEAST_ERROR), entry.name) for entry, each, error in points])
+    label_points(figure, axes, [(each.bits, max(error, _LEAST_ERROR), entry.name) for entry, each, error in points])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160, facecolor="white")
 
@@ -117,11 +117,11 @@ def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> N
         colour = colours[row.label.split()[0]]
         reach = ([loss.mean - loss.least], [loss.most - loss.mean])
         axes.errorbar(100 * share, loss.mean, reach, fmt="o", color=colour, markersize=7, capsize=3, linewidth=1)
-    _log_axis(axes)
+    log_axis(axes)
     axes.set_xlabel("bytes sent in % of fp32 averages every step (logarithmic)")
     axes.set_ylabel("loss on held-out data in nats")
     axes.margins(x=0.22, y=0.1)
-    _label(figure, axes, [(100 * share, loss.mean, row.label) for row, share, loss in shown])
+    label_points(figure, axes, [(100 * share, loss.mean, row.label) for row, share, loss in shown])
     _save(figure, path)
 
 
@@ -147,7 +147,7 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
         for row in others:
             colour = _COLOURS[2] if row.keeps else _COLOURS[3]
             axes.plot(row.fewer_bytes, min(row.lost, worst), "o" if row.lost <= worst else "v", color=colour)
-        _log_axis(axes)
+        log_axis(axes)
         axes.set_ylim(worst * 1.05, -2 * limit)
         axes.margins(x=0.25)
         axes.set_title(f"{dense.workload}, {cookbook.OPTIMIZER_NAMES[dense.optimizer]}", loc="left", fontsize=10)
@@ -157,7 +157,7 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
             axes.set_xlabel("times fewer bytes than dense (logarithmic)")
         axes.tick_params(labelsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-        _label(figure, axes, [(row.fewer_bytes, min(row.lost, worst), row.method) for row in others])
+        label_points(figure, axes, [(row.fewer_bytes, min(row.lost, worst), row.method) for row in others])
     _save(figure, path)
 
 
@@ -185,7 +185,7 @@ def speedup_plot(rows: Sequence[Speedup], path: Path, title: str, subtitle: str)
         )
         if row.steps_to_target is not None:
             right.plot(row.workers, row.steps_to_target, "o", color=colour, markersize=9)
-    _log_axis(left)
+    log_axis(left)
     left.set_xlabel("steps of all workers together, M K (logarithmic)")
     left.set_ylabel("loss on held-out data in nats")
     left.legend(frameon=False, fontsize=9)
@@ -200,8 +200,8 @@ def speedup_plot(rows: Sequence[Speedup], path: Path, title: str, subtitle: str)
             "linear speed-up", (workers[0], start / workers[0]), (12, -3), textcoords="offset points", fontsize=9
         )
         right.set_title(f"Steps of a worker to a loss of {reached[0].target:.2f}", loc="left", pad=26)
-    _log_axis(right)
-    _log_axis(right, "y")
+    log_axis(right)
+    log_axis(right, "y")
     right.set_xticks([row.workers for row in rows])
     right.set_xlabel("workers M (logarithmic)")
     right.set_ylabel("steps K (logarithmic)")
@@ -216,7 +216,7 @@ def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=160, facecolor="white")
 
 
-def _label(figure: Figure, axes: Axes, points: Sequence[tuple[float, float, str]]) -> list[Annotation]:
+def label_points(figure: Figure, axes: Axes, points: Sequence[tuple[float, float, str]]) -> list[Annotation]:
     """Writes names beside points, each at the nearest height that is free of other names and other points.
 
     The axes are where they are from then on, as other places for names would ask for other axes.
@@ -262,7 +262,7 @@ def _draw_accuracy_over_time(axes: Axes, rows: Sequence[TrainRow], colours: dict
     for row in rows:
         seconds, accuracy = [point.seconds for point in row.curve], [100 * point.accuracy for point in row.curve]
         axes.plot(seconds, accuracy, color=colours[row.label], linewidth=2, marker="o", markersize=3)
-    _log_axis(axes)
+    log_axis(axes)
     axes.set_xlabel("training time in seconds (logarithmic)")
     axes.set_ylabel("test accuracy in %")
     target = 100 * rows[0].target_accuracy
@@ -325,7 +325,7 @@ def _draw_accuracy_over_bytes(axes: Axes, rows: Sequence[TrainRow], colours: dic
             ha="center",
             va="bottom" if above else "top",
         )
-    _log_axis(axes)
+    log_axis(axes)
     axes.set_xlabel("MB a worker sends in a step (logarithmic)")
     axes.set_ylabel("test accuracy in %")
     axes.margins(x=0.15)
@@ -333,7 +333,7 @@ def _draw_accuracy_over_bytes(axes: Axes, rows: Sequence[TrainRow], colours: dic
     axes.set_ylim(middle - reach, middle + reach)
 
 
-def _log_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
+def log_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
     """A logarithmic axis with plain numbers at 1, 2 and 5."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -358,6 +358,12 @@ def _stacked(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def _figure(inches: tuple[float, float] = (8, 4.8)) -> tuple[Figure, Axes]:
+    figure, ((axes,),) = figure_of(inches, 1, 1)
+    return figure, axes
+
+
+def figure_of(inches: tuple[float, float], rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
+    """An empty picture with its axes, row by row."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -365,7 +371,8 @@ def _figure(inches: tuple[float, float] = (8, 4.8)) -> tuple[Figure, Axes]:
             "matplotlib, which draws the pictures, is not installed; install it with: pip install 'gradwire[bench]'"
         ) from error
     figure = Figure(figsize=inches, layout="constrained")
-    axes = figure.add_subplot()
-    axes.tick_params(labelsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    found = [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
+    for axes in (each for row in found for each in row):
+        axes.tick_params(labelsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, found

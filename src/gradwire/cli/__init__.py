@@ -1,4 +1,4 @@
-"""The command line: ``gradwire methods | recipes | analyze | advise | simulate | bench | doctor``."""
+"""The command line: ``gradwire methods | recipes | analyze | frontier | advise | simulate | bench | doctor``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gradwire.cli.analyze import analyze
 from gradwire.cli.bench import bench
 from gradwire.cli.costs import advise, simulate
 from gradwire.cli.doctor import doctor
+from gradwire.cli.frontier import frontier
 from gradwire.cli.methods import methods
 from gradwire.cli.recipes import recipes
 from gradwire.errors import GradwireError
@@ -28,6 +29,7 @@ app = App(
 app.command(methods)
 app.command(recipes)
 app.command(analyze)
+app.command(frontier)
 app.command(advise)
 app.command(simulate)
 app.command(bench)

@@ -127,4 +127,4 @@ CODES = codes.ALL
 globals().update(
     {name: _nothing(name, str(kernel.__annotations__["return"])) for name, kernel in dispatch.KERNELS.items()}
 )
-dispatch.PACKAGES["meta"] = __name__
+dispatch.PACKAGES["meta"] = __name__, "torch"

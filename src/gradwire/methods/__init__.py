@@ -5,6 +5,7 @@ from gradwire.methods.adacomp import AdaComp
 from gradwire.methods.adaptive import Adaptive
 from gradwire.methods.atomo import Atomo
 from gradwire.methods.blocksgdm import BlockSGDM
+from gradwire.methods.deadzone import DeadZone
 from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
 from gradwire.methods.dion import Dion
@@ -65,6 +66,7 @@ __all__ = [
     "CodecMethod",
     "Context",
     "DeMo",
+    "DeadZone",
     "Dense",
     "Dion",
     "Dryden",

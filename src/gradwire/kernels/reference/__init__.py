@@ -8,6 +8,14 @@ from __future__ import annotations
 from gradwire.kernels.reference.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.reference.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.reference.checksum import checksums
+from gradwire.kernels.reference.deadzone import (
+    deadzone_decode,
+    deadzone_encode,
+    deadzone_payload_bytes,
+    deadzone_room,
+    deadzone_scales,
+    deadzone_step,
+)
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.gaps import gaps_decode, gaps_encode, gaps_low_bytes
 from gradwire.kernels.reference.inceptionn import inceptionn_decode, inceptionn_encode, inceptionn_payload_bytes

@@ -1,0 +1,50 @@
+"""Levels of a dead-zone quantiser, entropy-coded, in as many bits as asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.codecs.codec import Codec
+from gradwire.errors import ConfigurationError
+from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room
+from gradwire.layout import Block
+from gradwire.memory import Feedback
+
+
+@dataclass(frozen=True)
+class DeadZone(Codec):
+    """Magnitudes in steps, rounded down to zero below eleven sixteenths, and codes for what is left.
+
+    A step is relative to its segment's mean magnitude and the same for all segments: the finest under which the codes
+    fill ``bits`` for each value, found by a sample of up to some 260,000 values. So a payload's size depends on nothing
+    but its block. What finds no room, if the sample was too hopeful, is the last values, and stays in the memory.
+
+    Attributes:
+        bits: For each value.
+    """
+
+    bits: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0.005 <= self.bits <= 8:
+            raise ConfigurationError(f"bits={self.bits!r} is out of range; choose 0.005 to 8 a value, usually 0.1")
+
+    def payload_bytes(self, block: Block) -> int:
+        """Steps, a head, and the codes' room."""
+        return deadzone_payload_bytes(block, self.bits)
+
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
+        """Chooses the step, and writes what has room."""
+        scales = kernels.deadzone_scales(block, gradient, feedback.residual, feedback.beta, feedback.gamma)
+        values = feedback.buffer(gradient)
+        room = 8 * deadzone_room(block, payload)
+        step, points = kernels.deadzone_step(block, values, scales, room)
+        kernels.deadzone_encode(block, values, feedback.residual is not None, scales * step, points, payload)
+
+    def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        """Sums what levels stand for."""
+        self.check(block, payloads)
+        kernels.deadzone_decode(block, payloads, out, weight)

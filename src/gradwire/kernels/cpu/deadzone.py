@@ -1,0 +1,215 @@
+"""Mean magnitudes, and codes of the gaps and levels of what is not zero.
+
+Thirty-two values are compared with the threshold at a time; what follows costs time for those that reach it only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor, from_numpy
+
+from gradwire.kernels.cpu._compiled import (
+    Float32Array,
+    Float64Array,
+    UInt8Array,
+    UInt32Array,
+    array,
+    compensate,
+    compensation,
+    compiled,
+    inlined,
+    keep_finite,
+    reaching_mask,
+    sum_of_lanes,
+    trailing_zeros,
+)
+from gradwire.kernels.cpu._levels import (
+    class_of,
+    context_of,
+    following,
+    level_of,
+    low_bits,
+    offsets_of,
+    threshold_of,
+)
+from gradwire.kernels.reference._torch import CHUNK, LANES
+from gradwire.kernels.reference.deadzone import HEAD, LARGEST, LIMIT, SMALLEST_SCALE
+from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
+from gradwire.layout import Block, Int64Array
+
+
+def deadzone_scales(block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float) -> Tensor:
+    scales = np.empty(block.segment_count, np.float32)
+    t, lanes = np.empty(CHUNK, np.float32), np.empty(LANES, np.float64)
+    _scales(block.runs, block.segments, *compensation(gradient, residual, beta, gamma), t, lanes, scales)
+    return from_numpy(scales)
+
+
+def deadzone_encode(
+    block: Block, values: Tensor, keeps: bool, steps: Tensor, points: tuple[int, int, int], payload: Tensor
+) -> None:
+    packed, edge = array(payload), 4 * block.segment_count + HEAD
+    packed[edge - HEAD :] = 0
+    packed[: edge - HEAD].view(np.float32)[:] = array(steps)
+    packed[edge - 4 : edge - 1] = points
+    count = _encode(
+        block.runs,
+        block.segments,
+        array(values),
+        keeps,
+        array(steps),
+        offsets_of(packed[edge - 4 : edge - 1]),
+        codes().lengths,
+        codes().words,
+        packed[edge:].view(np.uint32),
+    )
+    packed[edge - HEAD : edge - 4].view(np.uint32)[0] = count
+
+
+@compiled
+def _scales(
+    runs: Int64Array,
+    segments: Int64Array,
+    gradient: Float32Array,
+    residual: Float32Array,
+    keep: bool,
+    beta: np.float32,
+    gamma: np.float32,
+    t: Float32Array,
+    lanes: Float64Array,
+    scales: Float32Array,
+) -> None:
+    for segment in range(segments.size - 1):
+        total, numel = 0.0, 0
+        for run in range(segments[segment], segments[segment + 1]):
+            of_run = 0.0
+            start, length = runs[run, 0], runs[run, 1]
+            for first in range(start, start + length, CHUNK):
+                last = min(first + CHUNK, start + length)
+                g, r, chunk = gradient[first:last], residual[first:last], t[: last - first]
+                compensate(g, r, beta, gamma, chunk)
+                magnitude = _total(chunk, lanes)
+                if keep and magnitude < np.inf:
+                    for i in range(chunk.size):
+                        r[i] = chunk[i]
+                elif keep:
+                    keep_finite(chunk, r)
+                of_run += magnitude
+            total += of_run
+            numel += length
+        mean = np.float32(total / numel)
+        scales[segment] = mean if mean >= np.float32(SMALLEST_SCALE) else np.float32(0)
+        if not total < np.inf:
+            scales[segment] = np.nan
+
+
+@inlined
+def _total(t: Float32Array, lanes: Float64Array) -> float:
+    """The sum of magnitudes, in the order the reference defines."""
+    lanes[:] = 0.0
+    whole = t.size // LANES * LANES
+    for row in range(0, whole, LANES):
+        values = t[row : row + LANES]
+        for i in range(LANES):
+            lanes[i] += np.float64(abs(values[i]))
+    for i in range(t.size - whole):
+        lanes[i] += np.float64(abs(t[whole + i]))
+    return float(sum_of_lanes(lanes))
+
+
+@compiled
+def _encode(
+    runs: Int64Array,
+    segments: Int64Array,
+    values: Float32Array,
+    keeps: bool,
+    steps: Float32Array,
+    offsets: Float32Array,
+    lengths: UInt8Array,
+    codewords: UInt32Array,
+    words: UInt32Array,
+) -> int:
+    """How many values were written."""
+    room, used, count = 32 * np.int64(words.size), np.int64(0), 0
+    previous, base, activity = np.int64(-1), np.int64(0), np.int64(0)
+    pending, filled, word = np.uint64(0), np.int64(0), np.int64(0)
+    for segment in range(segments.size - 1):
+        step = steps[segment]
+        sends = step > 0 and step < np.float32(np.inf)
+        inverse, threshold = np.float32(1) / step, threshold_of(step)
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length = runs[run, 0], runs[run, 1]
+            t = values[start : start + length]
+            bits = t.view(np.uint32)
+            for first in range(0, length if sends else 0, LANES):
+                if first + LANES <= length:
+                    mask = reaching_mask(t, first, threshold)
+                else:
+                    mask = np.uint32(0)
+                    for i in range(length - first):
+                        reaches = np.uint32((bits[first + i] & np.uint32(0x7FFFFFFF)) >= threshold)
+                        mask |= reaches << np.uint32(i)
+                while mask:
+                    place = first + trailing_zeros(mask)
+                    mask &= mask - np.uint32(1)
+                    value = t[place]
+                    level = level_of(abs(value) * inverse)
+                    gap = base + place - previous
+                    gap_class = class_of(gap)
+                    gap_width = low_bits(gap_class)
+                    level_class = np.int64(RAW) if level == LIMIT else class_of(level)
+                    context, symbol = context_of(activity), gap_class * LEVEL_CLASSES + level_class
+                    code, width = np.uint64(codewords[context, symbol]), np.int64(lengths[context, symbol])
+                    if level == LIMIT:
+                        rest, rest_width = np.uint64(bits[place]), np.int64(32)
+                        sent = value
+                    else:
+                        rest_width = low_bits(level_class) + 1
+                        low = level & ((np.int64(1) << (rest_width - 1)) - 1)
+                        rest = np.uint64(2 * low + np.int64(value < 0))
+                        sent = (np.float32(level) + offsets[min(level, 3) - 1]) * step
+                        sent = min(sent, np.float32(LARGEST))
+                        sent = -sent if value < 0 else sent
+                    code |= np.uint64(gap & ((np.int64(1) << gap_width) - 1)) << np.uint64(width)
+                    width += gap_width
+                    if used + width + rest_width > room:
+                        if filled:
+                            words[word] = np.uint32(pending)
+                        return count
+                    used += width + rest_width
+                    if width + rest_width <= 32:
+                        code |= rest << np.uint64(width)
+                        width += rest_width
+                        rest_width = np.int64(0)
+                    pending |= (code & np.uint64(0xFFFFFFFF)) << np.uint64(filled)
+                    filled += min(width, np.int64(32))
+                    if filled >= 32:
+                        words[word] = np.uint32(pending)
+                        pending >>= np.uint64(32)
+                        filled -= 32
+                        word += 1
+                    if width > 32:
+                        pending |= (code >> np.uint64(32)) << np.uint64(filled)
+                        filled += width - 32
+                        if filled >= 32:
+                            words[word] = np.uint32(pending)
+                            pending >>= np.uint64(32)
+                            filled -= 32
+                            word += 1
+                    if rest_width > 0:
+                        pending |= rest << np.uint64(filled)
+                        filled += rest_width
+                        if filled >= 32:
+                            words[word] = np.uint32(pending)
+                            pending >>= np.uint64(32)
+                            filled -= 32
+                            word += 1
+                    if keeps:
+                        t[place] = value - sent
+                    activity = following(activity, gap_class, level_class)
+                    previous = base + place
+                    count += 1
+            base += length
+    if filled:
+        words[word] = np.uint32(pending)
+    return count

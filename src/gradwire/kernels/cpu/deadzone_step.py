@@ -1,0 +1,123 @@
+"""The finest step under which codes have room."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from gradwire.kernels.cpu._compiled import (
+    Float32Array,
+    UInt8Array,
+    array,
+    compiled,
+    reaching_mask,
+    trailing_zeros,
+)
+from gradwire.kernels.cpu._levels import class_of, context_of, following, level_of, low_bits, threshold_of
+from gradwire.kernels.reference._torch import LANES
+from gradwire.kernels.reference.deadzone import (
+    HIGHEST_POINT,
+    LIMIT,
+    MARGIN,
+    SAMPLED_CHUNK,
+    STEPS,
+    sampling,
+    step_of,
+)
+from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
+from gradwire.layout import Block, Int64Array
+
+_STEPS = np.array([step_of(index) for index in range(STEPS + 1)], np.float32)
+
+
+def deadzone_step(block: Block, values: Tensor, scales: Tensor, room: int) -> tuple[float, tuple[int, int, int]]:
+    stride = sampling(block, room)
+    chunks = int((-(-block.runs[:, 1] // SAMPLED_CHUNK)).sum())
+    most = min(block.numel, -(-chunks // stride) * SAMPLED_CHUNK)
+    sample = np.zeros(-(-most // LANES) * LANES, np.float32)
+    taken = _take(block.runs, block.segments, array(values), array(scales), stride, sample)
+    target = room if taken == block.numel else int(room * (taken / block.numel) * MARGIN)
+    step, points = _STEPS[_choose(sample, _STEPS, target, codes().lengths)], np.zeros(3, np.int64)
+    _points(sample, step, points, np.zeros(3, np.int64))
+    return float(step), (int(points[0]), int(points[1]), int(points[2]))
+
+
+@compiled
+def _take(
+    runs: Int64Array,
+    segments: Int64Array,
+    values: Float32Array,
+    scales: Float32Array,
+    stride: int,
+    sample: Float32Array,
+) -> int:
+    """Copies relative magnitudes of every so many chunks; returns how many."""
+    number, taken = 0, 0
+    for segment in range(segments.size - 1):
+        scale = scales[segment]
+        inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+        for run in range(segments[segment], segments[segment + 1]):
+            start, stop = runs[run, 0], runs[run, 0] + runs[run, 1]
+            for first in range(start, stop, SAMPLED_CHUNK):
+                if number % stride == 0:
+                    chunk = values[first : min(first + SAMPLED_CHUNK, stop)]
+                    if scale > 0:
+                        for i in range(chunk.size):
+                            sample[taken + i] = abs(chunk[i]) * inverse
+                    taken += chunk.size
+                number += 1
+    return taken
+
+
+@compiled
+def _choose(sample: Float32Array, steps: Float32Array, target: int, lengths: UInt8Array) -> int:
+    low, high = 0, STEPS
+    while low < high:
+        middle = (low + high) // 2
+        if _size(sample, steps[middle], target, lengths) <= target:
+            high = middle
+        else:
+            low = middle + 1
+    if low > 0 and 2 * _size(sample, steps[low], target, lengths) < target:
+        low -= 1
+    return low
+
+
+@compiled
+def _size(sample: Float32Array, step: np.float32, most: int, lengths: UInt8Array) -> int:
+    """Bits of all codes, or more than ``most``."""
+    inverse, threshold = np.float32(1) / step, threshold_of(step)
+    previous, size, activity = np.int64(-1), np.int64(0), np.int64(0)
+    for first in range(0, sample.size, LANES):
+        mask = reaching_mask(sample, first, threshold)
+        while mask:
+            place = first + trailing_zeros(mask)
+            mask &= mask - np.uint32(1)
+            level = level_of(sample[place] * inverse)
+            gap_class = class_of(place - previous)
+            level_class = np.int64(RAW) if level == LIMIT else class_of(level)
+            width = np.int64(31) if level == LIMIT else low_bits(level_class)
+            size += np.int64(lengths[context_of(activity), gap_class * LEVEL_CLASSES + level_class])
+            size += low_bits(gap_class) + 1 + width
+            activity = following(activity, gap_class, level_class)
+            previous = place
+        if size > most:
+            return int(size)
+    return int(size)
+
+
+@compiled
+def _points(sample: Float32Array, step: np.float32, points: Int64Array, counts: Int64Array) -> None:
+    inverse, threshold = np.float32(1) / step, threshold_of(step)
+    for first in range(0, sample.size, LANES):
+        mask = reaching_mask(sample, first, threshold)
+        while mask:
+            relative = sample[first + trailing_zeros(mask)] * inverse
+            mask &= mask - np.uint32(1)
+            level = level_of(relative)
+            if level < LIMIT:
+                place = (relative - np.float32(level)) * np.float32(256) + np.float32(128)
+                points[min(level, 3) - 1] += np.int64(min(max(place, np.float32(0)), np.float32(255)))
+                counts[min(level, 3) - 1] += 1
+    for i in range(3):
+        points[i] = min(points[i] // counts[i], HIGHEST_POINT) if counts[i] else 128

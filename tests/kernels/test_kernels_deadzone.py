@@ -1,0 +1,134 @@
+"""Dead-zone levels: Numba against the reference, the codes, the room, and bytes that no encoder writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import codec_checks
+from gradwire.codecs.quantize import DeadZone
+from gradwire.errors import ConfigurationError
+from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of, sampling
+from gradwire.kernels.reference.deadzone_codes import CONTEXTS, ESCAPE, LONGEST, codes
+from gradwire.layout import Block, Granularity, flat_slots
+from gradwire.memory import NONE
+from kernel_inputs import BLOCKS, blocks, gradients
+
+BITS = [0.005, 0.3, 2.0, 8.0]
+
+
+@blocks
+@gradients
+def test_is_the_reference(block: Block, gradient: Tensor) -> None:
+    number = list(BLOCKS.values()).index(block) + int(gradient.count_nonzero())
+    codec_checks.check_is_the_reference(DeadZone(BITS[number % 4]), block, gradient, (None, (0.9, 0.3))[number % 3 > 0])
+
+
+@blocks
+@gradients
+def test_residual_is_what_was_not_sent(block: Block, gradient: Tensor) -> None:
+    codec_checks.check_residual_is_what_was_not_sent(DeadZone(1.0), block, gradient)
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(st.lists(st.integers(0, 255), min_size=50, max_size=50), st.sampled_from(["layer", "model", "block:16"]))
+def test_any_bytes_decode_alike(content: Sequence[int], granularity: str) -> None:
+    block = Block.cut(flat_slots([("a", (33,)), ("b", (1,)), ("c", (40,))]), Granularity.parse(granularity))
+    codec_checks.check_any_bytes(DeadZone(1.0), block, content)
+
+
+def test_codes_are_complete_and_no_one_begins_another() -> None:
+    made = codes()
+    for context in range(CONTEXTS):
+        own = made.lengths[context] <= LONGEST
+        assert sum(2.0 ** -int(length) for length in made.lengths[context][own]) == 1
+        assert own[ESCAPE]
+        for symbol in np.flatnonzero(own).tolist():
+            entry = int(made.symbols[context, made.words[context, symbol]])
+            assert (entry % 2**LONGEST, entry >> LONGEST) == (symbol, made.lengths[context, symbol])
+
+
+def test_classes_follow_one_another() -> None:
+    ends = [first + (1 << width) for first, width in map(first_of, range(64))]
+    assert [first_of(number)[0] for number in range(1, 64)] == ends[:-1]
+
+
+def room_used(gradient: Tensor, bits: float) -> float:
+    """The share of the room for codes up to the last byte that is not zero."""
+    block = Block.cut(flat_slots([("w", (gradient.numel(),))]), Granularity("model"))
+    payload = codec_checks.encoded(DeadZone(bits), block, gradient, NONE)
+    return (int(payload.nonzero()[-1]) + 1 - 12) / (payload.numel() - 12)
+
+
+@pytest.mark.parametrize("bits", [0.02, 0.1, 1.0, 6.0])
+def test_payloads_are_full_to_a_twentieth(bits: float) -> None:
+    """Where all values are looked at, to the grid of steps; else to that and 2 % of chance and 1.6 % to spare."""
+    generator = torch.Generator().manual_seed(1)
+    for numel in (40_000, 1_000_000):
+        gradient = torch.randn(numel, generator=generator) * torch.randn(numel, generator=generator)
+        assert room_used(gradient, bits) >= 0.95, (numel, room_used(gradient, bits))
+
+
+def test_the_step_of_a_large_gradient_is_found_in_a_part_of_it() -> None:
+    block = Block.cut(flat_slots([("w", (2**24,))]), Granularity("model"))
+    assert [sampling(block, int(bits * block.numel)) for bits in (0.005, 0.1, 8)] == [2, 26, 64]
+
+
+def decoded_alone(gradient: Tensor, bits: float) -> Tensor:
+    block = Block.cut(flat_slots([("w", (gradient.numel(),))]), Granularity("model"))
+    payload = codec_checks.encoded(DeadZone(bits), block, gradient, NONE)
+    sent = torch.empty_like(gradient)
+    DeadZone(bits).decode(block, payload[None], sent, 1.0)
+    return sent
+
+
+def test_values_that_are_all_alike_are_sent_until_the_room_is_full() -> None:
+    sent = decoded_alone(torch.full((10_000,), -3.0), 0.1)
+    count = int((sent != 0).sum())
+    assert 300 <= count <= 1000
+    assert torch.equal(sent[:count], torch.full((count,), float(sent[0])))
+    assert sent[0] == pytest.approx(-3, rel=0.35)
+
+
+def test_an_outlier_is_sent_as_it_is_and_does_not_hide_the_others() -> None:
+    gradient = torch.randn(4000, generator=torch.Generator().manual_seed(0))
+    gradient[77] = 3e4 * LIMIT
+    sent = decoded_alone(gradient, 4.0)
+    assert sent[77] == gradient[77]
+    others = torch.arange(4000) != 77
+    assert (sent - gradient)[others].square().sum() <= 0.1 * gradient[others].square().sum()
+
+
+def test_nothing_is_sent_as_more_than_a_float_holds() -> None:
+    gradient = torch.randn(1000, generator=torch.Generator().manual_seed(0)).sign() * LARGEST
+    assert decoded_alone(gradient, 2.0).isfinite().all()
+
+
+def test_a_single_value_and_none() -> None:
+    assert decoded_alone(torch.tensor([-1.5]), 0.005)[0] == pytest.approx(-1.5, rel=1e-2)
+    assert not decoded_alone(torch.zeros(100), 0.1).any()
+
+
+def test_finer_steps_take_more_bits_and_leave_less() -> None:
+    gradient = torch.randn(20_000, generator=torch.Generator().manual_seed(2))
+    errors = [float((decoded_alone(gradient, bits) - gradient).square().mean()) for bits in (0.05, 0.2, 1, 2, 4, 6)]
+    assert errors == sorted(errors, reverse=True)
+    for bits, error in zip((1, 2, 4, 6), errors[2:], strict=True):
+        assert 0 <= 10 * math.log10(error) + 20 * math.log10(2) * bits <= 2.6, "decibels above the bound"
+
+
+@pytest.mark.parametrize("bits", [0, 0.004, 8.1, math.nan, -1])
+def test_bits_out_of_range_are_refused(bits: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"bits=.* is out of range; choose 0.005 to 8 a value"):
+        DeadZone(bits)
+
+
+def test_kernels_are_compiled_once() -> None:
+    codec_checks.check_compiled_once("deadzone", "deadzone_step", "deadzone_decode")
