@@ -17,11 +17,12 @@ each_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS.keys()
 
 
 @each_block
-def test_accumulate(block: Block) -> None:
+@pytest.mark.parametrize("when", [None, torch.tensor(True), torch.tensor(False)])
+def test_accumulate(block: Block, when: torch.Tensor | None) -> None:
     outcomes = []
     for kernels in (gpu, reference):
         residual = normal(9)
-        finite = kernels.accumulate(block, of_all_kinds(block), residual, 0.9, 0.3)
+        finite = kernels.accumulate(block, of_all_kinds(block), residual, 0.9, 0.3, when)
         outcomes.append((residual, bool(finite)))
     assert same(outcomes[0][0], outcomes[1][0])
     assert outcomes[0][1] == outcomes[1][1]

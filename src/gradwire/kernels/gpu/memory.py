@@ -6,13 +6,19 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.deferred import Flag
 from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, compensated, magnitude_bits, tile_of
 from gradwire.kernels.gpu._launch import jitted, launch, tiles_of, warps
 from gradwire.layout import Block
 
 
-def accumulate(block: Block, gradient: Tensor, residual: Tensor, beta: float, gamma: float) -> bool:
-    return bool(leave_all(block, gradient, residual, beta, gamma) < INFINITE.value)
+def accumulate(
+    block: Block, gradient: Tensor, residual: Tensor, beta: float, gamma: float, when: Flag | None = None
+) -> Flag:
+    if when is None:
+        return leave_all(block, gradient, residual, beta, gamma).lt(INFINITE.value)
+    finite = leave_all(block, torch.where(when, gradient, torch.nan), residual, beta, gamma).lt(INFINITE.value)
+    return finite & when
 
 
 def leave_all(block: Block, gradient: Tensor, residual: Tensor, beta: float, gamma: float) -> Tensor:

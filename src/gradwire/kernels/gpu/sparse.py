@@ -1,7 +1,7 @@
 """Selected coordinates.
 
-A position that lies in no run is an error, which the host reads from the device before it writes anything: the one
-place where it waits.
+A position that lies in no run is an error that the host is told of a step later; until then the nearest place of a run
+stands for it, so that nothing else is touched.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.deferred import expect
 from gradwire.kernels.gpu._jitted import INFINITY, hash32, key_of_run, mix64
 from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of
 from gradwire.kernels.reference import sparse
@@ -65,7 +66,7 @@ def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: 
 
 
 def _check(block: Block, positions: Tensor) -> None:
-    """Raises PayloadError if a position lies in no run; the host waits for the answer."""
+    """Has PayloadError raised if a position lies in no run."""
     if not positions.numel():
         return
     if not len(block.runs):
@@ -74,12 +75,11 @@ def _check(block: Block, positions: Tensor) -> None:
     bad = torch.full((), positions.numel(), dtype=torch.int64, device=positions.device)
     arguments = (tiles.places, len(block.runs), tiles.steps, positions, positions.numel(), bad)
     launch(_find_bad, triton.cdiv(positions.numel(), _WIDTH), *arguments, WIDTH=_WIDTH)
-    if (first := int(bad)) < positions.numel():
-        raise lies_in_no_run(block, int(positions[first]))
+    expect(bad >= positions.numel(), lambda: lies_in_no_run(block, int(positions[int(bad)])))
 
 
 def _at(operation: int, block: Block, buffer: Tensor, positions: Tensor, values: Tensor) -> None:
-    """Reads or changes a flat buffer at positions that lie in runs, and are distinct."""
+    """Reads or changes a flat buffer at positions, which are distinct."""
     tiles, count = tiles_of(block, buffer.device), positions.numel()
     arguments = (tiles.places, len(block.runs), tiles.steps, positions, count, buffer, values)
     launch(_visit, triton.cdiv(count, _WIDTH), *arguments, OPERATION=operation, WIDTH=_WIDTH)
@@ -115,16 +115,19 @@ def _visit(places, runs, steps, positions, count, buffer, values, OPERATION: tl.
     mask = i < count
     position = tl.load(positions + i, mask=mask, other=0)
     run = _run_of(places, 0, runs, steps, position, 3)
-    at = buffer + tl.load(places + 3 * run + 2) + position - tl.load(places + 3 * run)
+    offset = tl.maximum(tl.minimum(position - tl.load(places + 3 * run), tl.load(places + 3 * run + 1) - 1), 0)
+    at = buffer + tl.load(places + 3 * run + 2) + offset
     if OPERATION == 0:
         tl.store(values + i, tl.load(at, mask=mask, other=0.0), mask=mask)
     else:
         value = tl.load(values + i, mask=mask, other=0.0)
+        old = tl.load(at, mask=mask, other=0.0)
         if OPERATION == 1:
-            old = tl.load(at, mask=mask, other=0.0)
             value = tl.where(tl.abs(value) < INFINITY, old - value, old)
+        if OPERATION == 2:
+            value = tl.where(value == value, value, old)
         if OPERATION == 3:
-            value = tl.load(at, mask=mask, other=0.0) + value
+            value = old + value
         tl.store(at, value, mask=mask)
 
 
