@@ -169,14 +169,13 @@ def gaussian_bound(layers: Sequence[Float64Array]) -> Curve:
 
 
 def empirical_bound(layers: Sequence[Float64Array]) -> Curve:
-    """The same over each layer's own distribution, its values taken one by one, signs being even.
+    """The same over each layer's own distribution, its values taken one by one, both signs being as likely.
 
-    By Blahut and Arimoto's algorithm up to :data:`TIGHT_BITS`, and above by Shannon's lower bound, where the two meet, of values other
-    than zero; which are zero is told by itself.
+    By Blahut and Arimoto's algorithm up to :data:`TIGHT_BITS`. Above, by Shannon's lower bound for values other than
+    zero, and by how often there are any.
     """
-    found = {
-        id(layer): (float(np.mean(layer != 0)), differential_entropy(np.abs(layer[layer != 0]))) for layer in layers
-    }
+    others = {id(layer): np.abs(layer[layer != 0]) for layer in layers}
+    found = {key: differential_entropy(each) for key, each in others.items()}
 
     def tell(layer: Float64Array, level: float) -> tuple[float, float]:
         there, entropy = len(others[id(layer)]) / len(layer), found[id(layer)]

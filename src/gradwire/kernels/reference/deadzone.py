@@ -109,11 +109,11 @@ def deadzone_step(block: Block, values: Tensor, scales: Tensor, room: int) -> tu
     low, high = 0, STEPS
     while low < high:
         middle = (low + high) // 2
-        if _size(sample, middle) <= target:
+        if _size(sample, middle, target) <= target:
             high = middle
         else:
             low = middle + 1
-    if low and 2 * _size(sample, low) < target:
+    if low and 2 * _size(sample, low, target) < target:
         low -= 1
     return step_of(low), _points(sample, low)
 
@@ -269,8 +269,8 @@ def _sample(block: Block, values: Tensor, scales: Tensor, stride: int) -> tuple[
     return sample, sample.numel() / max(block.numel, 1)
 
 
-def _size(sample: Tensor, index: int) -> int:
-    """Bits of all codes."""
+def _size(sample: Tensor, index: int, most: int) -> int:
+    """Bits of all codes, or more than ``most``."""
     step = torch.tensor(step_of(index))
     places = (sample >= step * THRESHOLD).nonzero()[:, 0]
     levels = _levels(sample[places] * (1 / step)).tolist()
@@ -281,6 +281,8 @@ def _size(sample: Tensor, index: int) -> int:
         size += int(lengths[coder.context, gap_class * LEVEL_CLASSES + level_class]) + gap_width + 1 + width
         coder.heard(gap_class, level_class)
         previous = place
+        if size > most:
+            break
     return size
 
 
