@@ -39,15 +39,15 @@ def loss(model: nn.Module, step: int) -> Tensor:
     return model(inputs(step)).float().square().mean()
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _mesh(world: dist.ProcessGroup, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
-def hybrid() -> DeviceMesh:
-    """Two replicas of two shards."""
+def hybrid(of: str = "") -> DeviceMesh:
+    """Two replicas of two shards; another mesh for every word."""
     assert dist.group.WORLD is not None
-    return _mesh(dist.group.WORLD, (2, 2), ("replicate", "shard"))
+    return _mesh(dist.group.WORLD, (2, 2), (f"replicate{of}", f"shard{of}"))
 
 
 def everyone() -> DeviceMesh:

@@ -121,6 +121,18 @@ def by_columns(parameter: nn.Parameter) -> Any:
     return Shard(1) if parameter.dim() == 2 and parameter.shape[1] % 2 == 0 else None
 
 
+def biases_apart() -> Any:
+    """Two parameter groups a module: weights are cut over one mesh, biases over another of the same ranks."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult
+
+    other = HSDPMeshInfo(hybrid("biases"), shard_mesh_dim=1, replicate_mesh_dim=0)
+
+    def place(parameter: nn.Parameter) -> Any:
+        return ShardPlacementResult(None, other) if parameter.dim() == 1 else None
+
+    return hsdp(shard_placement_fn=place)
+
+
 def policies() -> dict[str, Callable[[], Any]]:
     """How models are sharded otherwise, and in what precision."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
@@ -130,6 +142,8 @@ def policies() -> dict[str, Callable[[], Any]]:
         "kept": lambda: hsdp(reshard_after_forward=False),
         "frozen": lambda: hsdp(frozen()),
         "checkpointed": lambda: hsdp(checkpointed(False)),
+        "checkpointed, reentrant": lambda: hsdp(checkpointed(True)),
+        "biases apart": biases_apart,
         "columns": lambda: hsdp(shard_placement_fn=by_columns),
         "offloaded": lambda: hsdp(offload_policy=CPUOffloadPolicy(pin_memory=False)),
         "reduced in float32": lambda: hsdp(mp_policy=MixedPrecisionPolicy(bfloat16, float32)),
@@ -182,6 +196,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("powersgd", {"rank": 2}),
     ("efsignsgd", {"route": "sharded", "granularity": "bucket"}),
     ("qsgd", {"bits": 4}),
+    ("topk", {"ratio": 0.05, "granularity": "model"}),
     ("dgc", {"ratio": 0.1}),
 ]
 
