@@ -128,8 +128,8 @@ def setting_of(shapes: str, probed: dict[str, Any], device: str) -> Setting:
     if len(works) != len(buckets):
         works = tuple(sum(works) * bucket[-1].stop / get(shapes).numel for bucket in buckets)
     cores = len(os.sched_getaffinity(0)) / network.workers
-    share = probed["core_share"]
-    return Setting(Workload(buckets, works, 0.0), network, profile(device), min(cores, share) if share < 0.9 else cores)
+    pace = min(1.0, probed["core_share"])
+    return Setting(Workload(buckets, works, 0.0), network, profile(device), cores, pace)
 
 
 def errors(points: Sequence[Point]) -> dict[str, float]:

@@ -38,6 +38,10 @@ def run(*arguments, monkeypatch, capsys):
         (["bench", "train"], "gradwire bench train topk:ratio=0.001 acpsgd:rank=2"),
         (["bench", "periodic"], "gradwire bench periodic overhead"),
         (["bench", "kernels"], "gradwire bench kernels"),
+        (["bench", "costs"], "gradwire bench costs here.json"),
+        (["bench", "validate"], "gradwire bench validate --out docs/data"),
+        (["simulate"], "gradwire simulate --shapes resnet50 --workers 16"),
+        (["advise"], "gradwire advise --shapes resnet50 --step-time 0.3"),
         (["doctor"], "gradwire doctor"),
     ],
 )
