@@ -96,6 +96,8 @@ class Clock:
 
     def compute(self, row: Row, unit: int | None, number: int, seconds: float) -> None:
         """Keeps the wire's thread busy."""
+        if not seconds:
+            return
         start, self._computing = self.now, seconds
         self._run(lambda: self._computing <= 0)
         self.done.append(Work(row, unit, number, start, self.now))
