@@ -125,7 +125,7 @@ class Clock:
         """Until the next of what is under way is done."""
         transfer = self._link[0] if self._link else None
         carried = 0.0 if transfer is None else transfer.cost.work / transfer.cost.seconds
-        wanted = [self.pace * bool(self._backward), self.pace * (self._computing > 0), carried]
+        wanted = [self.pace * bool(self._backward), self.pace * (self._computing > 0), min(carried, self.pace)]
         backward, computing, carrying = shared(wanted, self.cores)
         pace = 0.0 if transfer is None else (carrying / carried if carried else 1.0) / transfer.cost.seconds
         ends = [self._backward[0][1] / backward] if self._backward else []
