@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -19,14 +18,15 @@ from gradwire.codecs.index import EliasFano
 from gradwire.codecs.quantize.values import parse
 from gradwire.codecs.select import TopMagnitudes
 from gradwire.codecs.sparse import Sparse
-from gradwire.engine import DensePolicy
+from gradwire.cost.clock import Row, Work
+from gradwire.cost.costs import Costs, Profile, Stage
+from gradwire.cost.network import Level, Links
+from gradwire.cost.simulation import Setting, simulate
+from gradwire.cost.workload import Workload
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.engine import Engine
 from gradwire.kernels.reference.elias_fano import elias_fano_layout
 from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.memory import NONE
-from gradwire.wire import Meter, Scheduler, Synchronization
-from gradwire.wire.transport import Pending
 from gradwire_bench import shapes
 
 if TYPE_CHECKING:
@@ -35,137 +35,36 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _GREY, _INK = "#9a9a9a", "#222222"
 
-Row = Literal["backward", "encode", "wire", "decode"]
-
-
-@dataclass(frozen=True)
-class Work:
-    """Something that took time.
-
-    Attributes:
-        row: What it was.
-        bucket: For which bucket, from 0; None for small averages of several.
-        round: Which round of it, from 0.
-        start: When, in milliseconds.
-        stop: Until when.
-    """
-
-    row: Row
-    bucket: int | None
-    round: int
-    start: float
-    stop: float
-
-
-@dataclass(eq=False)
-class Clock:
-    """The time of one worker: its processor, which does one thing at a time, and its link, which does so, too.
-
-    Attributes:
-        now: Milliseconds since the backward pass began.
-        link_free: When the link has sent all that was issued.
-        done: All work so far.
-        asked: Of what payload, by its place in memory, which bucket and round is.
-    """
-
-    now: float = 0.0
-    link_free: float = 0.0
-    done: list[Work] = field(default_factory=list)
-    asked: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def compute(self, row: Row, bucket: int, number: int, duration: float) -> None:
-        """Keeps the processor busy."""
-        self.done.append(Work(row, bucket, number, self.now, self.now + duration))
-        self.now += duration
-
-    def send(self, payload: Tensor, duration: float) -> float:
-        """Puts a payload behind all others on the link; says when it will be there."""
-        bucket, number = self.asked.get(payload.data_ptr(), (None, 0))
-        start = max(self.now, self.link_free)
-        self.link_free = start + duration
-        self.done.append(Work("wire", bucket, number, start, self.link_free))
-        return self.link_free
-
-
-class ClockedTransport:
-    """Workers that all bring what this one does, over a link of a given rate, in the time of a clock.
-
-    Args:
-        clock: Told what travels when.
-        world_size: Number of workers.
-        rate: Bytes a millisecond.
-    """
-
-    rank = 0
-
-    def __init__(self, clock: Clock, world_size: int, rate: float) -> None:
-        self._clock = clock
-        self._rate = rate
-        self.world_size = world_size
-
-    def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
-        """Sums ``buffer``, or leaves it as the largest."""
-        summed = buffer if operation == dist.ReduceOp.MAX else buffer.mul_(self.world_size)
-        return self._sent(buffer, 2 * buffer.nbytes / self.world_size, summed)
-
-    def broadcast(self, buffer: Tensor, source: int) -> Pending:
-        """Leaves ``buffer`` as it is."""
-        return self._sent(buffer, buffer.nbytes / (self.world_size - 1), buffer)
-
-    def exchange(self, payload: Tensor, partner: int) -> Pending:
-        """Brings the same back."""
-        return self._sent(payload, payload.nbytes / (self.world_size - 1), payload)
-
-    def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
-        """Brings the same from everybody."""
-        return self._sent(payload, payload.nbytes, payload.expand(self.world_size, -1).contiguous())
-
-    def all_to_all(self, payloads: Tensor) -> Pending:
-        """Brings row 0, which is this worker's, from everybody."""
-        return self._sent(payloads, payloads.nbytes / self.world_size, payloads[:1].expand_as(payloads).contiguous())
-
-    def _sent(self, payload: Tensor, share: float, answer: Tensor) -> Pending:
-        """Sends ``share`` bytes to each of the others."""
-        there = self._clock.send(payload, share * (self.world_size - 1) / self._rate)
-
-        def wait() -> Tensor:
-            self._clock.now = max(self._clock.now, there)
-            return answer
-
-        return wait
-
-
 WORKERS = 4
-BACKWARD_MS = 70.0
-LINK = 1e9 / 8 / 1000
-"""1 Gbit/s, in bytes a millisecond."""
-SPEED = 2.5e6
-"""Bytes of float32 gradient that are encoded, or whose payloads are decoded, in a millisecond."""
+BACKWARD_SECONDS = 0.07
+RATE = 1e9
+SPEED = 2.5e9
+"""Bytes of float32 gradient that are encoded, or whose payloads are decoded, in a second."""
 BUCKET_BYTES = 25 * 2**20
+
+
+class _Even(Profile):
+    """A device that encodes and decodes everything at one speed.
+
+    The owner reads n shares and writes one; then everybody reads all shares: half as long each as encoding.
+    """
+
+    def of(self, configuration: Configuration) -> tuple[Costs, str]:
+        return Costs((Stage(value=4 / SPEED), Stage(value=2 / SPEED))), ""
 
 
 def timeline() -> list[Work]:
     """One step of EF-SignSGD on the sharded route over ResNet-50, in the order that the wire's scheduler makes of it.
 
-    Gradients become ready at an even pace from the last layer to the first, in DDP's buckets. What is encoded and
+    Gradients become ready at an even pace from the last layer to the first, in buckets of one size. What is encoded and
     decoded takes time in proportion to it; the method, its payloads and the order are the real ones.
     """
-    clock = Clock()
-    choice = Configuration.make("efsignsgd", {}, dense=DensePolicy())
-    engine = Engine(choice, 0, WORKERS, torch.device("cpu"))
-    scheduler = Scheduler(ClockedTransport(clock, WORKERS, LINK), Meter(), choice.fuse_bytes)
-    buckets = _buckets(shapes.get("resnet50"))
+    buckets = tuple(_buckets(shapes.get("resnet50")))
     total = sum(bucket[-1].stop for bucket in buckets)
-    ready = 0.0
-    for number, slots in enumerate(buckets):
-        begun, ready = ready, ready + BACKWARD_MS * slots[-1].stop / total
-        clock.done.append(Work("backward", number, 0, begun, ready))
-        clock.now = max(clock.now, ready)
-        gradient = torch.ones(slots[-1].stop)
-        compressed, *rest = engine.synchronizations(engine.unit(slots), gradient)
-        started = [_timed(compressed, clock, number, gradient.nbytes / SPEED), *rest]
-        scheduler.submit(started, lambda: None, last=number == len(buckets) - 1)
-    return clock.done
+    backward = tuple(BACKWARD_SECONDS * bucket[-1].stop / total for bucket in buckets)
+    network = Links((Level(WORKERS, RATE, 0.0),), efficiency=1.0)
+    setting = Setting(Workload(buckets, backward, 0.0), network, _Even("even", "computed", ""))
+    return list(simulate(Configuration.make("efsignsgd", {}), setting).work)
 
 
 def _buckets(parameters: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[Slot, ...]]:
@@ -178,23 +77,6 @@ def _buckets(parameters: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[Sl
     return [flat_slots(bucket) for bucket in buckets]
 
 
-def _timed(average: Synchronization, clock: Clock, bucket: int, duration: float) -> Synchronization:
-    """The same requests, with the processor busy before each and after the last."""
-    clock.compute("encode", bucket, 0, duration)
-    answer, number = None, 0
-    while True:
-        try:
-            request = next(average) if answer is None else average.send(answer)
-        except StopIteration:
-            return
-        for each in request if isinstance(request, list) else [request]:
-            clock.asked[each.payload.data_ptr()] = bucket, number
-        answer = yield request
-        number += 1
-        # The owner reads n shares and writes one; then everybody reads all shares.
-        clock.compute("decode", bucket, number, duration / 2)
-
-
 def draw_timeline(figure: Figure) -> None:
     """Draws what a step's processor and link do, bucket by bucket."""
     work = timeline()
@@ -202,17 +84,17 @@ def draw_timeline(figure: Figure) -> None:
     rows: Sequence[Row] = ("backward", "encode", "wire", "decode")
     for each in work:
         height = len(rows) - 1 - rows.index(each.row)
-        colour = _GREY if each.bucket is None else _COLOURS[each.bucket % len(_COLOURS)]
+        colour = _GREY if each.unit is None else _COLOURS[each.unit % len(_COLOURS)]
         second = each.round == {"wire": 1, "decode": 2}.get(each.row)
-        width = each.stop - each.start
+        start, width = 1e3 * each.start, 1e3 * (each.stop - each.start)
         axes.barh(
-            height, width, left=each.start, height=0.62, color=colour, edgecolor="white", hatch="////" if second else ""
+            height, width, left=start, height=0.62, color=colour, edgecolor="white", hatch="////" if second else ""
         )
-        if each.bucket is not None and width > 1:
-            label = str(each.bucket + 1)
+        if each.unit is not None and width > 1:
+            label = str(each.unit + 1)
             backed = {"boxstyle": "round,pad=0.15", "facecolor": colour, "edgecolor": "none"} if second else None
-            axes.text(each.start + width / 2, height, label, ha="center", va="center", color="white", bbox=backed)
-    axes.set_xlim(0, 1.01 * max(each.stop for each in work))
+            axes.text(start + width / 2, height, label, ha="center", va="center", color="white", bbox=backed)
+    axes.set_xlim(0, 1010 * max(each.stop for each in work))
     axes.set_ylim(-0.5, len(rows) - 0.5)
     axes.set_yticks(range(len(rows)), list(reversed(rows)))
     axes.tick_params(axis="y", length=0)

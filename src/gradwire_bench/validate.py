@@ -7,7 +7,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,22 @@ def measure(
     return points, {"link": link, "workers": workers, "load": os.getloadavg()[0], **probed}
 
 
+def again(document: dict[str, Any], device: str) -> list[Point]:
+    """What a document of this command measured, predicted anew from what its groups probed."""
+    settings = {
+        (probed["link"], probed["workers"]): setting_of(document["shapes"], probed, device)
+        for probed in document["probes"]
+    }
+    points = []
+    for point in document["points"]:
+        setting, racer = settings[point["link"], point["workers"]], Contender.parse(point["method"])
+        told = plain(setting) if racer.name == DDP else _predicted(racer, setting)
+        kept = {each.name: point[each.name] for each in fields(Point)}
+        stages = {"encode": told.encode, "wire": told.wire, "decode": told.decode}
+        points.append(Point(**{**kept, "predicted": told.seconds, "stages": stages}))
+    return points
+
+
 def _predicted(racer: Contender, setting: Setting) -> Any:
     return simulate(Candidate.make(racer.name, dict(racer.options)).configuration, setting)
 
@@ -128,8 +144,8 @@ def setting_of(shapes: str, probed: dict[str, Any], device: str) -> Setting:
     if len(works) != len(buckets):
         works = tuple(sum(works) * bucket[-1].stop / get(shapes).numel for bucket in buckets)
     cores = len(os.sched_getaffinity(0)) / network.workers
-    share = probed["core_share"]
-    return Setting(Workload(buckets, works, 0.0), network, profile(device), min(cores, share) if share < 0.9 else cores)
+    pace = min(1.0, probed["core_share"])
+    return Setting(Workload(buckets, works, 0.0), network, profile(device), cores, pace)
 
 
 def errors(points: Sequence[Point]) -> dict[str, float]:

@@ -11,15 +11,15 @@ from gradwire_bench import diagrams
 def test_the_timeline_has_the_order_of_the_scheduler() -> None:
     work = diagrams.timeline()
     sent = [each for each in work if each.row == "wire"]
-    assert [(each.bucket, each.round) for each in sent if each.bucket is not None] == [
+    assert [(each.unit, each.round) for each in sent if each.unit is not None] == [
         *((0, 0), (1, 0), (2, 0), (0, 1), (3, 0)),
         *((1, 1), (2, 1), (3, 1)),
     ]
-    assert sum(each.bucket is None for each in sent) == 1
+    assert sum(each.unit is None for each in sent) == 1
     assert all(first.stop <= second.start for first, second in pairwise(sent))
     computed = [each for each in work if each.row in ("encode", "decode")]
     assert all(first.stop <= second.start for first, second in pairwise(computed))
-    assert [(each.bucket, each.round) for each in computed if each.row == "decode"][-1] == (3, 2)
+    assert [(each.unit, each.round) for each in computed if each.row == "decode"][-1] == (3, 2)
 
 
 def test_the_parts_are_the_whole_payload() -> None:

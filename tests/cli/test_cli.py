@@ -39,6 +39,10 @@ def run(*arguments, monkeypatch, capsys):
         (["bench", "periodic"], "gradwire bench periodic overhead"),
         (["bench", "kernels"], "gradwire bench kernels"),
         (["bench", "gpu"], "gradwire bench gpu --json gpu.json"),
+        (["bench", "costs"], "gradwire bench costs here.json"),
+        (["bench", "validate"], "gradwire bench validate --out docs/data"),
+        (["simulate"], "gradwire simulate --shapes resnet50 --workers 16"),
+        (["advise"], "gradwire advise --shapes resnet50 --step-time 0.3"),
         (["doctor"], "gradwire doctor"),
     ],
 )

@@ -8,8 +8,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.cost import probe
+from gradwire.cost import pairs, probe
 from gradwire.cost.network import KINDS, line_through
+from gradwire.cost.pairs import Pair
 from gradwire.errors import ConfigurationError
 from pool import Pool
 
@@ -37,6 +38,25 @@ def came() -> list[float]:
     net = nn.Sequential(nn.Linear(300, 1000), nn.Linear(1000, 10))
     model = DistributedDataParallel(net, bucket_cap_mb=0.1)
     return probe.arrivals(model, lambda each: each(torch.ones(4, 300)).sum(), steps=2)
+
+
+def linked() -> list[tuple[tuple[int, int], float, float]]:
+    return [(pair.ranks, pair.latency, pair.rate) for pair in pairs.measured(dist.group.WORLD, CPU)]
+
+
+def test_every_two_ranks_are_measured_and_all_hear_of_it(pool: Pool) -> None:
+    first, *others = pool.run(3, linked)
+    assert others == [first, first]
+    assert [ranks for ranks, _, _ in first] == [(0, 1), (0, 2), (1, 2)]
+    assert all(latency > 0 and rate > 0 for _, latency, rate in first)
+
+
+def test_the_slow_link_and_the_far_one_are_named() -> None:
+    links = [Pair((0, 1), 1e-4, 1e9), Pair((0, 2), 1e-4, 1e9), Pair((1, 2), 1e-4, 2e8), Pair((0, 3), 1e-2, 1e9)]
+    said = " ".join(pairs.sentences(links))
+    assert "between ranks 1 and 2 is slow: 200mbit" in said
+    assert "Ranks 0 and 3 are far apart: 10000 us" in said
+    assert said.count("slow") == 1
 
 
 def test_all_ranks_have_the_same_lines(pool: Pool) -> None:

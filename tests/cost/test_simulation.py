@@ -9,6 +9,7 @@ import torch.distributed as dist
 from catalogue import cases
 from gradwire import methods
 from gradwire.cost import shapes
+from gradwire.cost.clock import Clock, Cost, shared
 from gradwire.cost.costs import FREE, Costs, Profile
 from gradwire.cost.network import Level, Links
 from gradwire.cost.simulation import Setting, Worker, plain, simulate
@@ -140,3 +141,27 @@ def test_a_thousand_workers_are_no_more_work_than_one() -> None:
     where = of_resnet(1000, 1e10, step=0.1)
     assert where.network.workers == 1000
     assert simulate(Configuration.make("efsignsgd", {}), where).seconds > 0.1
+
+
+def test_cores_are_shared_in_equal_parts_none_larger_than_wanted() -> None:
+    assert shared([1.0, 1.0, 0.0], 4.0) == [1.0, 1.0, 0.0]
+    assert shared([1.0, 1.0, 0.2], 1.0) == pytest.approx([0.4, 0.4, 0.2])
+    assert shared([1.0, 1.0, 1.0], 1.5) == pytest.approx([0.5, 0.5, 0.5])
+
+
+def test_what_runs_at_once_takes_the_time_that_its_cores_allow() -> None:
+    """Two seconds of backward and one of encoding: two seconds on two cores, three on one, four at half a core each."""
+    for cores, pace, seconds in ((2.0, 1.0, 2.0), (1.0, 1.0, 3.0), (2.0, 0.5, 4.0)):
+        clock = Clock(cores, pace)
+        clock.backward([2.0])
+        clock.compute("encode", 0, 0, 1.0)
+        clock.until_ready(0)
+        assert clock.now == pytest.approx(seconds)
+    clock = Clock(1.0)
+    first, second = clock.send(Cost(1.0), (0, 0)), clock.send(Cost(1.0, work=1.0), (1, 0))
+    clock.compute("encode", 0, 0, 1.5)  # beside half a second of the second transfer, which takes a core as well
+    assert clock.now == pytest.approx(2.0)
+    clock.until_there(second)
+    assert first.left == 0
+    assert clock.now == pytest.approx(2.5)
+    assert clock.waited == pytest.approx(0.5)

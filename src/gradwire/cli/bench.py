@@ -359,6 +359,7 @@ def validate(
     link: Annotated[list[str], Parameter(negative=())] = ["100mbit", "1gbit", "none"],  # noqa: B006
     steps: Positive = 9,
     device: str = "epyc",
+    again: Path | None = None,
     out: Path = Path("results/validate"),
 ) -> None:
     """Hold predicted step times against measured ones: averages alone, in shaped networks.
@@ -378,8 +379,11 @@ def validate(
         link: Rate of each worker's link, or none for plain loopback; may be repeated.
         steps: Timed steps of each contender.
         device: Whose profile to take.
+        again: Measure nothing: predict anew what such a JSON has, from what its groups measured of themselves.
         out: Folder for validate.json and validate.png.
     """
+    import json
+
     from gradwire_bench import report
     from gradwire_bench import validate as bench_validate
 
@@ -387,6 +391,13 @@ def validate(
     points: list[bench_validate.Point] = []
     probes = []
     chosen = list(method or bench_validate.METHODS)
+    if again is not None:
+        try:
+            measured = json.loads(again.read_text())
+            points, probes = bench_validate.again(measured, device), measured["probes"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise GradwireError(f"{again} is no JSON of gradwire bench validate: {error}") from error
+        shapes, link = measured["shapes"], []
     with console.status("measuring") as status:
         for each in link:
             for number in workers:

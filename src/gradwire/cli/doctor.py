@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from rich.table import Table
 from rich.text import Text
 
@@ -13,8 +16,11 @@ from gradwire.errors import GradwireError
 def doctor(*, json: Json = None) -> None:
     """Say what this machine has and lacks for gradwire, and what to do about it.
 
+    Under torchrun it measures the links between all pairs of workers instead, and says what is odd about them.
+
     ```
     gradwire doctor
+    torchrun --nproc-per-node 4 -m gradwire doctor
     ```
 
     Args:
@@ -23,6 +29,9 @@ def doctor(*, json: Json = None) -> None:
     from gradwire.cli import diagnosis
     from gradwire_bench import report
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _group(json)
+        return
     findings = diagnosis.examine()
     colours = {"ok": "green", "limited": "yellow", "broken": "red"}
     table = Table(title="This machine", title_justify="left", title_style="bold")
@@ -39,3 +48,24 @@ def doctor(*, json: Json = None) -> None:
     write(json, report.document("doctor", findings=findings))
     if any(finding.state == "broken" for finding in findings):
         raise GradwireError("gradwire cannot work here; see what is broken above")
+
+
+def _group(json: Path | None) -> None:
+    """The links of the group that this process was started in; rank 0 says what was found."""
+    import torch.distributed as dist
+
+    from gradwire.cost import group, pairs
+    from gradwire_bench import report
+
+    rank, workers, device = group.join()
+    try:
+        whole = dist.group.WORLD
+        found = [] if whole is None else pairs.measured(whole, device)
+    finally:
+        dist.destroy_process_group()
+    if rank:
+        return
+    console = new_console()
+    for sentence in (said := pairs.sentences(found)):
+        console.print(sentence, soft_wrap=True)
+    write(json, report.document("doctor.group", workers=workers, pairs=found, said=said))

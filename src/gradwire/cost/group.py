@@ -17,6 +17,17 @@ from gradwire.cost.workload import Workload
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 
+CPU = torch.device("cpu")
+
+
+def join() -> tuple[int, int, torch.device]:
+    """Joins the group of the environment, as torchrun gives it: this rank, how many there are, and its device."""
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else CPU
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return dist.get_rank(), dist.get_world_size(), device
+
 
 def look(scene: Scene, step_time_given: bool) -> tuple[Setting, int, str] | None:
     """Joins the group of the environment, as torchrun gives it, and measures; rank 0 alone is told.
@@ -31,12 +42,8 @@ def look(scene: Scene, step_time_given: bool) -> tuple[Setting, int, str] | None
     Raises:
         ConfigurationError: If the model is not as it must be.
     """
-    cuda = torch.cuda.is_available()
-    rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")
+    rank, workers, device = join()
+    cuda = device.type == "cuda"
     try:
         module, step = user.make_with_step(scene.shapes) if user.is_own(scene.shapes) else (None, None)
         model = scene.model() if module is None else user.model(scene.shapes, module)
