@@ -24,3 +24,4 @@ from gradwire.kernels.gpu.memory import accumulate
 from gradwire.kernels.gpu.narrow import narrow
 from gradwire.kernels.gpu.quantise import CODES, decode, encode
 from gradwire.kernels.gpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
+from gradwire.kernels.gpu.topk import topk_select
