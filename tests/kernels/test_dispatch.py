@@ -51,6 +51,20 @@ def test_without_its_compiler_a_device_runs_the_reference() -> None:
     dispatch.overrides.cache_clear()
 
 
+@pytest.mark.parametrize(("capability", "old"), [((7, 5), True), ((8, 0), False), ((9, 0), False)])
+def test_an_old_gpu_runs_the_reference(capability: tuple[int, int], old: bool) -> None:
+    dispatch.overrides.cache_clear()
+    with (
+        mock.patch.object(torch.version, "cuda", "13.0"),
+        mock.patch.multiple(torch.cuda, is_available=lambda: True, device_count=lambda: 2),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda number: capability if number else (9, 0)),
+        mock.patch.object(dispatch, "find_spec", return_value=True),
+        mock.patch.object(dispatch.importlib, "import_module", return_value=cpu),
+    ):
+        assert bool(dispatch.overrides("cuda")) is not old
+    dispatch.overrides.cache_clear()
+
+
 def test_importing_compiles_nothing() -> None:
     command = (
         "import sys, gradwire; "

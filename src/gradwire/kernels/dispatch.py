@@ -21,6 +21,9 @@ PACKAGES = {"cpu": ("gradwire.kernels.cpu", "numba"), "cuda": ("gradwire.kernels
 A package has functions of the reference's names, and ``CODES``, what they encode. ROCm's devices are ``cuda`` to torch.
 """
 
+OLDEST_GPU = (8, 0)
+"""The lowest compute capability that Triton compiles for."""
+
 KERNELS: dict[str, Callable[..., Any]] = {}
 """The reference's functions, by name."""
 
@@ -45,13 +48,24 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
 
 @cache
 def overrides(device: str) -> Mapping[str, Any]:
-    """What a type of device offers, imported when the first of its tensors comes; nothing without its compiler.
+    """What a type of device offers, imported when the first of its tensors comes; nothing if it cannot be compiled.
+
+    That is without the compiler, or with a GPU that is too old for it.
 
     Raises:
         ConfigurationError: If its kernels cannot be compiled as things are.
     """
     package, compiler = PACKAGES.get(device, ("", ""))
-    return vars(importlib.import_module(package)) if package and find_spec(compiler) else {}
+    possible = package and find_spec(compiler) and not (device == "cuda" and has_old_gpu())
+    return vars(importlib.import_module(package)) if possible else {}
+
+
+def has_old_gpu() -> bool:
+    """Whether any GPU here is older than Triton's compiler knows."""
+    if not torch.version.cuda or not torch.cuda.is_available():
+        return False
+    capabilities = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
+    return min(capabilities, default=OLDEST_GPU) < OLDEST_GPU
 
 
 def by_reference(device: torch.device) -> tuple[str, ...]:

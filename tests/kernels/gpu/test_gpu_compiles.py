@@ -14,9 +14,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from compiling import check, compiled
 
-from gradwire.kernels import codes, gpu, payload_bytes
+from gradwire.kernels import Code, codes, gpu, payload_bytes
+from gradwire.kernels.reference import elias_fano_bytes
 from gradwire.layout import Block, Granularity, Slot
-from kernel_inputs import KEY, normal
+from kernel_inputs import KEY, counts_of, normal
 
 LONG = Block.cut([Slot("weight", (8192,), 0)], Granularity("layer"))
 SMALL = LONG.divided(512)
@@ -42,15 +43,48 @@ CODES = {
 
 
 def check_all(call: Callable[[], object], target: str) -> None:
-    seen = [check(kernel, target) for _, kernel in compiled(call, target)]
-    assert seen
+    kernels = [kernel for _, kernel in compiled(call, target)]
+    assert kernels
+    for kernel in kernels:
+        check(kernel, target)
+
+
+CALLS: dict[str, Callable[[Block], object]] = {
+    "accumulate": lambda block: gpu.accumulate(block, normal(), normal(1), 0.9, 1.0),
+    "narrow": lambda block: gpu.narrow(block, normal(), normal().bfloat16(), KEY),
+    "checksums": lambda block: gpu.checksums(normal().view(torch.int32)[None], torch.zeros(1, dtype=torch.int64)),
+    "randomk": lambda block: gpu.randomk_positions(block, counts_of(block, 0.1), places(block), KEY),
+    "gather": lambda block: gpu.gather(block, normal(), places(block), normal()),
+    "subtract": lambda block: gpu.subtract(block, normal(), places(block), normal()),
+    "scatter_sum": lambda block: gpu.scatter_sum(block, places(block)[None], normal()[None], normal(), 0.5),
+    "elias_fano": lambda block: (
+        gpu.elias_fano_encode(places(block), block.positions, indices(block)),
+        gpu.elias_fano_decode(indices(block), block.positions, places(block)),
+    ),
+    "topk": lambda block: gpu.topk_select(
+        block, normal(), normal(1), 0.9, 1.0, counts_of(block, 0.1), places(block), normal()
+    ),
+}
+
+
+def places(block: Block) -> torch.Tensor:
+    return torch.arange(int(counts_of(block, 0.1).sum()))
+
+
+def indices(block: Block) -> torch.Tensor:
+    return torch.zeros(elias_fano_bytes(len(places(block)), block.positions), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("block", [LONG, SMALL], ids=["long", "small"])
+@pytest.mark.parametrize("call", CALLS)
+def test_others_compile(call: str, block: Block) -> None:
+    for target in ("sm_90", "gfx942") if call == "topk" and block is LONG else ("sm_90",):
+        check_all(lambda: CALLS[call](block), target)
 
 
 @pytest.mark.parametrize(("target", "code"), [(target, code) for target, all_of in CODES.items() for code in all_of])
-@pytest.mark.parametrize("block", [LONG, SMALL], ids=["long", "small"])
-def test_codes_compile(target: str, code: codes.Sign, block: Block) -> None:
-    if block is SMALL and target != "sm_90":
-        return
+def test_codes_compile(target: str, code: Code) -> None:
+    block = SMALL if isinstance(code, codes.QSGD) and code.bits == 8 else LONG
     payloads = torch.zeros(2, payload_bytes(code, block), dtype=torch.uint8)
     check_all(lambda: gpu.encode(code, block, normal(), normal(1), 0.9, 1.0, payloads[0], KEY), target)
     check_all(lambda: gpu.decode(code, block, payloads, normal(), 0.5), target)

@@ -36,10 +36,15 @@ each_code = pytest.mark.parametrize("code", CODES, ids=str)
 
 
 @each_code
-@pytest.mark.parametrize("name", BLOCKS)
-def test_is_the_reference(code: Code, name: str) -> None:
-    memory = (0.9, 0.3) if len(name) % 2 else None
+@pytest.mark.parametrize(("name", "memory"), [("layers of any kind", (0.9, 0.3)), ("small segments", None)])
+def test_is_the_reference(code: Code, name: str, memory: tuple[float, float] | None) -> None:
     check_is_the_reference(Quantiser(code), BLOCKS[name], of_all_kinds(BLOCKS[name]), memory)
+
+
+@pytest.mark.parametrize("code", [codes.OneBit(), codes.TernGrad(), codes.Natural(9)], ids=str)
+@pytest.mark.parametrize("name", ["one bucket", "a shard", "empty"])
+def test_is_the_reference_on_any_block(code: Code, name: str) -> None:
+    check_is_the_reference(Quantiser(code), BLOCKS[name], of_all_kinds(BLOCKS[name]), (0.9, 0.3))
 
 
 @pytest.mark.parametrize("code", [codes.Sign(), codes.OneBit(), codes.TernGrad(clip=2.5)], ids=str)
@@ -53,7 +58,7 @@ def test_sums_have_one_order(code: Code) -> None:
 
 
 @each_code
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
 def test_anything_is_the_reference(code: Code, case: tuple) -> None:
     block, gradient, memory, key = case
@@ -61,7 +66,7 @@ def test_anything_is_the_reference(code: Code, case: tuple) -> None:
 
 
 @each_code
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(content=st.lists(st.integers(0, 255), min_size=1, max_size=60))
 def test_any_bytes_are_read_as_by_the_reference(code: Code, content: list[int]) -> None:
     check_any_bytes(Quantiser(code), block_of([5, 64, 33]), content)

@@ -11,7 +11,7 @@ from gradwire.errors import PayloadError
 from gradwire.kernels import gpu, reference
 from gradwire.layout import Block
 from guarded import copied, guarded, release
-from kernel_inputs import BUFFER, KEY, block_of, counts_of, normal, same
+from kernel_inputs import BUFFER, GRADIENTS, KEY, block_of, counts_of, normal, same
 
 each_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS.keys())
 
@@ -91,6 +91,26 @@ def test_a_position_in_no_run_changes_nothing(position: int) -> None:
     assert torch.equal(out, normal(3))
 
 
+SELECTED = {**BLOCKS, "chunks": block_of((4129, 33, 500)), "chunks of runs": block_of((4129, 1, 500), "bucket")}
+
+
+@pytest.mark.parametrize("memory", [None, (0.9, 0.3)], ids=["none", "weighted"])
+@pytest.mark.parametrize("name", SELECTED)
+def test_largest(name: str, memory: tuple[float, float] | None) -> None:
+    block = SELECTED[name]
+    for share, gradient in ((0.1, of_all_kinds(block)), (0.5, GRADIENTS["ties"]), (1.0, normal(1))):
+        counts, outcomes = counts_of(block, share), []
+        counts[2::4] = 0
+        for kernels in (gpu, reference):
+            residual = None if memory is None else normal(2).round()
+            weights = memory or (1.0, 1.0)
+            places, values = torch.full((int(counts.sum()),), -1), torch.zeros(int(counts.sum()))
+            kernels.topk_select(block, gradient, residual, *weights, counts, places, values)
+            outcomes.append((places, values, torch.zeros(1) if residual is None else residual))
+        for own, specified in zip(*outcomes, strict=True):
+            assert same(own, specified)
+
+
 @pytest.mark.parametrize("end", [True, False])
 def test_stays_inside(end: bool) -> None:
     block = block_of([77, 41], hole=0).packed()
@@ -104,6 +124,11 @@ def test_stays_inside(end: bool) -> None:
     gpu.subtract(block, residual, positions[1], values[0])
     gpu.scatter_sum(block, positions, values, gradient, 0.5)
     gpu.randomk_positions(block, counts_of(block, 0.1), positions[0], KEY)
+    for wanted in (block, block_of([4125], hole=0)):
+        source = copied(normal(1)[: int(wanted.runs[:, 1].sum()) + int(wanted.runs[0, 0]) + 8], end)
+        counts = counts_of(wanted, 0.1)
+        room = int(counts.sum())
+        gpu.topk_select(wanted, source, None, 1, 1, counts, guarded(room, end, torch.int64), guarded(room, end))
     gpu.checksums(gradient.view(torch.int32)[None], guarded(1, end, torch.int64))
     del gradient, residual, positions, values
     release()

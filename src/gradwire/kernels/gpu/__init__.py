@@ -19,8 +19,10 @@ from gradwire.kernels.gpu import (
     vote,
 )
 from gradwire.kernels.gpu.checksum import checksums
+from gradwire.kernels.gpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.gpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.gpu.memory import accumulate
 from gradwire.kernels.gpu.narrow import narrow
 from gradwire.kernels.gpu.quantise import CODES, decode, encode
 from gradwire.kernels.gpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
+from gradwire.kernels.gpu.topk import topk_select

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -55,7 +56,7 @@ class Tiles:
         self.whole = self.count == block.segment_count
         self.aligned = not (table[:, :2] % VECTOR).any()
         self._block, self._device = weakref.proxy(block), device
-        self._counts: tuple[bytes, int] | None = None
+        self._kept: dict[str, tuple[bytes, Tensor]] = {}
         self.table = self._moved(table)
         self.segments, self.runs = self._moved(block.segments), self._moved(ends)
         self.numels = self._moved(block.segment_numels)
@@ -80,15 +81,26 @@ class Tiles:
         Segment, first choice of the piece, number of choices, choices of earlier segments, and the width of a nearly
         square table of the segment's elements. Kept until other numbers are asked for.
         """
-        if self._counts != (asked := (counts.tobytes(), width)):
-            each = -(-counts // width)
-            segment = np.repeat(np.arange(len(counts)), each)
-            first = (np.arange(len(segment)) - (np.cumsum(each) - each)[segment]) * width
-            squares = np.array([math.isqrt(numel - 1) + 1 for numel in self._block.segment_numels.tolist()], np.int64)
-            number, before = np.minimum(counts[segment] - first, width), (np.cumsum(counts) - counts)[segment]
-            table = np.stack((segment, first, number, before, squares[segment]), axis=1)
-            self._counts, self._pieces = asked, self._moved(table)
-        return self._pieces
+        return self._asked(f"pieces of {width}", counts, lambda: self._cut(counts, width))
+
+    def wanted(self, counts: Int64Array) -> Tensor:
+        """``int64[S, 2]``: ``counts[s]``, and their sum over earlier segments; kept as :meth:`pieces` are."""
+        return self._asked("wanted", counts, lambda: np.stack((counts, np.cumsum(counts) - counts), axis=1))
+
+    def _cut(self, counts: Int64Array, width: int) -> Int64Array:
+        each = -(-counts // width)
+        segment = np.repeat(np.arange(len(counts)), each)
+        first = (np.arange(len(segment)) - (np.cumsum(each) - each)[segment]) * width
+        squares = np.array([math.isqrt(numel - 1) + 1 for numel in self._block.segment_numels.tolist()], np.int64)
+        number, before = np.minimum(counts[segment] - first, width), (np.cumsum(counts) - counts)[segment]
+        return np.stack((segment, first, number, before, squares[segment]), axis=1)
+
+    def _asked(self, what: str, counts: Int64Array, make: Callable[[], Int64Array]) -> Tensor:
+        numbers, table = self._kept.get(what, (b"", None))
+        if table is None or numbers != counts.tobytes():
+            table = self._moved(make())
+            self._kept[what] = (counts.tobytes(), table)
+        return table
 
     @cached_property
     def places(self) -> Tensor:
