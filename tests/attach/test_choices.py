@@ -37,8 +37,8 @@ def _alone() -> Iterator[None]:
     [
         (gradwire.compress, set()),
         (gradwire.Synchronizer.__init__, set()),
-        (gradwire.periodic, {"grad_scaler", "rollback", "learning_rate", "audit_every"}),
-        (CompressedAdam.__init__, {"grad_scaler", "rollback", "learning_rate", "audit_every", "verify_every"}),
+        (gradwire.periodic, {"grad_scaler", "rollback", "learning_rate", "audit_every", "start"}),
+        (CompressedAdam.__init__, {"grad_scaler", "rollback", "learning_rate", "audit_every", "verify_every", "start"}),
         (gradwire.roundtrip, set(FIELDS) - EVERYWHERE),
     ],
 )

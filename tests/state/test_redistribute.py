@@ -66,6 +66,8 @@ def states_of(together: LocalWorld) -> list[dict[str, Any]]:
             "world_size": engine.world_size,
             "ranks": range(engine.world_size),
             "step": engine.step,
+            "dense_steps": engine.dense_steps,
+            "paused": engine.paused,
             "buckets": [],
             "kinds": engine.store.kinds(),
             "tensors": engine.store.state(),

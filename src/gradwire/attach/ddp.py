@@ -257,6 +257,7 @@ def compress(
     learning_rate: Callable[[], float] | None = None,
     audit_every: int = 0,
     verify_every: int = 0,
+    start: int = 0,
     **options: Any,
 ) -> Handle:
     """Averages the gradients of a DDP or FSDP2 model through a compression method from now on.
@@ -314,6 +315,8 @@ def compress(
             :class:`gradwire.DivergenceError` on every rank, one step later. Then every payload also carries a checksum,
             all but those of all-reduces, whose sums cannot; one that does not fit raises
             :class:`gradwire.PayloadError`. 0 for never.
+        start: Steps that are averaged as ``"dense"`` averages them before the method begins, such as those in which a
+            model finds its scale. It begins as if it had been attached then, with nothing remembered.
         **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
             publication for all that is not given.
 

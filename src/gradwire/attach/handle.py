@@ -7,21 +7,19 @@ loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters, part_of
-from gradwire.engine.agreement import check_agreement, check_equal
+from gradwire.attach.sibling import backends_of, sibling_of
+from gradwire.engine.agreement import check_agreement, check_equal, check_same_step
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
@@ -36,9 +34,6 @@ from gradwire.memory import Store
 from gradwire.state.form import VERSION, Ranks, check_form, check_same, described
 from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Wire
 from gradwire.wire.transport import timeout_of
-
-_siblings = 0
-"""Groups that this process has made, or knows others to have made."""
 
 REMEDY = (
     "give all of them rank 0's by torch.distributed.broadcast, and attach several models in the same order everywhere"
@@ -94,20 +89,63 @@ class Handle:
         self._ranks = Ranks(dist.get_process_group_ranks(group))
         self.buckets: tuple[tuple[str, ...], ...] = ()
         roll_call.ready()
-        transport = ProcessGroupTransport(_sibling(group, device), timeout_of(group))
+        sibling = sibling_of(group, device)
+        transport = ProcessGroupTransport(sibling, timeout_of(group))
         check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
         if self._replicas:
             check_equal(parameters, transport, device, REMEDY)
         if cuts:
-            guarding = replace(guarding, agree=Agreement([_sibling(each, device) for each in cuts]))
+            guarding = replace(guarding, agree=Agreement([sibling_of(each, device) for each in cuts]))
         self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
         self.engine.guards += guarding.guards(self.engine, parameters)
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
         self._written = -1
         line: Line = CheckedTransport(transport, self.engine.meter) if guarding.choices.verify_every else transport
+        self._transport = line
         self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device, self.engine.later)
+        self._sibling: dist.ProcessGroup | None = sibling
         self._attached = True
+
+    def pause(self) -> None:
+        """From the next step on averages are dense, as ``"dense"`` makes them, until :meth:`resume`.
+
+        What the method remembers stays as it is, and of the steps in between it knows nothing. To be called on every
+        rank between the same two steps; it waits for the others. A state keeps whether its handle was paused.
+
+        Raises:
+            ConfigurationError: On every rank, if one does not call it, or calls it between other steps; nothing is
+                changed.
+            GradwireError: If a step is under way or failed.
+
+        Example:
+            >>> handle.pause(); handle.paused
+            True
+            >>> handle.resume(); handle.paused
+            False
+        """
+        self._agree("pause")
+        self.wire.call(self.engine.pause)
+
+    def resume(self) -> None:
+        """The method goes on with what it remembers from before :meth:`pause`, under the same conditions."""
+        self._agree("resume")
+        self.wire.call(self.engine.resume)
+
+    @property
+    def paused(self) -> bool:
+        """Whether averages are dense until :meth:`resume`."""
+        return self.engine.paused
+
+    def _agree(self, do: str) -> None:
+        """Finds that all ranks do the same between the same two steps."""
+        if self._sibling is None:
+            raise GradwireError(f"the handle was closed, and there is nothing to {do}; attach again")
+        with RollCall(self._sibling, do) as roll_call:
+            self.wire.call(self._check_between_steps)
+            roll_call.ready()
+        device = self.engine.store.device
+        self.wire.call(lambda: check_same_step(self.engine.step, do, self._transport, device))
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
@@ -157,6 +195,8 @@ class Handle:
             "version": VERSION,
             **self._identity(),
             "step": self.engine.step,
+            "dense_steps": self.engine.dense_steps,
+            "paused": self.engine.paused,
             "buckets": [list(names) for names in self.buckets],
             "kinds": self.engine.store.kinds(),
             "tensors": self.engine.store.state(),
@@ -193,7 +233,7 @@ class Handle:
             )
         self._laid_out().check(state["tensors"], complete=state["step"] > 0)
         self.engine.store.load(state["tensors"], state["kinds"])
-        self.engine.step = state["step"]
+        self.engine.go_on(state["step"], state["dense_steps"], paused=state["paused"])
         self.buckets = tuple(tuple(names) for names in state["buckets"])
 
     def _identity(self) -> dict[str, Any]:
@@ -208,8 +248,8 @@ class Handle:
     def _check_between_steps(self) -> None:
         if self.engine.under_way:
             raise GradwireError(
-                "a step is under way: some of its gradients have been taken in, others not yet; save and load between "
-                "backward passes"
+                "a step is under way: some of its gradients have been taken in, others not yet; save, load, pause and "
+                "resume between backward passes"
             )
 
     def _laid_out(self) -> Store:
@@ -225,6 +265,7 @@ class Handle:
         """
         if self._attached:
             self._attached = False
+            self._sibling = None  # or its threads would not end
             self.wire.close()
 
     def __del__(self) -> None:
@@ -342,66 +383,3 @@ def check_backend(group: dist.ProcessGroup, device: torch.device) -> None:
             f"the parameters are on {device} and the process group {carries} tensors{more}; "
             f"call init_process_group with {wanted}"
         )
-
-
-def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
-    """The name of a group's backend for each type of device that it carries tensors of."""
-    return dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
-
-
-def _sibling(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """Another group of the same ranks and backend, made by its members alone.
-
-    Its timeout is the group's; on other devices than the CPU twice that, since what the backend does then is to end the
-    process: the wire is to find out before.
-    """
-    ranks = dist.get_process_group_ranks(group)
-    timeout = timeout_of(group)
-    if timeout is not None and device.type != "cpu":
-        timeout *= 2
-    backend = dist.get_backend(group)  # "undefined" where devices have different ones
-    with _named(_new_name(group, ranks, device)):
-        sibling = dist.new_group(
-            ranks,
-            timeout=timeout,
-            backend=backend if backend != "undefined" else str(dist.get_backend_config(group)),
-            pg_options=_options_of(group, timeout),
-            use_local_synchronization=True,
-        )
-    if not isinstance(sibling, dist.ProcessGroup):
-        raise ConfigurationError("this process is not in the process group; attach on its members only")
-    return sibling
-
-
-def _options_of(group: dist.ProcessGroup, timeout: timedelta | None) -> Any:
-    """NCCL's kernels are to go before those of backward, which would keep them waiting; other backends have none."""
-    if "nccl" not in backends_of(group).values():
-        return None
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    if timeout is not None:
-        options._timeout = timeout  # else torch warns that its own argument counts
-    return options
-
-
-def _new_name(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device) -> str:
-    """A name that all members agree on, and that these ranks have never given to a group before."""
-    global _siblings
-    count = torch.tensor([_siblings], device=device)
-    dist.all_reduce(count, dist.ReduceOp.MAX, group=group)
-    _siblings = int(count) + 1
-    return f"gradwire {_siblings} of {' '.join(map(str, ranks))}"
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Gives a name to the group that is made within.
-
-    By itself torch names a group that its members make alone after the number of groups that each of them is in. Where
-    that differs they wait for each other for ever; where it comes again they meet stale addresses.
-    """
-    theirs = distributed_c10d._process_group_name
-    distributed_c10d._process_group_name = lambda ranks, use_hashed_name: name  # type: ignore[assignment, return-value]
-    try:
-        yield
-    finally:
-        distributed_c10d._process_group_name = theirs

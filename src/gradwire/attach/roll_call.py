@@ -1,4 +1,4 @@
-"""Before anything is attached: are all ranks there, and ready?
+"""Before anything is attached, or changed on all ranks: are all there, and ready?
 
 Only then are configuration, parameters and their values compared (:mod:`gradwire.engine.agreement`).
 """
@@ -32,9 +32,11 @@ class RollCall:
 
     Args:
         group: The workers; all of them if None. Nobody is told anything if it is no process group.
+        purpose: What they come for, for messages.
     """
 
-    def __init__(self, group: object) -> None:
+    def __init__(self, group: object, purpose: str = "attach") -> None:
+        self._purpose = purpose
         initialised = dist.is_available() and dist.is_initialized()
         chosen = dist.group.WORLD if group is None and initialised else group
         self._group = chosen if isinstance(chosen, dist.ProcessGroup) and chosen.size() > 1 else None
@@ -53,7 +55,7 @@ class RollCall:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and not self._decided:
-            self._decide(f"rank {self._rank} could not attach: {type(error).__name__}: {error}")
+            self._decide(f"rank {self._rank} could not {self._purpose}: {type(error).__name__}: {error}")
 
     def ready(self) -> None:
         """Says that this rank can attach, and waits until all others can.
@@ -93,12 +95,12 @@ class RollCall:
         missing = [str(rank) for rank in ranks if self._store.add(str(rank), 0) < self._number]
         if missing:
             return (
-                f"rank {', '.join(missing)} of {len(ranks)} did not come to attach within the process group's timeout "
-                f"of {patience:g} s; attach on all ranks of the group, in the same order"
+                f"rank {', '.join(missing)} of {len(ranks)} did not come to {self._purpose} within the process group's "
+                f"timeout of {patience:g} s; {self._purpose} on all ranks of the group, in the same order"
             )
         if seconds < PREPARING_SECONDS:
             return ""
         return (
-            f"some ranks came to attach, and were not ready within {seconds:.0f} s; look at what each of them does, "
-            "and start all of them again"
+            f"some ranks came to {self._purpose}, and were not ready within {seconds:.0f} s; look at what each of them "
+            "does, and start all of them again"
         )

@@ -57,6 +57,7 @@ class Synchronizer(Handle):
         learning_rate: See there.
         audit_every: See there.
         verify_every: See there.
+        start: See there.
         **options: The method's hyper-parameters.
 
     Raises:
@@ -87,6 +88,7 @@ class Synchronizer(Handle):
         learning_rate: Callable[[], float] | None = None,
         audit_every: int = 0,
         verify_every: int = 0,
+        start: int = 0,
         **options: Any,
     ) -> None:
         choices = Choices.of(locals())

@@ -36,7 +36,21 @@ def check_agreement(
     check_same(lines, transport, device)
 
 
-def check_same(lines: Sequence[str], transport: Transport, device: torch.device) -> None:
+def check_same_step(step: int, do: str, transport: Transport, device: torch.device) -> None:
+    """Compares over all ranks what is done after which step; every rank must call it.
+
+    Raises:
+        ConfigurationError: On every rank, if two ranks differ.
+    """
+    check_same([f"{do} after step {step}"], transport, device, f"{do} on all ranks between the same two steps")
+
+
+def check_same(
+    lines: Sequence[str],
+    transport: Transport,
+    device: torch.device,
+    remedy: str = "attach with the same model, method and options on all ranks",
+) -> None:
     """Compares lines of text over all ranks; every rank must call it.
 
     Raises:
@@ -53,10 +67,7 @@ def check_same(lines: Sequence[str], transport: Transport, device: torch.device)
     for rank, other in enumerate(per_rank):
         for ours, theirs in zip_longest(per_rank[0], other, fillvalue="nothing"):
             if ours != theirs:
-                raise ConfigurationError(
-                    f"ranks differ: rank 0 has {ours!r}, rank {rank} has {theirs!r}; "
-                    "attach with the same model, method and options on all ranks"
-                )
+                raise ConfigurationError(f"ranks differ: rank 0 has {ours!r}, rank {rank} has {theirs!r}; {remedy}")
 
 
 def check_equal(tensors: Sequence[tuple[str, Tensor]], transport: Transport, device: torch.device, remedy: str) -> None:

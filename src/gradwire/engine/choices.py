@@ -38,6 +38,7 @@ class Choices:
     learning_rate: Callable[[], float] | None = None
     audit_every: int = 0
     verify_every: int = 0
+    start: int = 0
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Choices:

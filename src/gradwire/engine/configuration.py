@@ -30,6 +30,7 @@ class Configuration:
         dense: What is averaged densely.
         seed: Where all randomness starts.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
+        start: Steps that are averaged densely before the method begins.
     """
 
     method: Method
@@ -40,6 +41,7 @@ class Configuration:
     dense: DensePolicy
     seed: int
     fuse_bytes: int
+    start: int
 
     @classmethod
     def make(cls, method: str | Method, options: dict[str, Any], *choices: Any, **named: Any) -> Configuration:
@@ -70,6 +72,8 @@ class Configuration:
             raise ConfigurationError(f"{name} cannot take route={way!r}; its routes: {', '.join(made.routes)}")
         if choices.fuse_bytes < 1:
             raise ConfigurationError(f"fuse_bytes={choices.fuse_bytes!r} is out of range; choose at least 1 byte")
+        if isinstance(choices.start, bool) or not isinstance(choices.start, int) or choices.start < 0:
+            raise ConfigurationError(f"start={choices.start!r} is out of range; choose a whole number of steps, from 0")
         carried = memories.parse(made.memory if memory is None else memory)
         _check_memory(made, name, carried, scope)
         if owner is not None and not isinstance(made, CodecMethod):
@@ -89,6 +93,7 @@ class Configuration:
             dense=choices.dense or DensePolicy(),
             seed=choices.seed,
             fuse_bytes=choices.fuse_bytes,
+            start=choices.start,
         )
 
     def compresses(self, shape: tuple[int, ...]) -> bool:
@@ -107,6 +112,7 @@ class Configuration:
             "route": self.route,
             "memory": str(self.memory),
             **({} if self.owner is None else {"owner": str(self.owner)}),
+            **({} if not self.start else {"start": str(self.start)}),
             "dense": str(self.dense),
             "seed": str(self.seed),
             "fuse_bytes": str(self.fuse_bytes),

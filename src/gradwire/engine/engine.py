@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from gradwire.engine.guards import Guard
 from gradwire.engine.unit import Share, Unit
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot, flat_slots
-from gradwire.memory import Memory, Store
+from gradwire.memory import Kind, Memory, NoMemory, Store
 from gradwire.methods import Context, Dense, Method
 from gradwire.wire import Meter, Synchronization, Wire
 from gradwire.wire.meter import marks_of
@@ -37,6 +38,7 @@ class Engine:
     Attributes:
         guards: What goes along with every gradient, the outermost first.
         later: What the host is told of a step in the next.
+        step: Averages made so far.
         under_way: Whether some of a step's gradients have been taken in and others not yet.
     """
 
@@ -50,6 +52,41 @@ class Engine:
         self.under_way = False
         self.rank = rank
         self.world_size = world_size
+        self._paused_at: int | None = None
+        self._missed = 0
+        self._uncompressed: WeakKeyDictionary[Unit, Share] = WeakKeyDictionary()
+
+    @property
+    def paused(self) -> bool:
+        """Whether the method takes no part until :meth:`resume`."""
+        return self._paused_at is not None
+
+    @property
+    def averages_densely(self) -> bool:
+        """Whether the step that comes next, or is under way, is averaged densely as a whole."""
+        return self.paused or self.step < self.configuration.start
+
+    @property
+    def dense_steps(self) -> int:
+        """How many of the steps so far were: the method, whose randomness and schedules count steps, knows of none."""
+        start = self.configuration.start
+        since = self.step if self._paused_at is None else max(start, self._paused_at)
+        return min(self.step, start) + self._missed + max(0, self.step - since)
+
+    def pause(self) -> None:
+        """From the next step on averages are dense, and what the method remembers stays as it is."""
+        if self._paused_at is None:
+            self._paused_at = self.step
+
+    def resume(self) -> None:
+        """The method goes on where it was."""
+        self.go_on(self.step, self.dense_steps, paused=False)
+
+    def go_on(self, step: int, dense_steps: int, *, paused: bool) -> None:
+        """Counts from ``step`` on, of which ``dense_steps`` were averaged densely."""
+        self.step = step
+        self._missed = dense_steps - min(step, self.configuration.start)
+        self._paused_at = step if paused else None
 
     def unit(self, slots: Sequence[Slot]) -> Unit:
         """Decides who handles the parameters of a buffer, and moves their memories to its layout."""
@@ -75,6 +112,15 @@ class Engine:
         memory = memory.fitted(method.worker_bound(int(block.segment_numels.max())))
         context = Context(block, numel, self.store, memory, route, owner, self.rank, self.world_size, choice.seed)
         return Share(method, context, method.init(context))
+
+    def _dense(self, unit: Unit) -> Share:
+        """The average of a whole buffer as ``"dense"`` makes it, for as long as the unit is in use."""
+        share = self._uncompressed.get(unit)
+        if share is None:
+            slots, dense = [slot for slot in unit.slots if slot.numel], Dense()
+            share = self._share(dense, slots, unit.numel, dense.routes[0], NoMemory(), None)
+            self._uncompressed[unit] = share
+        return share
 
     def before_step(self) -> None:
         """To be called before a step's first gradient is handed to the wire.
@@ -157,7 +203,8 @@ class Engine:
         """Starts the average of a buffer, ``float32[numel]``, in place."""
         for guard in self.guards:
             guard.before_encode(unit, gradient)
-        started = [share.synchronize(gradient, self.step) for share in unit.shares]
+        shares = (self._dense(unit),) if self.averages_densely else unit.shares
+        started = [share.synchronize(gradient, self.step - self.dense_steps) for share in shares]
         return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
 
     def after_decode(self, unit: Unit, average: Tensor) -> None:
@@ -175,5 +222,7 @@ class Engine:
         self.meter.dense(gradient.nbytes, self.world_size)
         self.under_way = not last
         if last:
+            if self.averages_densely:
+                self.store.clear(Kind.GIVEN)
             self.step += 1
             self.meter.steps += 1

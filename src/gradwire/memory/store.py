@@ -104,6 +104,13 @@ class Store:
         del self._views[field][name]
         self._buffers.get(field, {}).pop(name, None)
 
+    def clear(self, kind: Kind) -> None:
+        """Sets everything of a kind to zero."""
+        for field, views in self._views.items():
+            if self._kinds[field] == kind:
+                for view in views.values():
+                    view.zero_()
+
     def buffers(self, names: Collection[str] | None = None) -> list[Tensor]:
         """The allocations that :meth:`flat` and :meth:`stacked` made and that are still in use, but what is given.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Kind
 
-VERSION = 4
+VERSION = 5
 """Raised whenever the form changes."""
 
 _FORM: dict[str, type] = {
@@ -21,6 +21,8 @@ _FORM: dict[str, type] = {
     "world_size": int,
     "ranks": Sequence,
     "step": int,
+    "dense_steps": int,
+    "paused": bool,
     "buckets": Sequence,
     "kinds": Mapping,
     "tensors": Mapping,
@@ -33,7 +35,8 @@ _FORM: dict[str, type] = {
 * ``rank`` and ``world_size``: whose state it is.
 * ``ranks``: of all workers, in the default group; none where :func:`redistribute` made the state, which is for any
   group of as many.
-* ``step``: averages made so far.
+* ``step``: averages made so far; ``dense_steps`` of them densely, before the method began or while it was paused.
+* ``paused``: whether it is.
 * ``buckets``: lists of parameter names, as DDP brought the gradients of the last step together.
 * ``kinds``: the :class:`~gradwire.memory.Kind` of every field, as text.
 * ``tensors``: what is remembered, by field and parameter name, on the CPU.
@@ -99,14 +102,14 @@ def check_form(state: Any) -> None:
     for key, kind in _FORM.items():
         if key not in state:
             raise ConfigurationError(f"the state has no {key!r}; give all that state_dict() returned")
-        if not isinstance(state[key], kind) or isinstance(state[key], (bool, str)):
+        if not isinstance(state[key], kind) or (isinstance(state[key], (bool, str)) and kind is not bool):
             raise ConfigurationError(
                 f"the state's {key!r} is {_short(state[key])}, but state_dict() gives {kind.__name__} there"
             )
-    if not (state["step"] >= 0 and 0 <= state["rank"] < state["world_size"]):
+    if not (0 <= state["dense_steps"] <= state["step"] and 0 <= state["rank"] < state["world_size"]):
         raise ConfigurationError(
-            f"the state has step {state['step']}, rank {state['rank']} and world size {state['world_size']}; "
-            "a step is 0 or more, a rank is below its world size"
+            f"the state has step {state['step']} with {state['dense_steps']} dense ones, rank {state['rank']} and "
+            f"world size {state['world_size']}; a step is 0 or more, a rank is below its world size"
         )
     if not all(isinstance(rank, int) for rank in state["ranks"]):
         raise ConfigurationError(f"the state's ranks are {_short(state['ranks'])}, not whole numbers")

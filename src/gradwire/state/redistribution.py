@@ -150,7 +150,7 @@ def _of_one_run(states: Sequence[State]) -> list[State]:
     first = states[0]
     for state in states[1:]:
         check_same(state, first, f"that of rank {first['rank']}")
-        for key in ("step", "world_size", "ranks", "buckets"):
+        for key in ("step", "dense_steps", "paused", "world_size", "ranks", "buckets"):
             if state[key] != first[key]:
                 raise ConfigurationError(
                     f"the state of rank {state['rank']} has {key}={state[key]!r}, that of rank {first['rank']} has "
