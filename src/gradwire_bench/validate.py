@@ -93,6 +93,7 @@ def measure(
 
     with lab.Lab(workers=workers, rate=None if link_rate(link) is None else link) as shaped:
         shaped.run([sys.executable, "-m", "gradwire_bench.validate_worker", json.dumps(job)], on_line=on_line)
+    probed["cores"] = len(os.sched_getaffinity(0))
     setting = setting_of(shapes, probed, device)
     points = []
     for row, racer in enumerate(racers):
@@ -143,7 +144,7 @@ def setting_of(shapes: str, probed: dict[str, Any], device: str) -> Setting:
     works = tuple(probed["backward"])
     if len(works) != len(buckets):
         works = tuple(sum(works) * bucket[-1].stop / get(shapes).numel for bucket in buckets)
-    cores = len(os.sched_getaffinity(0)) / network.workers
+    cores = probed["cores"] / network.workers
     pace = min(1.0, probed["core_share"])
     return Setting(Workload(buckets, works, 0.0), network, profile(device), cores, pace)
 
