@@ -167,8 +167,8 @@ def _best(points: Sequence[Point], by: str) -> set[str]:
     return {point.method for point in sorted(points, key=lambda point: float(getattr(point, by)))[:3]}
 
 
-def scatter_plot(points: Sequence[Point], path: Path, subtitle: str) -> None:
-    """Draws what was predicted against what was measured."""
+def scatter_plot(points: Sequence[Point], path: Path, shapes: str, error: float) -> None:
+    """Draws what was predicted against what was measured; ``error`` is the median one."""
     figure, axes = _figure((6.5, 6))
     methods = list(dict.fromkeys(point.method for point in points))
     marks = {"none": "o", "1gbit": "s", "100mbit": "^", "300mbit": "v"}
@@ -196,5 +196,12 @@ def scatter_plot(points: Sequence[Point], path: Path, subtitle: str) -> None:
     axes.set_ylabel("predicted ms a step (grey: within 25 %)")
     axes.legend(frameon=False, fontsize=8)
     links = ", ".join(f"{mark} {link}" for link, mark in (("none", "●"), ("1gbit", "■"), ("100mbit", "▲")))
-    axes.text(0, 1.02, f"{subtitle}; {links}", transform=axes.transAxes, fontsize=8, color="#666666")
+    axes.text(
+        0,
+        1.02,
+        f"{shapes}, averages alone; median error {100 * error:.0f} %; {links}",
+        transform=axes.transAxes,
+        fontsize=8,
+        color="#666666",
+    )
     _save(figure, path)
