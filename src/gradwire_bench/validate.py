@@ -93,6 +93,7 @@ def measure(
 
     with lab.Lab(workers=workers, rate=None if link_rate(link) is None else link) as shaped:
         shaped.run([sys.executable, "-m", "gradwire_bench.validate_worker", json.dumps(job)], on_line=on_line)
+    probed["cores"] = len(os.sched_getaffinity(0))
     setting = setting_of(shapes, probed, device)
     points = []
     for row, racer in enumerate(racers):
@@ -143,7 +144,7 @@ def setting_of(shapes: str, probed: dict[str, Any], device: str) -> Setting:
     works = tuple(probed["backward"])
     if len(works) != len(buckets):
         works = tuple(sum(works) * bucket[-1].stop / get(shapes).numel for bucket in buckets)
-    cores = len(os.sched_getaffinity(0)) / network.workers
+    cores = probed["cores"] / network.workers
     pace = min(1.0, probed["core_share"])
     return Setting(Workload(buckets, works, 0.0), network, profile(device), cores, pace)
 
@@ -166,8 +167,8 @@ def _best(points: Sequence[Point], by: str) -> set[str]:
     return {point.method for point in sorted(points, key=lambda point: float(getattr(point, by)))[:3]}
 
 
-def scatter_plot(points: Sequence[Point], path: Path, subtitle: str) -> None:
-    """Draws what was predicted against what was measured."""
+def scatter_plot(points: Sequence[Point], path: Path, shapes: str, error: float) -> None:
+    """Draws what was predicted against what was measured; ``error`` is the median one."""
     figure, axes = _figure((6.5, 6))
     methods = list(dict.fromkeys(point.method for point in points))
     marks = {"none": "o", "1gbit": "s", "100mbit": "^", "300mbit": "v"}
@@ -195,5 +196,12 @@ def scatter_plot(points: Sequence[Point], path: Path, subtitle: str) -> None:
     axes.set_ylabel("predicted ms a step (grey: within 25 %)")
     axes.legend(frameon=False, fontsize=8)
     links = ", ".join(f"{mark} {link}" for link, mark in (("none", "●"), ("1gbit", "■"), ("100mbit", "▲")))
-    axes.text(0, 1.02, f"{subtitle}; {links}", transform=axes.transAxes, fontsize=8, color="#666666")
+    axes.text(
+        0,
+        1.02,
+        f"{shapes}, averages alone; median error {100 * error:.0f} %; {links}",
+        transform=axes.transAxes,
+        fontsize=8,
+        color="#666666",
+    )
     _save(figure, path)

@@ -325,13 +325,11 @@ def costs(path: Path, method: Methods = None, *, name: str = "here") -> None:
 
     ```
     gradwire bench costs here.json
-    gradwire bench costs here.json acpsgd:rank=8 topk:ratio=0.001
     ```
 
     Args:
         path: Where the profile goes.
-        method: Methods, name:option=value,...; with or without the flag; every one that is tried by advise if not
-            given.
+        method: Methods, name:option=value,...; with or without the flag; those that advise tries if not given.
         name: What to call the device.
     """
     from gradwire.cost import measure
@@ -369,7 +367,6 @@ def validate(
 
     ```
     gradwire bench validate --out docs/data
-    gradwire bench validate ddp acpsgd:rank=4 --workers 2 --link 1gbit
     ```
 
     Args:
@@ -412,8 +409,7 @@ def validate(
                     )
     errors = bench_validate.errors(points)
     console.print(", ".join(f"{name} {100 * value:.0f} %" for name, value in errors.items()))
-    subtitle = f"{shapes}, averages alone; median error {100 * errors['median']:.0f} %"
-    bench_validate.scatter_plot(points, out / "validate.png", subtitle)
+    bench_validate.scatter_plot(points, out / "validate.png", shapes, errors["median"])
     document = report.document("bench.validate", shapes=shapes, errors=errors, points=points, probes=probes)
     report.write_json(out / "validate.json", document)
     console.print(f"Wrote {out / 'validate.json'} and {out / 'validate.png'}", soft_wrap=True)

@@ -48,7 +48,7 @@ def simulate(
 ) -> None:
     """Say how long a training step would take on a network that is not here, with one method after another.
 
-    The wire's own scheduler runs over a clock. Nothing is trained, and a thousand workers take no longer than two.
+    The wire's own scheduler runs over a clock. Nothing is trained, and a thousand workers take seconds.
 
     ```
     gradwire simulate --shapes resnet50 --workers 16 --link 10gbit --latency 50us --step-time 0.3
