@@ -1,9 +1,8 @@
-"""``gradwire bench sync | train | recipes | periodic | kernels | gpu | costs | validate``: measurements here."""
+"""``gradwire bench sync | train | periodic | kernels | gpu``: measurements on this machine."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,13 +12,10 @@ from rich.console import Console
 
 from gradwire.cli.arguments import Dataset, Json, Methods, Positive, WorkloadName
 from gradwire.cli.output import new_console, write
-from gradwire.cli.recipes import OptimizerName
 from gradwire.errors import GradwireError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.progress import Progress, TaskID
 
     from gradwire_bench.contenders import Contender
     from gradwire_bench.data import DataSource
@@ -229,60 +225,6 @@ def periodic(
 
 
 @bench.command
-def recipes(
-    *,
-    workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
-    optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
-    workers: Positive = 4,
-    out: Path = Path("results/recipes.json"),
-    docs: Path | None = None,
-) -> None:
-    """Tune methods and dense averages with the same effort, and say which keep the accuracy.
-
-    All of it takes hours; what has been trained is in the JSON at once, and a run goes on from there.
-
-    ```
-    gradwire bench recipes --workload image --optimizer adamw
-    gradwire bench recipes --docs docs
-    ```
-
-    Args:
-        workload: image is a CNN, language a GRU; may be repeated.
-        optimizer: What takes the averages; momentum is SGD with momentum 0.9; may be repeated.
-        workers: Workers, all in this process.
-        out: Where trainings are kept.
-        docs: Write the page recipes.md and its picture to this folder.
-    """
-    from gradwire_bench import cookbook, pictures, report
-    from gradwire_bench import recipes as bench_recipes
-    from gradwire_bench.progress import bars
-
-    console = new_console()
-    done = bench_recipes.load(out)
-    with bars(console) as progress:
-        task = progress.add_task("", start=False, news="")
-        while wanted := bench_recipes.trials(done, workload, optimizer, workers):
-            trial = wanted[0]
-            what = f"{trial.workload} {trial.optimizer} {trial.method} at {trial.learning_rate:g}, seed {trial.seed}"
-            progress.reset(task, description=what, news=f"{len(wanted)} methods to settle")
-            step = partial(_show_step, progress, task)
-            done.append(bench_recipes.train(trial, step))
-            report.write_json(out, report.document("bench.recipes", trainings=bench_recipes.plain(done)))
-    rows = [row for row in bench_recipes.rows(done) if row.workload in workload and row.optimizer in optimizer]
-    for table in cookbook.tables(rows):
-        console.print(table)
-    console.print(f"Wrote {out}", soft_wrap=True)
-    if docs is not None:
-        pictures.recipes_plot(rows, docs / cookbook.PICTURE)
-        report.write_text(docs / "recipes.md", cookbook.page(rows, report.machine_line()))
-        console.print(f"Wrote {docs / 'recipes.md'}", soft_wrap=True)
-
-
-def _show_step(progress: Progress, task: TaskID, step: int, steps: int) -> None:
-    progress.update(task, completed=step, total=steps)
-
-
-@bench.command
 def kernels(
     *,
     numel: Annotated[int, Parameter(validator=Number(gte=1, lte=10**9))] = 25_000_000,
@@ -315,104 +257,6 @@ def kernels(
     )
     console.print(f"[dim]median of {repeats} rounds; {report.machine_line()}[/dim]")
     write(json, report.document("bench.kernels", numel=numel, repeats=repeats, segments=segments, rows=rows))
-
-
-@bench.command
-def costs(path: Path, method: Methods = None, *, name: str = "here") -> None:
-    """Measure what methods take here, for gradwire simulate --device FILE.json.
-
-    Time is that of the thread, whatever else runs; about 20 s a method on an idle core.
-
-    ```
-    gradwire bench costs here.json
-    ```
-
-    Args:
-        path: Where the profile goes.
-        method: Methods, name:option=value,...; with or without the flag; those that advise tries if not given.
-        name: What to call the device.
-    """
-    from gradwire.cost import measure
-    from gradwire.cost.advice import Candidate, candidates
-    from gradwire_bench.contenders import Contender
-
-    parsed = [Contender.parse(text) for text in method or ()]
-    tried = [Candidate.make(each.name, dict(each.options)) for each in parsed] or [
-        Candidate.make("dense", {}),
-        *(each for each in candidates() if "granularity" not in each.arguments),
-    ]
-    console = new_console()
-    with console.status("measuring") as status:
-        found = measure.measured([each.configuration for each in tried], name, status.update)
-    found.write(path)
-    console.print(f"Wrote {path}", soft_wrap=True)
-
-
-@bench.command
-def validate(
-    method: Methods = None,
-    *,
-    shapes: str = "resnet18",
-    workers: Annotated[list[int], Parameter(negative=())] = [2, 4],  # noqa: B006
-    link: Annotated[list[str], Parameter(negative=())] = ["100mbit", "1gbit", "none"],  # noqa: B006
-    steps: Positive = 9,
-    device: str = "epyc",
-    again: Path | None = None,
-    out: Path = Path("results/validate"),
-) -> None:
-    """Hold predicted step times against measured ones: averages alone, in shaped networks.
-
-    Each group first measures its collectives, its buckets and its share of the cores; encoding and decoding come from
-    the profile. No number is fitted to a step.
-
-    ```
-    gradwire bench validate --out docs/data
-    ```
-
-    Args:
-        method: Contenders, name:option=value,...; with or without the flag; eight if not given.
-        shapes: Whose shapes the gradient has, as for simulate.
-        workers: Worker processes; may be repeated.
-        link: Rate of each worker's link, or none for plain loopback; may be repeated.
-        steps: Timed steps of each contender.
-        device: Whose profile to take.
-        again: Measure nothing: predict anew what such a JSON has, from what its groups measured of themselves.
-        out: Folder for validate.json and validate.png.
-    """
-    import json
-
-    from gradwire_bench import report
-    from gradwire_bench import validate as bench_validate
-
-    console = new_console()
-    points: list[bench_validate.Point] = []
-    probes = []
-    chosen = list(method or bench_validate.METHODS)
-    if again is not None:
-        try:
-            measured = json.loads(again.read_text())
-            points, probes = bench_validate.again(measured, device), measured["probes"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise GradwireError(f"{again} is no JSON of gradwire bench validate: {error}") from error
-        shapes, link = measured["shapes"], []
-    with console.status("measuring") as status:
-        for each in link:
-            for number in workers:
-                found, probed = bench_validate.measure(shapes, number, each, chosen, steps, device, status.update)
-                points += found
-                probes.append(probed)
-                for point in found:
-                    console.print(
-                        f"{point.link:>8} {point.workers} workers {point.method:26} predicted "
-                        f"{1e3 * point.predicted:8.1f} ms, measured {1e3 * point.measured:8.1f} ms, "
-                        f"{100 * point.error:+.0f} %"
-                    )
-    errors = bench_validate.errors(points)
-    console.print(", ".join(f"{name} {100 * value:.0f} %" for name, value in errors.items()))
-    bench_validate.scatter_plot(points, out / "validate.png", shapes, errors["median"])
-    document = report.document("bench.validate", shapes=shapes, errors=errors, points=points, probes=probes)
-    report.write_json(out / "validate.json", document)
-    console.print(f"Wrote {out / 'validate.json'} and {out / 'validate.png'}", soft_wrap=True)
 
 
 @bench.command

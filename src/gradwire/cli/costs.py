@@ -1,4 +1,4 @@
-"""``gradwire simulate | advise``: what a step would take, and what to do."""
+"""``gradwire simulate | advise``: what a step would take, and what to do; and how far off that is here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire.cli.arguments import Json, Methods, Natural, Positive
+from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write
+from gradwire.errors import GradwireError
 
 if TYPE_CHECKING:
     from gradwire.cost.advice import Candidate
@@ -244,3 +246,101 @@ def _best_ways(rows: Sequence[Prediction]) -> list[Prediction]:
         if key not in ways or row.seconds < ways[key].seconds * (1 - 1e-3):
             ways[key] = row
     return list(ways.values())
+
+
+@bench.command
+def costs(path: Path, method: Methods = None, *, name: str = "here") -> None:
+    """Measure what methods take here, for gradwire simulate --device FILE.json.
+
+    Time is that of the thread, whatever else runs; about 20 s a method on an idle core.
+
+    ```
+    gradwire bench costs here.json
+    ```
+
+    Args:
+        path: Where the profile goes.
+        method: Methods, name:option=value,...; with or without the flag; those that advise tries if not given.
+        name: What to call the device.
+    """
+    from gradwire.cost import measure
+    from gradwire.cost.advice import Candidate, candidates
+    from gradwire_bench.contenders import Contender
+
+    parsed = [Contender.parse(text) for text in method or ()]
+    tried = [Candidate.make(each.name, dict(each.options)) for each in parsed] or [
+        Candidate.make("dense", {}),
+        *(each for each in candidates() if "granularity" not in each.arguments),
+    ]
+    console = new_console()
+    with console.status("measuring") as status:
+        found = measure.measured([each.configuration for each in tried], name, status.update)
+    found.write(path)
+    console.print(f"Wrote {path}", soft_wrap=True)
+
+
+@bench.command
+def validate(
+    method: Methods = None,
+    *,
+    shapes: str = "resnet18",
+    workers: Annotated[list[int], Parameter(negative=())] = [2, 4],  # noqa: B006
+    link: Annotated[list[str], Parameter(negative=())] = ["100mbit", "1gbit", "none"],  # noqa: B006
+    steps: Positive = 9,
+    device: str = "epyc",
+    again: Path | None = None,
+    out: Path = Path("results/validate"),
+) -> None:
+    """Hold predicted step times against measured ones: averages alone, in shaped networks.
+
+    Each group first measures its collectives, its buckets and its share of the cores; encoding and decoding come from
+    the profile. No number is fitted to a step.
+
+    ```
+    gradwire bench validate --out docs/data
+    ```
+
+    Args:
+        method: Contenders, name:option=value,...; with or without the flag; eight if not given.
+        shapes: Whose shapes the gradient has, as for simulate.
+        workers: Worker processes; may be repeated.
+        link: Rate of each worker's link, or none for plain loopback; may be repeated.
+        steps: Timed steps of each contender.
+        device: Whose profile to take.
+        again: Measure nothing: predict anew what such a JSON has, from what its groups measured of themselves.
+        out: Folder for validate.json and validate.png.
+    """
+    import json
+
+    from gradwire_bench import report
+    from gradwire_bench import validate as bench_validate
+
+    console = new_console()
+    points: list[bench_validate.Point] = []
+    probes = []
+    chosen = list(method or bench_validate.METHODS)
+    if again is not None:
+        try:
+            measured = json.loads(again.read_text())
+            points, probes = bench_validate.again(measured, device), measured["probes"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise GradwireError(f"{again} is no JSON of gradwire bench validate: {error}") from error
+        shapes, link = measured["shapes"], []
+    with console.status("measuring") as status:
+        for each in link:
+            for number in workers:
+                found, probed = bench_validate.measure(shapes, number, each, chosen, steps, device, status.update)
+                points += found
+                probes.append(probed)
+                for point in found:
+                    console.print(
+                        f"{point.link:>8} {point.workers} workers {point.method:26} predicted "
+                        f"{1e3 * point.predicted:8.1f} ms, measured {1e3 * point.measured:8.1f} ms, "
+                        f"{100 * point.error:+.0f} %"
+                    )
+    errors = bench_validate.errors(points)
+    console.print(", ".join(f"{name} {100 * value:.0f} %" for name, value in errors.items()))
+    bench_validate.scatter_plot(points, out / "validate.png", shapes, errors["median"])
+    document = report.document("bench.validate", shapes=shapes, errors=errors, points=points, probes=probes)
+    report.write_json(out / "validate.json", document)
+    console.print(f"Wrote {out / 'validate.json'} and {out / 'validate.png'}", soft_wrap=True)

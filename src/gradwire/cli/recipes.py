@@ -1,13 +1,19 @@
-"""``gradwire recipes``: which line keeps the accuracy."""
+"""``gradwire recipes`` and ``gradwire bench recipes``: which line keeps the accuracy."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from gradwire.cli.arguments import Json, WorkloadName
+from gradwire.cli.arguments import Json, Positive, WorkloadName
+from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 OptimizerName = Literal["sgd", "momentum", "adamw"]
 
@@ -35,14 +41,68 @@ def recipes(
         json: Write the rows to this file too.
     """
     from gradwire_bench import cookbook, report
-    from gradwire_bench import recipes as bench_recipes
+    from gradwire_bench import recipes as measured
 
     console = new_console()
     rows = [
         row
-        for row in bench_recipes.rows(bench_recipes.load(bench_recipes.MEASURED))
+        for row in measured.rows(measured.load(measured.MEASURED))
         if row.workload in workload and row.optimizer in optimizer and (row.keeps or not keeping)
     ]
     for table in cookbook.tables(rows):
         console.print(table)
     write(json, report.document("recipes", rows=rows))
+
+
+@bench.command(name="recipes")
+def bench_recipes(
+    *,
+    workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
+    optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
+    workers: Positive = 4,
+    out: Path = Path("results/recipes.json"),
+    docs: Path | None = None,
+) -> None:
+    """Tune methods and dense averages with the same effort, and say which keep the accuracy.
+
+    All of it takes hours; what has been trained is in the JSON at once, and a run goes on from there.
+
+    ```
+    gradwire bench recipes --workload image --optimizer adamw
+    gradwire bench recipes --docs docs
+    ```
+
+    Args:
+        workload: image is a CNN, language a GRU; may be repeated.
+        optimizer: What takes the averages; momentum is SGD with momentum 0.9; may be repeated.
+        workers: Workers, all in this process.
+        out: Where trainings are kept.
+        docs: Write the page recipes.md and its picture to this folder.
+    """
+    from gradwire_bench import cookbook, pictures, report
+    from gradwire_bench import recipes as measured
+    from gradwire_bench.progress import bars
+
+    console = new_console()
+    done = measured.load(out)
+    with bars(console) as progress:
+        task = progress.add_task("", start=False, news="")
+        while wanted := measured.trials(done, workload, optimizer, workers):
+            trial = wanted[0]
+            what = f"{trial.workload} {trial.optimizer} {trial.method} at {trial.learning_rate:g}, seed {trial.seed}"
+            progress.reset(task, description=what, news=f"{len(wanted)} methods to settle")
+            step = partial(_show_step, progress, task)
+            done.append(measured.train(trial, step))
+            report.write_json(out, report.document("bench.recipes", trainings=measured.plain(done)))
+    rows = [row for row in measured.rows(done) if row.workload in workload and row.optimizer in optimizer]
+    for table in cookbook.tables(rows):
+        console.print(table)
+    console.print(f"Wrote {out}", soft_wrap=True)
+    if docs is not None:
+        pictures.recipes_plot(rows, docs / cookbook.PICTURE)
+        report.write_text(docs / "recipes.md", cookbook.page(rows, report.machine_line()))
+        console.print(f"Wrote {docs / 'recipes.md'}", soft_wrap=True)
+
+
+def _show_step(progress: Progress, task: TaskID, step: int, steps: int) -> None:
+    progress.update(task, completed=step, total=steps)
