@@ -58,7 +58,7 @@ def draw(frontiers: Sequence[Frontier], path: Path, subtitle: str) -> None:
     """
     models = list(dict.fromkeys(each.recording.partition(",")[0] for each in frontiers))
     figure, above = figure_of((7.5 * len(models), 11), 2, len(models))
-    figure.suptitle(f"Bits against error of one gradient, without a memory\n{subtitle}", x=0.01, ha="left", fontsize=12)
+    figure.suptitle(f"Bits against error of one gradient, without a memory\n{subtitle}", x=0.01, ha="left", fontsize=9)
     for column, model in enumerate(models):
         own = [each for each in frontiers if each.recording.partition(",")[0] == model]
         _draw_errors(above[0][column], own[-1])
@@ -108,7 +108,7 @@ def _draw_distances(axes: Axes, frontiers: Sequence[Frontier], model: str) -> No
     axes.axhline(1.8, color=_BOUND, linewidth=1, linestyle="--")
     log_axis(axes)
     axes.set_xlim(0.004, 12)
-    axes.set_ylim(-2, _DECIBELS + 0.5)
+    axes.set_ylim(-4, _DECIBELS + 0.5)
     axes.set_xlabel("bits a value (logarithmic)")
     axes.set_ylabel("dB above the bound; dashed: 1.8")
     handles, names = axes.get_legend_handles_labels()
