@@ -47,10 +47,10 @@ def elias_fano_decode(payload: Tensor, universe: int, positions: Tensor) -> None
 
 
 def _parts(payload: Tensor, count: int, universe: int) -> tuple[Tensor, Tensor, int]:
-    """The words of the low bits, the words of the high bits, and how many low bits a position has."""
+    """The words, of which the low bits come first, those of the high bits, and how many low bits a position has."""
     width, boundary = elias_fano_layout(count, universe, payload.numel())
     words = payload.view(torch.int32)
-    return words[: boundary // 4], words[boundary // 4 :], width
+    return words, words[boundary // 4 :], width
 
 
 @triton.jit
@@ -106,7 +106,7 @@ def _decode(low, high, words, ends, width, positions, count, WIDTH: tl.constexpr
         here = ((word >> bit) & 1) != 0
         mask = here & (number < count)
         first = number * width
-        lower = tl.load(low + (first >> 5), mask=mask & (width > 0), other=0).to(tl.uint32, bitcast=True)
+        lower = tl.load(low + (first >> 5), mask=mask, other=0).to(tl.uint32, bitcast=True)
         crosses = (first & 31) + width > 32
         upper = tl.load(low + (first >> 5) + 1, mask=mask & crosses, other=0).to(tl.uint32, bitcast=True)
         bits = ((upper.to(tl.uint64) << 32) | lower.to(tl.uint64)) >> (first & 31).to(tl.uint64)
