@@ -54,8 +54,8 @@ class SecondMoments:
     def __init__(self, model: nn.Module, handle: Handle, per: Literal["samples", "microbatches"]) -> None:
         wrapped = unwrapped_model(model)
         module = wrapped.module if isinstance(wrapped, DistributedDataParallel) else model
-        wanted = getattr(handle.configuration.method, "moments", None)
-        if per not in ("samples", "microbatches") or per != wanted:
+        rules = [rule for rule in handle.configuration.rules if getattr(rule.method, "moments", None) == per]
+        if per not in ("samples", "microbatches") or not rules:
             raise ConfigurationError(
                 f"per={per!r} does not go with {handle.configuration}; choose method 'variance' or 'hybrid' with "
                 "moments='samples' or 'microbatches', and the same here"
@@ -64,7 +64,9 @@ class SecondMoments:
         self._names = {
             id(parameter): name
             for name, parameter in module.named_parameters()
-            if parameter.requires_grad and handle.configuration.compresses(tuple(parameter.shape))
+            if parameter.requires_grad
+            and (rule := handle.configuration.rule(name)) in rules
+            and rule.compresses(tuple(parameter.shape))
         }
         parameters = [each for each in module.parameters() if id(each) in self._names]
         if per == "samples":
