@@ -331,6 +331,9 @@ def compress(
         >>> model(inputs).sum().backward()
         >>> handle.stats().steps
         1
+
+        ``gradwire.compress(model, {"embed*": "topk:ratio=0.01", "*": "acpsgd:rank=4"}, start=100)`` has a method for
+        each pattern of names, after 100 dense steps.
     """
     choices = Choices.of(locals())
     ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model

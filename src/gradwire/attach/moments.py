@@ -15,6 +15,7 @@ from gradwire.attach.handle import Handle
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.select.variance import SQUARES
 from gradwire.errors import ConfigurationError
+from gradwire.memory import Kind
 
 CHUNK_ELEMENTS = 1 << 22
 """Gradients of samples that are held at a time, in float32 elements."""
@@ -88,7 +89,7 @@ class SecondMoments:
     def _begin(self, parameter: Tensor) -> None:
         name = self._names[id(parameter)]
         if self._store.get(SQUARES, name) is None:
-            self._store.stacked(SQUARES, [name], lambda _: torch.zeros(parameter.shape))
+            self._store.stacked(SQUARES, [name], lambda _: torch.zeros(parameter.shape), Kind.GIVEN)
 
     def _check(self, layers: list[nn.Linear | nn.Conv2d], parameters: set[int]) -> None:
         covered = {id(each) for layer in layers for each in layer.parameters(recurse=False)}

@@ -65,6 +65,10 @@ class Synchronizer(Handle):
     Example:
         >>> sync = gradwire.Synchronizer(net, "topk", ratio=0.01)
         >>> loss.backward(); sync.synchronize(); optimizer.step()
+
+        A method for each pattern of names, after 100 dense steps:
+
+        >>> sync = gradwire.Synchronizer(net, {"0.*": "topk:ratio=0.01", "*": "acpsgd:rank=4"}, start=100)
     """
 
     _tree: Tree | None = None
