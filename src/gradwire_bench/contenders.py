@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
+from gradwire.methods import parse
 
 DDP = "ddp"
 TORCH_POWERSGD = "torch-powersgd"
@@ -42,16 +43,8 @@ class Contender:
         Raises:
             ConfigurationError: If the text is malformed, or no such method or option exists.
         """
-        name, _, rest = text.partition(":")
-        options = []
-        for part in filter(None, rest.split(",")):
-            option, equals, value = part.partition("=")
-            if not (option and equals and value):
-                raise ConfigurationError(
-                    f"method={text!r}: {part!r} is not option=value; write it as in 'acpsgd:rank=4' or 'qsgd:bits=4'"
-                )
-            options.append((option.strip(), _option(value.strip())))
-        contender = cls(name.strip(), tuple(options))
+        name, options = parse(text)
+        contender = cls(name, tuple(options.items()))
         contender._check()
         return contender
 
@@ -137,14 +130,3 @@ class Averaged:
         """Ends what works in the background for this contender."""
         if self.handle is not None:
             self.handle.close()
-
-
-def _option(text: str) -> Option:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

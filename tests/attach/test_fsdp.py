@@ -186,6 +186,30 @@ def _trained(model: nn.Module, method: str, steps: range = STEPS, **arguments: A
     return model
 
 
+def begun_late() -> None:
+    """The first steps are dense, then every parameter's own method begins as if it were attached then."""
+    mixed = {"first.*": "qsgd:bits=8", "*": "topk:ratio=0.1"}
+    model, expected = hsdp(), hsdp()
+    with closing(gradwire.compress(model, mixed, start=2)) as handle, closing(gradwire.compress(expected, "dense")):
+        assert same(train(model, range(2)), train(expected, range(2)))
+        handle.pause()
+        assert same(train(model, range(2, 3)), train(expected, range(2, 3)))
+        handle.resume()
+        fresh = hsdp()
+        with torch.no_grad():
+            for one, other in zip(fresh.parameters(), model.parameters(), strict=True):
+                one.copy_(other)
+        with closing(gradwire.compress(fresh, mixed)):
+            found = train(model, range(3, 5))
+            assert same(found, train(fresh, range(3, 5)))
+        assert same_on_replicas(found)
+        assert not same(found, train(expected, range(3, 5)))
+
+
+def test_methods_begin_after_dense_steps(pool: Pool) -> None:
+    pool.run(4, begun_late)
+
+
 def test_dense_is_what_ddp_averages(pool: Pool) -> None:
     pool.run(4, like_ddp)
 

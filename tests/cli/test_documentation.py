@@ -81,6 +81,19 @@ def test_the_public_face_has_examples() -> None:
     assert shown >= {"gradwire", "OneBitAdam", "ZeroOneAdam", "roundtrip"}
 
 
+@pytest.mark.usefixtures("alone")
+def test_a_method_for_each_parameter_as_the_guide_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    guide = (ROOT / "docs" / "training.md").read_text()
+    blocks = re.findall("```python\n(.*?)```", guide[guide.index("## A method for each") :], re.DOTALL)[:2]
+    names = namespace()
+    for block in blocks:
+        exec(block, names)
+    assert not names["handle"].paused
+    assert [type(rule.method).__name__ for rule in names["handle"].configuration.rules] == ["TopK", "ACPSGD", "Dense"]
+    names["handle"].close()
+
+
 def argument(name: str) -> str:
     """What :func:`gradwire.compress` says of one of its arguments."""
     found = re.search(rf"^    {name}: (.*(?:\n {{8}}.*)*)", inspect.getdoc(gradwire.compress) or "", re.MULTILINE)

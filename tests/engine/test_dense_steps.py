@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from catalogue import Case, cases
+from gradwire.codecs.select.variance import SQUARES
 from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
@@ -124,6 +125,18 @@ def test_dense_steps_are_counted_as_what_they_are() -> None:
     assert sent[0] == dense.average(gradients(1)[0]).sent_bytes
     assert sent[1] < sent[0] / 2
     assert together.engines[0].meter.steps == 2
+
+
+def test_what_was_observed_in_dense_steps_is_forgotten() -> None:
+    """Squares of samples are added up until a step reads them, and a dense step reads none."""
+    case = Case("variance", {"moments": "samples"}, "layer", "gather", "residual")
+    together, begins, inputs = world(case, start=1), world(case), gradients(2)
+    squares = [engine.store.get(SQUARES, "weight") for engine in together.engines]
+    for each in squares:
+        assert each is not None
+        each.fill_(3)
+    averages(together, inputs[:1])
+    assert same(averages(together, inputs[1:]), averages(begins, inputs[1:]))
 
 
 @pytest.mark.parametrize("start", [-1, 2.5, True, "3"])

@@ -19,15 +19,14 @@ from gradwire.attach.roll_call import RollCall
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices
-from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
+from gradwire.engine.mixture import Methods, configure
 from gradwire.engine.policy import DensePolicy
 from gradwire.engine.unit import Unit
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import flat_slots
 from gradwire.memory import Memory
-from gradwire.methods import Method
 from gradwire.wire import Synchronization, Wire
 from gradwire.wire.wire import TensorFuture
 
@@ -242,7 +241,7 @@ def _on_bucket(hook: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Te
 
 def compress(
     model: nn.Module,
-    method: str | Method,
+    method: Methods,
     *,
     process_group: dist.ProcessGroup | DeviceMesh | None = None,
     granularity: str | None = None,
@@ -275,7 +274,9 @@ def compress(
     Args:
         model: The wrapped or sharded model, also within what ``torch.compile`` or Lightning Fabric made of it; float32,
             float16 or bfloat16 parameters, in the memory format in which DDP wrapped them.
-        method: A name of ``gradwire.methods.names()`` or a method object.
+        method: A name of ``gradwire.methods.names()``, also with options, as in ``"topk:ratio=0.01,memory=ef21"``; or a
+            method object; or one of these for each pattern of parameter names, such as ``{"embed*": "topk:ratio=0.01",
+            "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over.
         process_group: The workers that hold the same shards, of a model that was sharded on a mesh of one dimension.
         granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each
             of DDP's buckets; ``"model"``, the whole gradient; or ``"block:N"``, each N elements of a parameter; or a
@@ -334,13 +335,16 @@ def compress(
         >>> model(inputs).sum().backward()
         >>> handle.stats().steps
         1
+
+        ``gradwire.compress(model, {"embed*": "topk:ratio=0.01", "*": "acpsgd:rank=4"}, start=100)`` has a method for
+        each pattern of names, after 100 dense steps.
     """
     choices = Choices.of(locals())
     ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model
     sharded = sharded_model(ddp, process_group) if isinstance(ddp, nn.Module) else None
     group = getattr(ddp, "process_group", None) if sharded is None else sharded.replicas
     with RollCall(group) as roll_call:
-        configuration, guarding = Configuration.of(method, options, choices), Guarding(choices)
+        configuration, guarding = configure(method, options, choices), Guarding(choices)
         if sharded is not None:
             return compress_sharded(sharded, configuration, guarding, roll_call)
         model = _checked(model, process_group)
@@ -350,7 +354,7 @@ def compress(
         frozen = [(name, each) for name, each in theirs if not each.requires_grad]
         handle = Handle(configuration, parameters, model.process_group, roll_call, guarding)
     averages: _Buckets | _Collected = _Buckets(handle, parameters)
-    if configuration.granularity.scope == "model":
+    if configuration.whole:
         averages = _Collected(handle, parameters, [[name for name, _ in parameters]])
     model._comm_hooks.clear()  # of what a copied hook left
     names = {id(each): name for name, each in parameters}

@@ -22,6 +22,7 @@ from gradwire.attach.shards import local
 from gradwire.attach.torch_fsdp import ParameterGroup, ShardedModel, went_through_fsdp
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
+from gradwire.engine.mixture import Mixture
 from gradwire.engine.unit import Unit
 from gradwire.errors import GradwireError
 from gradwire.layout import Slot
@@ -83,7 +84,7 @@ class _ShardedAverages:
         engine = handle.engine
         layouts = [_slots(group, model.names) for group in model.groups]
         self._whole: tuple[Unit, Tensor] | None = None
-        if handle.configuration.granularity.scope == "model":
+        if handle.configuration.whole:
             starts = list(accumulate((_stop(slots) for slots in layouts), initial=0))
             moved = [
                 replace(slot, offset=start + slot.offset)
@@ -221,7 +222,7 @@ def sharded_model(model: nn.Module, process_group: dist.ProcessGroup | DeviceMes
 
 
 def compress_sharded(
-    model: ShardedModel, configuration: Configuration, guarding: Guarding, roll_call: RollCall
+    model: ShardedModel, configuration: Configuration | Mixture, guarding: Guarding, roll_call: RollCall
 ) -> Handle:
     """Averages a model's gradients over its replicas from now on.
 

@@ -26,6 +26,7 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.guards import Audit, Auditor
 from gradwire.engine.guards.audit import ScalarWriter, write
+from gradwire.engine.mixture import Mixture
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.kernels import by_reference
@@ -67,27 +68,32 @@ class Handle:
 
     def __init__(
         self,
-        configuration: Configuration,
+        configuration: Configuration | Mixture,
         parameters: Named,
         group: dist.ProcessGroup,
         roll_call: RollCall,
         guarding: Guarding | None = None,
     ) -> None:
         check_parameters(parameters)
+        configuration.check_names([name for name, _ in parameters])
         check_backend(group, parameters[0][1].device)
         check_replicas(parameters, group)
         guarding = guarding or Guarding(Choices(rollback=False))
         guarding.check(configuration)
         device = parameters[0][1].device
         if device.type == "cpu":
-            rehearse(configuration, aloud=group.rank() == 0)
+            for rule in configuration.rules:
+                rehearse(rule, aloud=group.rank() == 0)
         parts = {name: part_of(parameter) for name, parameter in parameters}
-        cuts = cut_groups(parameters) if guarding.rolls_back(configuration.memory) else []
+        cuts = cut_groups(parameters) if guarding.rolls_back(configuration) else []
         parameters = local_parameters(parameters)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         self._parameters = {name: {**each, **parts[name]} for name, each in described(parameters).items()}
         self._ranks = Ranks(dist.get_process_group_ranks(group))
         self.buckets: tuple[tuple[str, ...], ...] = ()
+        self.configuration = configuration
+        if len(configuration.rules) > 1:
+            self._laid_out(group.rank(), group.size())  # or methods that cannot be saved together
         roll_call.ready()
         sibling = sibling_of(group, device)
         transport = ProcessGroupTransport(sibling, timeout_of(group))
@@ -96,7 +102,6 @@ class Handle:
             check_equal(parameters, transport, device, REMEDY)
         if cuts:
             guarding = replace(guarding, agree=Agreement([sibling_of(each, device) for each in cuts]))
-        self.configuration = configuration
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
         self.engine.guards += guarding.guards(self.engine, parameters)
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
@@ -231,7 +236,7 @@ class Handle:
                 f"the state was saved by a worker of ranks {tuple(state['ranks'])}, this one's are {self._ranks}; load "
                 "what this group saved; gradwire.redistribute makes states for any group of those of all workers"
             )
-        self._laid_out().check(state["tensors"], complete=state["step"] > 0)
+        self._laid_out(*ours).check(state["tensors"], complete=state["step"] > 0)
         self.engine.store.load(state["tensors"], state["kinds"])
         self.engine.go_on(state["step"], state["dense_steps"], paused=state["paused"])
         self.buckets = tuple(tuple(names) for names in state["buckets"])
@@ -252,9 +257,9 @@ class Handle:
                 "resume between backward passes"
             )
 
-    def _laid_out(self) -> Store:
+    def _laid_out(self, rank: int, world_size: int) -> Store:
         """What is remembered of this model once all of it has been averaged, without room for any of it."""
-        nowhere = Engine(self.configuration, self.engine.rank, self.engine.world_size, torch.device("meta"))
+        nowhere = Engine(self.configuration, rank, world_size, torch.device("meta"))
         nowhere.unit(flat_slots(list(self._shapes.items())))
         return nowhere.store
 
@@ -273,7 +278,7 @@ class Handle:
 
     def __repr__(self) -> str:
         sizes = {name: torch.Size(shape).numel() for name, shape in self._shapes.items()}
-        dense = [name for name, shape in self._shapes.items() if not self.configuration.compresses(shape)]
+        dense = [name for name, shape in self._shapes.items() if not self.configuration.rule(name).compresses(shape)]
         count, elements = len(sizes) - len(dense), sum(sizes.values())
         left = sum(sizes[name] for name in dense)
         return (

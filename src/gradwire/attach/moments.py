@@ -15,6 +15,7 @@ from gradwire.attach.handle import Handle
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.select.variance import SQUARES
 from gradwire.errors import ConfigurationError
+from gradwire.memory import Kind
 
 CHUNK_ELEMENTS = 1 << 22
 """Gradients of samples that are held at a time, in float32 elements."""
@@ -54,8 +55,8 @@ class SecondMoments:
     def __init__(self, model: nn.Module, handle: Handle, per: Literal["samples", "microbatches"]) -> None:
         wrapped = unwrapped_model(model)
         module = wrapped.module if isinstance(wrapped, DistributedDataParallel) else model
-        wanted = getattr(handle.configuration.method, "moments", None)
-        if per not in ("samples", "microbatches") or per != wanted:
+        rules = [rule for rule in handle.configuration.rules if getattr(rule.method, "moments", None) == per]
+        if per not in ("samples", "microbatches") or not rules:
             raise ConfigurationError(
                 f"per={per!r} does not go with {handle.configuration}; choose method 'variance' or 'hybrid' with "
                 "moments='samples' or 'microbatches', and the same here"
@@ -64,7 +65,9 @@ class SecondMoments:
         self._names = {
             id(parameter): name
             for name, parameter in module.named_parameters()
-            if parameter.requires_grad and handle.configuration.compresses(tuple(parameter.shape))
+            if parameter.requires_grad
+            and (rule := handle.configuration.rule(name)) in rules
+            and rule.compresses(tuple(parameter.shape))
         }
         parameters = [each for each in module.parameters() if id(each) in self._names]
         if per == "samples":
@@ -86,7 +89,7 @@ class SecondMoments:
     def _begin(self, parameter: Tensor) -> None:
         name = self._names[id(parameter)]
         if self._store.get(SQUARES, name) is None:
-            self._store.stacked(SQUARES, [name], lambda _: torch.zeros(parameter.shape))
+            self._store.stacked(SQUARES, [name], lambda _: torch.zeros(parameter.shape), Kind.GIVEN)
 
     def _check(self, layers: list[nn.Linear | nn.Conv2d], parameters: set[int]) -> None:
         covered = {id(each) for layer in layers for each in layer.parameters(recurse=False)}

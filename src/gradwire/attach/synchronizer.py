@@ -18,13 +18,12 @@ from gradwire.attach.tree import Tree
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices
-from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
+from gradwire.engine.mixture import Methods, configure
 from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.memory import Memory
-from gradwire.methods import Method
 from gradwire.wire.wire import TensorFuture
 
 BUCKET_ELEMENTS = 25 * 2**20 // 4
@@ -43,7 +42,7 @@ class Synchronizer(Handle):
         parameters: A module; or names and parameters, as ``net.named_parameters()`` gives them. Those that require no
             gradient are left out. A parameter that takes another's place in the module later is noticed, and refused in
             :meth:`synchronize`; with names and parameters it cannot be, and its gradient would be left out.
-        method: A name of ``gradwire.methods.names()`` or a method object.
+        method: As in :func:`gradwire.compress`.
         process_group: The workers, also as a device mesh of one dimension; all of them if None.
         granularity: As in :func:`gradwire.compress`; and so are the other arguments.
         route: See there.
@@ -66,6 +65,10 @@ class Synchronizer(Handle):
     Example:
         >>> sync = gradwire.Synchronizer(net, "topk", ratio=0.01)
         >>> loss.backward(); sync.synchronize(); optimizer.step()
+
+        A method for each pattern of names, after 100 dense steps:
+
+        >>> sync = gradwire.Synchronizer(net, {"0.*": "topk:ratio=0.01", "*": "acpsgd:rank=4"}, start=100)
     """
 
     _tree: Tree | None = None
@@ -73,7 +76,7 @@ class Synchronizer(Handle):
     def __init__(
         self,
         parameters: torch.nn.Module | Iterable[tuple[str, torch.nn.Parameter]],
-        method: str | Method,
+        method: Methods,
         *,
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
         granularity: str | None = None,
@@ -94,7 +97,7 @@ class Synchronizer(Handle):
         choices = Choices.of(locals())
         workers = default_group(process_group)
         with RollCall(workers) as roll_call:
-            configuration, guarding = Configuration.of(method, options, choices), Guarding(choices)
+            configuration, guarding = configure(method, options, choices), Guarding(choices)
             if isinstance(parameters, torch.nn.Module):
                 self._tree = Tree(unwrapped_model(parameters))
                 parameters = self._tree.named_parameters()
@@ -102,7 +105,7 @@ class Synchronizer(Handle):
             self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
             self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
             super().__init__(configuration, named, workers, roll_call, guarding)
-        self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.granularity.scope)]
+        self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.whole)]
 
     def synchronize(self) -> None:
         """Replaces every parameter's ``grad`` by its average over all workers; a missing one counts as zero.
@@ -216,9 +219,9 @@ def _leave(parameter: torch.nn.Parameter, average: Tensor) -> None:
     """The average stays where it is."""
 
 
-def _in_buckets(parameters: Named, scope: str) -> list[Named]:
+def _in_buckets(parameters: Named, whole: bool) -> list[Named]:
     """Parameters in buckets of DDP's size, last ones first, as their gradients come; one bucket for a whole model."""
-    if scope == "model":
+    if whole:
         return [parameters]
     buckets: list[list[tuple[str, torch.nn.Parameter]]] = [[]]
     filled = 0

@@ -215,8 +215,9 @@ class Worker:
             try:
                 scheduler.submit(asked, lambda: None, last=number == last)
             except PayloadError as error:
+                (rule,) = engine.configuration.rules
                 raise ConfigurationError(
-                    f"{name_of(engine.configuration.method)} cannot be simulated: what a worker sends depends on what "
+                    f"{name_of(rule.method)} cannot be simulated: what a worker sends depends on what "
                     "the others sent it; measure it with gradwire bench sync"
                 ) from error
         forward = setting.slowest * setting.workload.forward

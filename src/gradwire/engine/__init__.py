@@ -4,8 +4,20 @@ from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guards import Audit, Deviation
+from gradwire.engine.mixture import Methods, Mixture
 from gradwire.engine.policy import DensePolicy
 from gradwire.engine.stats import Stats
 from gradwire.engine.unit import Unit
 
-__all__ = ["Audit", "Choices", "Configuration", "DensePolicy", "Deviation", "Engine", "Stats", "Unit"]
+__all__ = [
+    "Audit",
+    "Choices",
+    "Configuration",
+    "DensePolicy",
+    "Deviation",
+    "Engine",
+    "Methods",
+    "Mixture",
+    "Stats",
+    "Unit",
+]

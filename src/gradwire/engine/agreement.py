@@ -11,12 +11,13 @@ from torch import Tensor
 
 from gradwire.codecs.codec import FORMAT_VERSION
 from gradwire.engine.configuration import Configuration
+from gradwire.engine.mixture import Mixture
 from gradwire.errors import ConfigurationError
 from gradwire.wire import Transport
 
 
 def check_agreement(
-    configuration: Configuration,
+    configuration: Configuration | Mixture,
     parameters: Sequence[tuple[str, torch.nn.Parameter]],
     transport: Transport,
     device: torch.device,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity
 from gradwire.memory import Memory
-from gradwire.methods import CodecMethod, Method, as_published, make, name_of
+from gradwire.methods import CodecMethod, Method, as_published, make, name_of, parse
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,19 @@ class Configuration:
         """Checks all choices against each other; None stands for the method's own, or the publication's.
 
         Raises:
-            ConfigurationError: If one is unknown, out of range, or not for this method.
+            ConfigurationError: If one is unknown, out of range, or not for this method, or is both written with the
+                method and given.
         """
+        if isinstance(method, str) and ":" in method:
+            name, written = parse(method)
+            given = {**options, **{key: value for key, value in choices.arguments().items() if value is not None}}
+            if twice := written.keys() & given.keys():
+                raise ConfigurationError(
+                    f"method={method!r} came with {', '.join(f'{each}={given[each]!r}' for each in sorted(twice))}; "
+                    "write it with the method or give it, not both"
+                )
+            options, choices = written_out(options | written, choices)
+            method = name
         options, published = as_published(method, options)
         given = {name: value for name, value in choices.arguments().items() if value is not None}
         choices = Choices(**{**published, **given})
@@ -96,6 +108,23 @@ class Configuration:
             start=choices.start,
         )
 
+    @property
+    def rules(self) -> tuple[Configuration, ...]:
+        """All there are."""
+        return (self,)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it takes the gradient of a whole model at once."""
+        return self.granularity.scope == "model"
+
+    def rule(self, name: str) -> Configuration:
+        """What a parameter of this name goes by."""
+        return self
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Any parameters will do."""
+
     def compresses(self, shape: tuple[int, ...]) -> bool:
         """Whether the method takes a tensor of this shape; otherwise it is averaged densely."""
         if self.method.takes_all:
@@ -125,6 +154,17 @@ class Configuration:
             del described[aside]
         dense = "nothing" if self.method.takes_all else str(self.dense)
         return f"{name}({', '.join(f'{key}={value}' for key, value in described.items())}, dense: {dense})"
+
+
+WRITTEN = ("granularity", "route", "memory", "owner")
+"""Choices that may be written with a method, as its options are."""
+
+
+def written_out(options: dict[str, Any], choices: Choices) -> tuple[dict[str, Any], Choices]:
+    """Takes choices out from among a method's options, to stand before those given for all."""
+    written = {name: options[name] for name in WRITTEN if name in options}
+    left = {name: value for name, value in options.items() if name not in written}
+    return left, dataclasses.replace(choices, **written)
 
 
 _GROWTH = {

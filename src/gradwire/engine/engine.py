@@ -13,6 +13,7 @@ from gradwire.codecs.codec import Codec
 from gradwire.deferred import Later
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
+from gradwire.engine.mixture import Mixture
 from gradwire.engine.unit import Share, Unit
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot, flat_slots
@@ -20,6 +21,8 @@ from gradwire.memory import Kind, Memory, NoMemory, Store
 from gradwire.methods import Context, Dense, Method
 from gradwire.wire import Meter, Synchronization, Wire
 from gradwire.wire.meter import marks_of
+
+DENSE = Dense()
 
 
 def _nothing() -> None:
@@ -42,7 +45,9 @@ class Engine:
         under_way: Whether some of a step's gradients have been taken in and others not yet.
     """
 
-    def __init__(self, configuration: Configuration, rank: int, world_size: int, device: torch.device) -> None:
+    def __init__(
+        self, configuration: Configuration | Mixture, rank: int, world_size: int, device: torch.device
+    ) -> None:
         self.configuration = configuration
         self.guards: list[Guard] = []
         self.store = Store(device)
@@ -90,35 +95,49 @@ class Engine:
 
     def unit(self, slots: Sequence[Slot]) -> Unit:
         """Decides who handles the parameters of a buffer, and moves their memories to its layout."""
-        choice = self.configuration
-        taken = [slot for slot in slots if slot.numel and choice.compresses(slot.shape)]
-        left = [slot for slot in slots if slot.numel and not choice.compresses(slot.shape)]
-        numel = max((slot.stop for slot in slots), default=0)
         shares = []
-        if taken:
-            shares.append(self._share(choice.method, taken, numel, choice.route, choice.memory, choice.owner))
-        if left:
-            alone = flat_slots([(slot.name, slot.shape) for slot in left])
-            dense, memory = Dense(), choice.memory.uncompressed()
-            share = self._share(dense, alone, alone[-1].stop, dense.routes[0], memory, None)
-            shares.append(replace(share, aside=Block.cut(left, choice.granularity)))
-        return Unit(tuple(slots), numel, tuple(shares))
+        for rule in self.configuration.rules:
+            own = [slot for slot in slots if slot.numel and self.configuration.rule(slot.name) is rule]
+            taken = [slot for slot in own if rule.compresses(slot.shape)]
+            left = [slot for slot in own if not rule.compresses(slot.shape)]
+            if taken:
+                shares.append(self._compressed(rule, taken))
+            if left:
+                alone = flat_slots([(slot.name, slot.shape) for slot in left])
+                share = self._share(
+                    rule, DENSE, alone, alone[-1].stop, DENSE.routes[0], rule.memory.uncompressed(), None
+                )
+                shares.append(replace(share, aside=Block.cut(left, rule.granularity)))
+        return Unit(tuple(slots), max((slot.stop for slot in slots), default=0), tuple(shares))
+
+    def _compressed(self, rule: Configuration, slots: Sequence[Slot]) -> Share:
+        """What compresses some parameters, in the stretch of the buffer from the first to the last of them."""
+        start, stop = min(slot.offset for slot in slots), max(slot.stop for slot in slots)
+        moved = [replace(slot, offset=slot.offset - start) for slot in slots]
+        share = self._share(rule, rule.method, moved, stop - start, rule.route, rule.memory, rule.owner)
+        return replace(share, offset=start)
 
     def _share(
-        self, method: Method, slots: Sequence[Slot], numel: int, route: str, memory: Memory, owner: Codec | None
+        self,
+        rule: Configuration,
+        method: Method,
+        slots: Sequence[Slot],
+        numel: int,
+        route: str,
+        memory: Memory,
+        owner: Codec | None,
     ) -> Share:
-        choice = self.configuration
-        block = Block.cut(slots, choice.granularity)
+        block = Block.cut(slots, rule.granularity)
         memory = memory.fitted(method.worker_bound(int(block.segment_numels.max())))
-        context = Context(block, numel, self.store, memory, route, owner, self.rank, self.world_size, choice.seed)
+        context = Context(block, numel, self.store, memory, route, owner, self.rank, self.world_size, rule.seed)
         return Share(method, context, method.init(context))
 
     def _dense(self, unit: Unit) -> Share:
         """The average of a whole buffer as ``"dense"`` makes it, for as long as the unit is in use."""
         share = self._uncompressed.get(unit)
         if share is None:
-            slots, dense = [slot for slot in unit.slots if slot.numel], Dense()
-            share = self._share(dense, slots, unit.numel, dense.routes[0], NoMemory(), None)
+            slots, rule = [slot for slot in unit.slots if slot.numel], self.configuration.rules[0]
+            share = self._share(rule, DENSE, slots, unit.numel, DENSE.routes[0], NoMemory(), None)
             self._uncompressed[unit] = share
         return share
 

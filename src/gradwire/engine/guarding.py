@@ -17,7 +17,7 @@ from gradwire.engine.guards.guard import Guard
 from gradwire.engine.guards.learning_rate import LearningRate, check_rate
 from gradwire.engine.guards.loss_scale import LossScale, check_scaler
 from gradwire.engine.guards.rollback import Rollback, check_rollback
-from gradwire.memory import Memory
+from gradwire.engine.mixture import Mixture
 
 
 @dataclass(frozen=True)
@@ -40,37 +40,40 @@ class Guarding:
         check_audit_every(self.choices.audit_every)
         check_verify_every(self.choices.verify_every)
 
-    def check(self, configuration: Configuration) -> None:
+    def check(self, configuration: Configuration | Mixture) -> None:
         """Raises ConfigurationError if a guard cannot go along with what was chosen otherwise."""
-        check_rate(self.choices.learning_rate, configuration.memory)
+        check_rate(self.choices.learning_rate, [rule.memory for rule in configuration.rules])
 
-    def rolls_back(self, memory: Memory) -> bool:
+    def rolls_back(self, configuration: Configuration | Mixture) -> bool:
         """Whether a step that is not finite is taken back."""
         asked = self.choices.rollback
-        return self.choices.grad_scaler is not None or memory.parts if asked is None else asked
+        if asked is not None:
+            return asked
+        return self.choices.grad_scaler is not None or any(rule.memory.parts for rule in configuration.rules)
 
     def guards(self, engine: Engine, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> list[Guard]:
         """The guards, the outermost first: what is handed on is looked at last, what the method sees is audited."""
         choices = self.choices
         guards: list[Guard] = [self.comparison(choices.verify_every)] if choices.verify_every else []
-        if self.rolls_back(engine.configuration.memory):
+        if self.rolls_back(engine.configuration):
             dtypes = {name: parameter.dtype for name, parameter in parameters}
             guards.append(Rollback(engine, dtypes) if self.agree is None else Rollback(engine, dtypes, self.agree))
         if choices.grad_scaler is not None:
             guards.append(LossScale(choices.grad_scaler, engine.store))
         if choices.learning_rate is not None:
-            guards.append(LearningRate(choices.learning_rate, engine.store, engine.configuration.memory))
+            rule = engine.configuration.rule
+            guards.append(LearningRate(choices.learning_rate, engine.store, lambda name: rule(name).memory))
         if choices.audit_every:
             guards.append(Auditor(choices.audit_every, [name for name, _ in parameters], engine, engine.rank))
         return guards
 
-    def describe(self, configuration: Configuration) -> dict[str, str]:
+    def describe(self, configuration: Configuration | Mixture) -> dict[str, str]:
         """Everything that must be the same on all ranks, as text."""
         choices = self.choices
         scale = "none" if choices.grad_scaler is None else f"with scale {choices.grad_scaler.get_scale()}"
         return {
             "grad_scaler": scale,
-            "rollback": str(self.rolls_back(configuration.memory)),
+            "rollback": str(self.rolls_back(configuration)),
             "learning_rate": "none" if choices.learning_rate is None else "given",
             "audit_every": str(choices.audit_every),
             "verify_every": str(choices.verify_every),

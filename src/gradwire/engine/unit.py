@@ -21,6 +21,7 @@ class Share:
         method: The method.
         context: Where it works.
         state: What it made of the context.
+        offset: Where in the buffer the method's own begins, which has the context's number of elements.
         aside: Where its tensors lie in the buffer, if the method works on a copy that has nothing else: so with the
             dense averages of what is not compressed, whose memory then has no gaps. They are small, and would hold up
             the next round of what is compressed; so they may come at the end of the step.
@@ -29,12 +30,14 @@ class Share:
     method: Method
     context: Context
     state: Any
+    offset: int = 0
     aside: Block | None = None
 
     def synchronize(self, gradient: Tensor, step: int) -> Synchronization:
         """Starts the average of this share of a flat buffer, ``float32[numel]``, in place."""
         if self.aside is None:
-            return self.method.synchronize(gradient, self.state, step)
+            own = gradient[self.offset : self.offset + self.context.numel]
+            return self.method.synchronize(own, self.state, step)
         return late(self._synchronize_copy(self.aside.parts(gradient), step))
 
     def _synchronize_copy(self, parts: list[Tensor], step: int) -> Synchronization:
@@ -51,7 +54,7 @@ class Unit:
     Attributes:
         slots: All parameters, back to back.
         numel: Elements of the buffer.
-        shares: The compressing method's share, and the dense one's, where there are any.
+        shares: Of each rule the compressing method's share, and the dense one's, where there are any.
     """
 
     slots: tuple[Slot, ...]

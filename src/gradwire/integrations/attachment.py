@@ -14,11 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach import Handle, compress
 from gradwire.attach.wrappers import unwrapped_model
-from gradwire.engine import Stats
+from gradwire.engine import Methods, Stats
 from gradwire.errors import ConfigurationError
 from gradwire.integrations import parts
 from gradwire.integrations.ranks import Agreed, State, alone, workers
-from gradwire.methods import Method
 
 _log = logging.getLogger("gradwire")
 
@@ -29,7 +28,7 @@ class Attachment:
     A process that trains alone has no DDP models: nothing is sent and nothing compressed, and a warning says so.
 
     Args:
-        method: A name of ``gradwire.methods.names()`` or a method object.
+        method: As in :func:`gradwire.compress`.
         options: Further arguments of :func:`gradwire.compress`.
 
     Attributes:
@@ -37,7 +36,7 @@ class Attachment:
             in a process that trains alone.
     """
 
-    def __init__(self, method: str | Method, options: Mapping[str, Any]) -> None:
+    def __init__(self, method: Methods, options: Mapping[str, Any]) -> None:
         self.handles: list[Handle] = []
         self._method = method
         self._options = dict(options)

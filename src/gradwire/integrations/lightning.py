@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.wrappers import unwrapped_model
+from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
 from gradwire.integrations.ranks import Agreed, of_all_ranks, own, workers
-from gradwire.methods import Method
 
 try:
     from lightning.pytorch import Callback
@@ -47,7 +47,7 @@ class GradwireCallback(Callback):  # type: ignore[misc]
         trainer = Trainer(strategy="ddp", callbacks=[GradwireCallback("acpsgd", rank=4)])
     """
 
-    def __init__(self, method: str | Method, **options: Any) -> None:
+    def __init__(self, method: Methods, **options: Any) -> None:
         self.attachment = Attachment(method, options)
         self._saved: list[list[Mapping[str, Any]]] = []
 

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.wrappers import unwrapped_model
+from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
 from gradwire.integrations.ranks import workers
-from gradwire.methods import Method
 
 try:
     from ray.train import get_checkpoint
@@ -19,7 +19,7 @@ except ImportError as error:
     raise ImportError(f"{error}; Ray Train comes with pip install 'gradwire[ray]'") from error
 
 
-def compress(model: nn.Module, method: str | Method, **options: Any) -> Attachment:
+def compress(model: nn.Module, method: Methods, **options: Any) -> Attachment:
     """Averages a prepared model's gradients through a compression method, within ``train_loop_per_worker``.
 
     Where Ray starts the loop with a checkpoint, after a failure or to go on with an earlier run, what the method

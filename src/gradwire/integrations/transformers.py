@@ -6,9 +6,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
-from gradwire.methods import Method
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -17,7 +17,7 @@ except ImportError as error:
     raise ImportError(f"{error}; Transformers comes with pip install 'gradwire[transformers]'") from error
 
 
-def compress(trainer: Trainer, method: str | Method, **options: Any) -> Attachment:
+def compress(trainer: Trainer, method: Methods, **options: Any) -> Attachment:
     """Averages the gradients of a trainer's model through a compression method.
 
     What the method remembers is saved in ``checkpoint-N``, a file a rank, and read where ``train`` resumes: a run that

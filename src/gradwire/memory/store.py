@@ -201,7 +201,11 @@ class Store:
         kind: Kind,
     ) -> None:
         views = self._views.setdefault(field, {})
-        self._kinds[field] = kind
+        if (known := self._kinds.setdefault(field, kind)) != kind:
+            raise ConfigurationError(
+                f"{field} of {name!r} is of kind {kind}, that of others of kind {known}, so no state could be saved; "
+                "choose one route for all methods that keep it"
+            )
         self._firsts[field, name] = first
         if (former := views.get(name)) is not None:
             if former.shape != view.shape:

@@ -33,7 +33,7 @@ from gradwire.methods.published import Published
 from gradwire.methods.qgz import QgZ
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
-from gradwire.methods.registry import as_published, get, make, name_of, names, register
+from gradwire.methods.registry import as_published, get, make, name_of, names, parse, register
 from gradwire.methods.scalecom import ScaleCom
 from gradwire.methods.sidco import SIDCo
 from gradwire.methods.signsgd import SignSGD, Signum
@@ -106,5 +106,6 @@ __all__ = [
     "make",
     "name_of",
     "names",
+    "parse",
     "register",
 ]

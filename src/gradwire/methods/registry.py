@@ -39,6 +39,43 @@ def name_of(method: Method) -> str:
     return next((name for name in names() if get(name) is type(method)), type(method).__qualname__)
 
 
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Reads a method written as ``name`` or ``name:option=value,option=value``: its name and options.
+
+    A value is a whole number, a number, ``true`` or ``false`` where it reads as one, and text otherwise.
+
+    Raises:
+        ConfigurationError: If something is no option with a value, or an option is written twice.
+
+    Example:
+        >>> parse("topk:ratio=0.01,values=qsgd:4")
+        ('topk', {'ratio': 0.01, 'values': 'qsgd:4'})
+    """
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        option, equals, value = (each.strip() for each in part.partition("="))
+        if not (option and equals and value):
+            raise ConfigurationError(
+                f"method={text!r}: {part!r} is not option=value; write it as in 'acpsgd:rank=4' or 'qsgd:bits=4'"
+            )
+        if option in options:
+            raise ConfigurationError(f"method={text!r}: {option!r} is written twice; write it once")
+        options[option] = _value(value)
+    return name.strip(), options
+
+
+def _value(text: str) -> bool | int | float | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def make(method: str | Method, options: dict[str, Any]) -> Method:
     """A method object from a name and options, or the object itself.
 

@@ -169,8 +169,8 @@ class CompressedAdam(Optimizer):
         )
         self._exact = self._compressed
         try:
-            carried = self._compressed.configuration.memory
-            if isinstance(carried, Momentum | MaskedMomentum):
+            momenta = [rule.memory for rule in self._compressed.configuration.rules]
+            for carried in [each for each in momenta if isinstance(each, Momentum | MaskedMomentum)]:
                 raise ConfigurationError(
                     f"memory={carried} is momentum of gradients, and what is sent here is momentum already; choose "
                     "memory='residual' or 'none'"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -33,18 +33,13 @@ class LearningRate(Guard):
     Args:
         rate: Gives the current learning rate, at least 0; called once a step, by whoever asks for an average.
         store: Where memories are kept.
-        memory: What is carried from step to step.
-
-    Raises:
-        ConfigurationError: If the memory is no remainder of gradients in float32, or the rate negative or not finite.
+        memory_of: Gives what is carried from step to step of a parameter, by its name.
     """
 
-    def __init__(self, rate: Callable[[], float], store: Store, memory: Memory) -> None:
-        check_rate(rate, memory)
+    def __init__(self, rate: Callable[[], float], store: Store, memory_of: Callable[[str], Memory]) -> None:
         self._rate = rate
         self._store = store
-        owed = [*memory.owed("residual"), *memory.owner().owed("owner_residual")]
-        self._powers = {**dict.fromkeys(owed, 1), SECOND_MOMENTS: 2}
+        self._memory_of = memory_of
         self._next = 0.0
         self._now: float | None = None
         self._waiting: dict[tuple[str, str], Tensor] = {}
@@ -92,7 +87,9 @@ class LearningRate(Guard):
 
     def _owed(self, slot: Slot) -> Iterator[tuple[tuple[str, str], Tensor, int]]:
         """What is kept of a parameter and must be weighed: where, what, and by which power of the ratio."""
-        for field, power in self._powers.items():
+        memory = self._memory_of(slot.name)
+        powers = dict.fromkeys((*memory.owed("residual"), *memory.owner().owed("owner_residual")), 1)
+        for field, power in {**powers, SECOND_MOMENTS: 2}.items():
             if (owed := self._store.get(field, slot.name)) is not None:
                 yield (field, slot.name), owed, power
 
@@ -100,8 +97,8 @@ class LearningRate(Guard):
         return "learning rate"
 
 
-def check_rate(rate: Callable[[], float] | None, memory: Memory) -> None:
-    """Raises ConfigurationError unless there is no rate, or one that can be and a memory that it can weigh."""
+def check_rate(rate: Callable[[], float] | None, memories: Sequence[Memory]) -> None:
+    """Raises ConfigurationError unless there is no rate, or one that can be and memories of which it can weigh some."""
     if rate is None:
         return
     if not callable(rate):
@@ -109,10 +106,10 @@ def check_rate(rate: Callable[[], float] | None, memory: Memory) -> None:
             f"learning_rate={rate!r} cannot be called; give a function without arguments such as "
             "lambda: optimizer.param_groups[0]['lr']"
         )
-    if memory.borrows or not memory.owed("residual"):
+    if any(memory.borrows for memory in memories) or not any(memory.owed("residual") for memory in memories):
         raise ConfigurationError(
-            f"learning_rate has nothing to weigh in memory={memory}; choose memory='residual' or 'lowpass' in float32, "
-            "or attach without it"
+            f"learning_rate has nothing to weigh in memory={', '.join(map(str, memories))}; choose memory='residual' "
+            "or 'lowpass' in float32, or attach without it"
         )
     _read(rate)
 

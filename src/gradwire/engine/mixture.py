@@ -1,0 +1,137 @@
+"""A method for each parameter, by patterns of names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+from gradwire.engine.choices import Choices
+from gradwire.engine.configuration import Configuration, written_out
+from gradwire.errors import ConfigurationError
+from gradwire.methods import Method, parse
+
+Methods = str | Method | Mapping[str, str | Method]
+"""A method for all parameters, or one for those whose names match a pattern, the first one that does."""
+
+_COMMON = ("start", "dense", "seed", "fuse_bytes")
+_SHOWN = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """What a :class:`Configuration` is for all parameters, for those that match a pattern each.
+
+    Attributes:
+        patterns: As ``fnmatch`` has them, case-sensitive; of those that a name matches the first one counts.
+        rules: What goes by each, which have ``seed``, ``fuse_bytes``, ``start`` and ``dense`` in common.
+    """
+
+    patterns: tuple[str, ...]
+    rules: tuple[Configuration, ...]
+
+    @property
+    def seed(self) -> int:
+        """Where all randomness starts."""
+        return self.rules[0].seed
+
+    @property
+    def fuse_bytes(self) -> int:
+        """Payload to gather before a collective is issued, in bytes."""
+        return self.rules[0].fuse_bytes
+
+    @property
+    def start(self) -> int:
+        """Steps that are averaged densely before the methods begin."""
+        return self.rules[0].start
+
+    @property
+    def whole(self) -> bool:
+        """Whether one of the rules takes the gradient of a whole model at once."""
+        return any(rule.whole for rule in self.rules)
+
+    def rule(self, name: str) -> Configuration:
+        """What a parameter of this name goes by."""
+        if name not in self._known:
+            number = self._number(name)
+            if number is None:
+                raise ConfigurationError(_unmatched([name]))
+            self._known[name] = self.rules[number]
+        return self._known[name]
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raises ConfigurationError unless every name has its pattern and every pattern matches a name."""
+        missing = [name for name in names if self._number(name) is None]
+        if missing:
+            raise ConfigurationError(_unmatched(missing))
+        for pattern in self.patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigurationError(
+                    f"no parameter matches the pattern {pattern!r}; leave it out, or write it for names such as "
+                    f"{_listed(names)}"
+                )
+
+    def _number(self, name: str) -> int | None:
+        return next((number for number, each in enumerate(self.patterns) if fnmatchcase(name, each)), None)
+
+    @cached_property
+    def _known(self) -> dict[str, Configuration]:
+        return {}
+
+    def describe(self) -> dict[str, str]:
+        """Everything that must be the same on all ranks, as text."""
+        described = [rule.describe() for rule in self.rules]
+        own = {
+            f"{pattern!r} {key}": value
+            for pattern, each in zip(self.patterns, described, strict=True)
+            for key, value in each.items()
+            if key not in _COMMON
+        }
+        common = {key: value for key, value in described[0].items() if key in _COMMON}
+        return {"patterns": ", ".join(map(repr, self.patterns)), **own, **common}
+
+    def __str__(self) -> str:
+        return (
+            f"{{{', '.join(f'{pattern!r}: {rule}' for pattern, rule in zip(self.patterns, self.rules, strict=True))}}}"
+        )
+
+
+def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Configuration | Mixture:
+    """Checks all choices against each other, for every pattern if there are patterns.
+
+    Choices that are given go with every method; those that are written with one stand before them.
+
+    Raises:
+        ConfigurationError: As :meth:`Configuration.of`; or if there are no patterns, or options beside them.
+    """
+    if not isinstance(method, Mapping):
+        return Configuration.of(method, options, choices)
+    if not method or not all(isinstance(pattern, str) for pattern in method):
+        raise ConfigurationError(
+            f"method={dict(method)!r} is no mapping of patterns; write it as in {{'embed*': 'topk:ratio=0.01', '*': "
+            "'qsgd'}}"
+        )
+    if options:
+        raise ConfigurationError(
+            f"options {sorted(options)} came with a method for each of several patterns; write them with theirs, as in "
+            "'topk:ratio=0.01'"
+        )
+    return Mixture(tuple(method), tuple(_rule(each, choices) for each in method.values()))
+
+
+def _rule(method: str | Method, choices: Choices) -> Configuration:
+    if not isinstance(method, str):
+        return Configuration.of(method, {}, choices)
+    name, written = parse(method)
+    return Configuration.of(name, *written_out(written, choices))
+
+
+def _unmatched(names: Sequence[str]) -> str:
+    return f"no pattern matches {_listed(names)}; add a last one for all others, such as '*': 'dense'"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:_SHOWN]))
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
