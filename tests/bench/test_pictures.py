@@ -16,7 +16,7 @@ def test_names_cover_neither_each_other_nor_points() -> None:
     heap = torch.randn(40, 2, generator=noise).mul_(torch.tensor([0.2, 0.05])).tolist()
     places = [*heap, [1.0, 1.0], [1.0, 1.0]]
     axes.plot(*zip(*places, strict=True), "o")
-    notes = pictures._label(figure, axes, [(x, y, f"a method, number {i}") for i, (x, y) in enumerate(places)])
+    notes = pictures.label_points(figure, axes, [(x, y, f"a method, number {i}") for i, (x, y) in enumerate(places)])
     figure.draw_without_rendering()
     boxes = [note.get_window_extent() for note in notes]
     assert len(boxes) == len(places)
