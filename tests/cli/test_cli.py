@@ -38,6 +38,8 @@ def run(*arguments, monkeypatch, capsys):
         (["bench", "train"], "gradwire bench train topk:ratio=0.001 acpsgd:rank=2"),
         (["bench", "periodic"], "gradwire bench periodic overhead"),
         (["bench", "kernels"], "gradwire bench kernels"),
+        (["bench", "recipes"], "gradwire bench recipes --docs docs"),
+        (["recipes"], "gradwire recipes --optimizer adamw --keeping"),
         (["bench", "gpu"], "gradwire bench gpu --json gpu.json"),
         (["bench", "costs"], "gradwire bench costs here.json"),
         (["bench", "validate"], "gradwire bench validate --out docs/data"),
