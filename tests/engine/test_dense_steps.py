@@ -15,6 +15,7 @@ import gradwire
 from catalogue import Case, cases
 from gradwire.codecs.select.variance import SQUARES
 from gradwire.engine.configuration import Configuration
+from gradwire.engine.guards.rollback import Rollback
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
@@ -45,7 +46,7 @@ def averages(together: LocalWorld, inputs: list[Step]) -> list[Tensor]:
     for step in inputs:
         buffers = [gradient.clone() for gradient in step]
         together.average(buffers)
-        assert all(torch.equal(buffers[0], other) for other in buffers)
+        assert all(torch.equal(buffers[0].nan_to_num(), other.nan_to_num()) for other in buffers)
         found.append(buffers[0])
     return found
 
@@ -125,6 +126,24 @@ def test_dense_steps_are_counted_as_what_they_are() -> None:
     assert sent[0] == dense.average(gradients(1)[0]).sent_bytes
     assert sent[1] < sent[0] / 2
     assert together.engines[0].meter.steps == 2
+
+
+def test_a_dense_step_that_is_taken_back_is_none() -> None:
+    case, inputs = USUAL["topk"], gradients(4)
+    together = world(case, start=2)
+    for engine in together.engines:
+        engine.guards.append(Rollback(engine, {slot.name: torch.float32 for slot in SLOTS}))
+    bad = [torch.full_like(each, torch.nan) for each in inputs[0]]
+    found = averages(together, [inputs[0], bad, inputs[1], inputs[2], bad, inputs[3]])
+    assert same([found[0], found[2]], averages(world(Case("dense")), inputs[:2]))
+    assert same([found[3], found[5]], averages(world(case), inputs[2:]))
+    for number in (1, 4):
+        assert found[number].isnan().any()
+
+
+def test_where_there_is_nothing_a_dense_step_sends_nothing() -> None:
+    together = LocalWorld(Configuration.make("topk", {}, start=1), flat_slots([("none", (0, 5))]), WORKERS)
+    assert together.average([torch.empty(0) for _ in range(WORKERS)]).sent_bytes == 0
 
 
 def test_what_was_observed_in_dense_steps_is_forgotten() -> None:

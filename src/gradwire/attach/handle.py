@@ -7,6 +7,7 @@ loaded.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -109,7 +110,7 @@ class Handle:
         line: Line = CheckedTransport(transport, self.engine.meter) if guarding.choices.verify_every else transport
         self._transport = line
         self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device, self.engine.later)
-        self._sibling: dist.ProcessGroup | None = sibling
+        self._sibling = weakref.ref(sibling)  # whose threads end when the transport lets go of it
         self._attached = True
 
     def pause(self) -> None:
@@ -144,9 +145,10 @@ class Handle:
 
     def _agree(self, do: str) -> None:
         """Finds that all ranks do the same between the same two steps."""
-        if self._sibling is None:
+        group = self._sibling()
+        if group is None:
             raise GradwireError(f"the handle was closed, and there is nothing to {do}; attach again")
-        with RollCall(self._sibling, do) as roll_call:
+        with RollCall(group, do) as roll_call:
             self.wire.call(self._check_between_steps)
             roll_call.ready()
         device = self.engine.store.device
@@ -270,7 +272,6 @@ class Handle:
         """
         if self._attached:
             self._attached = False
-            self._sibling = None  # or its threads would not end
             self.wire.close()
 
     def __del__(self) -> None:

@@ -59,7 +59,7 @@ class Engine:
         self.world_size = world_size
         self._paused_at: int | None = None
         self._missed = 0
-        self._uncompressed: WeakKeyDictionary[Unit, Share] = WeakKeyDictionary()
+        self._uncompressed: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
 
     @property
     def paused(self) -> bool:
@@ -132,14 +132,15 @@ class Engine:
         context = Context(block, numel, self.store, memory, route, owner, self.rank, self.world_size, rule.seed)
         return Share(method, context, method.init(context))
 
-    def _dense(self, unit: Unit) -> Share:
-        """The average of a whole buffer as ``"dense"`` makes it, for as long as the unit is in use."""
-        share = self._uncompressed.get(unit)
-        if share is None:
+    def _dense(self, unit: Unit) -> tuple[Share, ...]:
+        """The average of a whole buffer as ``"dense"`` makes it; kept for as long as the unit is in use."""
+        shares = self._uncompressed.get(unit)
+        if shares is None:
             slots, rule = [slot for slot in unit.slots if slot.numel], self.configuration.rules[0]
-            share = self._share(rule, DENSE, slots, unit.numel, DENSE.routes[0], NoMemory(), None)
-            self._uncompressed[unit] = share
-        return share
+            route, memory = DENSE.routes[0], NoMemory()
+            shares = (self._share(rule, DENSE, slots, unit.numel, route, memory, None),) if slots else ()
+            self._uncompressed[unit] = shares
+        return shares
 
     def before_step(self) -> None:
         """To be called before a step's first gradient is handed to the wire.
@@ -222,7 +223,7 @@ class Engine:
         """Starts the average of a buffer, ``float32[numel]``, in place."""
         for guard in self.guards:
             guard.before_encode(unit, gradient)
-        shares = (self._dense(unit),) if self.averages_densely else unit.shares
+        shares = self._dense(unit) if self.averages_densely else unit.shares
         started = [share.synchronize(gradient, self.step - self.dense_steps) for share in shares]
         return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
 
