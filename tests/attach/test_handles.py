@@ -54,6 +54,7 @@ def gloo_threads() -> int:
 
 
 def close_and_keep() -> None:
+    open_things()  # what earlier tests left ends
     dist.barrier()
     before = gloo_threads()
     handles = [attached("synchronizer") for _ in range(2)]
