@@ -50,6 +50,8 @@ CANDIDATES = (
     Candidate("qsgd:bits=4"),
     Candidate("topk:ratio=0.01"),
     Candidate("topk:ratio=0.01,granularity=model,values=qsgd:4"),
+    Candidate("deadzone:bits=0.1"),
+    Candidate("deadzone:bits=0.3"),
     Candidate("powersgd:rank=4"),
     Candidate("acpsgd:rank=4"),
     Candidate("efsignsgd"),
