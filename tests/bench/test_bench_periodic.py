@@ -144,7 +144,7 @@ def test_plans_have_names_of_their_own_and_the_claim_sends_3_to_5_percent():
 
 
 def test_unknown_shapes_are_refused_before_anything_is_measured(tmp_path):
-    with pytest.raises(ConfigurationError, match="shapes='vgg' is not known; choose one of"):
+    with pytest.raises(ConfigurationError, match="shapes='vgg' is not known; did you mean 'vgg16'"):
         Bench(Console(), "none", range(1), 64, "digits", None, tmp_path).overhead("vgg")
 
 

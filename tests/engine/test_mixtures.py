@@ -100,7 +100,7 @@ class TestAttached:
         assert repr(sync).startswith("gradwire.Handle({'embed': topk(ratio=0.1, values=fp32, ")
         assert f"memory=residual, {dense}), '*': qsgd(bits=4, " in repr(sync)
         assert repr(sync).endswith(
-            "1 workers; compressed: 4 tensors, 6,880 elements; averaged densely: 2 tensors, 49 elements)"
+            "1 worker; compressed: 4 tensors, 6,880 elements; averaged densely: 2 tensors, 49 elements)"
         )
         sync.close()
 

@@ -94,7 +94,9 @@ def on_a_network(chosen: list[Case]) -> list[list[torch.Tensor]]:
     found = []
     for case in chosen:
         named = parameters()
-        sync = gradwire.Synchronizer(named, case.method, **case.arguments)
+        # Buckets have the last parameters first, as the world here has; a whole model has them as they are given.
+        given = named[::-1] if case.granularity == "model" else named
+        sync = gradwire.Synchronizer(given, case.method, **case.arguments)
         found.append([])
         for step in range(3):
             for name, parameter in named:

@@ -99,7 +99,7 @@ def test_an_overflow_stays_out_of_memories(pool: Pool) -> None:
 TRAINED: list[tuple[str, dict[str, Any]]] = [
     ("efsignsgd", {}),
     ("topk", {"ratio": 0.1, "granularity": "model"}),
-    ("qsgd", {"memory": "ef21", "granularity": "bucket"}),
+    ("qsgd", {"memory": "ef21"}),
     ("powersgd", {"rank": 2}),
     ("acpsgd", {"rank": 2}),
     ("threshold", {"threshold": 0.01, "capacity": 1.0}),  # room is shared by a bucket

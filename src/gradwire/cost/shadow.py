@@ -7,9 +7,7 @@ reads what it computes cannot run so; :func:`runs` says which.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,21 +17,12 @@ from gradwire.deferred import Flag
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.unit import Share, Unit
-from gradwire.kernels import codes, dispatch
 from gradwire.layout import Block, flat_slots
 from gradwire.memory import NONE, Feedback
 from gradwire.methods import CodecMethod, LinearMethod
 from gradwire.wire import AllGather, lockstep
 
 META = torch.device("meta")
-
-_FLAG = torch.empty((), dtype=torch.bool, device=META)
-_ANSWERS = {
-    "None": None,
-    "Flag": _FLAG,
-    "Count": torch.empty((), dtype=torch.int64, device=META),
-}
-"""What kernels return, by annotation."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +60,7 @@ class _Unread(Feedback):
     """No memory, which takes values for finite without looking."""
 
     def compensate(self, block: Block, gradient: Tensor) -> tuple[Tensor, Flag]:
-        return gradient, _FLAG
+        return gradient, torch.empty((), dtype=torch.bool, device=META)
 
 
 _ALL_FINITE = _Unread(None)
@@ -112,19 +101,3 @@ def runs(configuration: Configuration) -> bool:
         except (RuntimeError, NotImplementedError):
             return False
     return True
-
-
-def _nothing(name: str, returns: str) -> Callable[..., Any]:
-    def kernel(*arguments: Any, **options: Any) -> Tensor | None:
-        if returns not in _ANSWERS:
-            raise NotImplementedError(f"{name} reads values, which tensors on the meta device do not have")
-        return _ANSWERS[returns]
-
-    return kernel
-
-
-CODES = codes.ALL
-globals().update(
-    {name: _nothing(name, str(kernel.__annotations__["return"])) for name, kernel in dispatch.KERNELS.items()}
-)
-dispatch.PACKAGES["meta"] = __name__, "torch"

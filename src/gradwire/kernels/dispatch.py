@@ -15,7 +15,11 @@ from torch import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PACKAGES = {"cpu": ("gradwire.kernels.cpu", "numba"), "cuda": ("gradwire.kernels.gpu", "triton")}
+PACKAGES = {
+    "cpu": ("gradwire.kernels.cpu", "numba"),
+    "cuda": ("gradwire.kernels.gpu", "triton"),
+    "meta": ("gradwire.kernels.meta", "torch"),
+}
 """Where the kernels of a type of device are, and what compiles them.
 
 A package has functions of the reference's names, and ``CODES``, what they encode. ROCm's devices are ``cuda`` to torch.
