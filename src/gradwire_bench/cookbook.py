@@ -36,7 +36,8 @@ Methods that carry a momentum of their own (`dgc`, `demo`, `dion`, `ef21sgdm`, `
 and stand beside SGD with momentum. The learning rate rises over a fifth of the steps, then falls along a cosine. All
 workers run in one process, on the wire's own code; the bytes are those that it would hand over to be sent.
 
-`gradwire bench recipes --docs docs` makes this page; `gradwire recipes` prints its tables.
+`gradwire recipes` prints these tables. What is not in them has not been trained yet: `gradwire bench recipes --docs
+docs --out src/gradwire_bench/recipes.json` goes on from there, which takes hours, and makes this page.
 """
 
 
@@ -77,6 +78,11 @@ def page(rows: Sequence[Row], where: str) -> str:
         parts.append("")
     parts.append(f"{where}\n")
     return "\n".join(parts)
+
+
+def short(row: Row) -> str:
+    """A method in few letters, for a picture: without the names of its options."""
+    return " ".join(part.partition("=")[2] or part for part in row.method.replace(":", ",", 1).split(","))
 
 
 def _short(rows: Sequence[Row]) -> str:

@@ -141,15 +141,15 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
         zip(panels, figure.subplots(lines, columns, squeeze=False).flat, strict=False)
     ):
         limit = recipes.POINTS if dense.workload == "image" else 100 * recipes.SHARE_OF_LOSS
-        worst = 8 * limit
-        axes.axhspan(-worst, limit, color="#e4f1ea", zorder=0, linewidth=0)
+        worst = min(max(3 * limit, *(1.2 * row.lost for row in others)), 8 * limit)
+        axes.axhspan(-2 * limit, limit, color="#e4f1ea", zorder=0, linewidth=0)
         axes.axhline(0, color=_BASELINE_COLOUR, linewidth=0.8)
         for row in others:
             colour = _COLOURS[2] if row.keeps else _COLOURS[3]
             axes.plot(row.fewer_bytes, min(row.lost, worst), "o" if row.lost <= worst else "v", color=colour)
         log_axis(axes)
         axes.set_ylim(worst * 1.05, -2 * limit)
-        axes.margins(x=0.25)
+        axes.margins(x=0.5)
         axes.set_title(f"{dense.workload}, {cookbook.OPTIMIZER_NAMES[dense.optimizer]}", loc="left", fontsize=10)
         if place % columns == 0:
             axes.set_ylabel("points lost" if dense.workload == "image" else "% of the loss more")
@@ -157,7 +157,7 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
             axes.set_xlabel("times fewer bytes than dense (logarithmic)")
         axes.tick_params(labelsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-        label_points(figure, axes, [(row.fewer_bytes, min(row.lost, worst), row.method) for row in others])
+        label_points(figure, axes, [(row.fewer_bytes, min(row.lost, worst), cookbook.short(row)) for row in others])
     _save(figure, path)
 
 
