@@ -107,6 +107,7 @@ def exit_in_a_fork() -> int:
     """How a process that was forked ends, the way ``multiprocessing`` ends it."""
     net, handle = attached("synchronizer")
     step(net, handle)
+    gc.collect()  # groups of earlier tests, for whose threads the child would wait
     if not (child := os.fork()):
         code = 1
         try:
