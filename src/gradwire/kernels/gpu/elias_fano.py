@@ -1,6 +1,6 @@
 """Ascending positions in about two bits more than their entropy.
 
-Whether they are ascending the host reads from the device, and waits for it.
+Whether they are ascending the host is told a step later; until then other kernels stay within their buffers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.deferred import expect
 from gradwire.errors import PayloadError
 from gradwire.kernels.gpu._launch import jitted, launch
 from gradwire.kernels.reference.elias_fano import elias_fano_layout
@@ -26,8 +27,7 @@ def elias_fano_encode(positions: Tensor, universe: int, payload: Tensor) -> None
     wrong = torch.zeros((), dtype=torch.int32, device=positions.device)
     programs = triton.cdiv(count, _WIDTH)
     launch(_encode, programs, positions, count, universe, width, low, high, wrong, WIDTH=_WIDTH)
-    if wrong:
-        raise PayloadError(f"positions to encode must be ascending, distinct and in [0, {universe})")
+    expect(wrong == 0, lambda: PayloadError(f"positions to encode must be ascending, distinct and in [0, {universe})"))
 
 
 def elias_fano_decode(payload: Tensor, universe: int, positions: Tensor) -> None:
@@ -42,8 +42,8 @@ def elias_fano_decode(payload: Tensor, universe: int, positions: Tensor) -> None
     launch(_decode, programs, low, high, words, ends, width, positions, count, WIDTH=_WIDTH)
     wrong = (ends[-1] != count).int()
     launch(_check, triton.cdiv(count, _WIDTH), positions, count, universe, wrong, WIDTH=_WIDTH)
-    if wrong:
-        raise PayloadError(f"Elias-Fano bytes are not those of {count} ascending, distinct positions below {universe}")
+    what = f"{count} ascending, distinct positions below {universe}"
+    expect(wrong == 0, lambda: PayloadError(f"Elias-Fano bytes are not those of {what}"))
 
 
 def _parts(payload: Tensor, count: int, universe: int) -> tuple[Tensor, Tensor, int]:
