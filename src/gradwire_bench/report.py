@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _MB = 1e6
 _NOTHING = "-"
+_LEAST_NAME = 16
+"""Columns that a row's name has, however narrow the terminal; targets are broken into lines instead."""
 
 
 def machine() -> dict[str, Any]:
@@ -299,7 +301,10 @@ def analysis_table(label: str, analysis: Analysis) -> Table:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number > 0)
+        if number == 0:
+            table.add_column(column, min_width=_LEAST_NAME)
+        else:
+            table.add_column(column, justify="right", no_wrap=column != "target")
     return table
 
 
