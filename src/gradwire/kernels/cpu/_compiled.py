@@ -186,6 +186,20 @@ def sum_of_lanes(lanes: Float64Array) -> float:
 
 
 @compiled
+def sum_of_magnitudes(t: Float32Array, lanes: Float64Array) -> float:
+    """Sum of ``|t|`` over one chunk, in the order the reference defines."""
+    lanes[:] = 0.0
+    whole = t.size // LANES * LANES
+    for row in range(0, whole, LANES):
+        of_row = t[row : row + LANES]
+        for i in range(LANES):
+            lanes[i] += np.float64(abs(of_row[i]))
+    for i in range(t.size - whole):
+        lanes[i] += np.float64(abs(t[whole + i]))
+    return float(sum_of_lanes(lanes))
+
+
+@compiled
 def total_magnitude(
     gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32, lanes: Float64Array
 ) -> float:

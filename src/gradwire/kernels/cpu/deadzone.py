@@ -17,10 +17,9 @@ from gradwire.kernels.cpu._compiled import (
     compensate,
     compensation,
     compiled,
-    inlined,
     keep_finite,
     reaching_mask,
-    sum_of_lanes,
+    sum_of_magnitudes,
     trailing_zeros,
 )
 from gradwire.kernels.cpu._levels import (
@@ -88,7 +87,7 @@ def _scales(
                 last = min(first + CHUNK, start + length)
                 g, r, chunk = gradient[first:last], residual[first:last], t[: last - first]
                 compensate(g, r, beta, gamma, chunk)
-                magnitude = _total(chunk, lanes)
+                magnitude = sum_of_magnitudes(chunk, lanes)
                 if keep and magnitude < np.inf:
                     for i in range(chunk.size):
                         r[i] = chunk[i]
@@ -101,20 +100,6 @@ def _scales(
         scales[segment] = mean if mean >= np.float32(SMALLEST_SCALE) else np.float32(0)
         if not total < np.inf:
             scales[segment] = np.nan
-
-
-@inlined
-def _total(t: Float32Array, lanes: Float64Array) -> float:
-    """The sum of magnitudes, in the order the reference defines."""
-    lanes[:] = 0.0
-    whole = t.size // LANES * LANES
-    for row in range(0, whole, LANES):
-        values = t[row : row + LANES]
-        for i in range(LANES):
-            lanes[i] += np.float64(abs(values[i]))
-    for i in range(t.size - whole):
-        lanes[i] += np.float64(abs(t[whole + i]))
-    return float(sum_of_lanes(lanes))
 
 
 @compiled

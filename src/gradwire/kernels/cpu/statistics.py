@@ -13,7 +13,7 @@ from gradwire.kernels.cpu._compiled import (
     compiled,
     keep_finite,
     largest_magnitude,
-    sum_of_lanes,
+    sum_of_magnitudes,
     values_and_memory,
 )
 from gradwire.kernels.reference._torch import CHUNK, LANES
@@ -68,7 +68,7 @@ def _statistics(
                 low, high = start + first, start + min(first + CHUNK, length)
                 of_chunk = _take(gradient[low:high], residual[low:high], keep, beta, gamma, t)
                 maximum = max(maximum, of_chunk)
-                of_run += _total(t[: high - low], lanes)
+                of_run += sum_of_magnitudes(t[: high - low], lanes)
             total += of_run
         finite = maximum < INFINITE
         totals[segment] = total if finite else np.nan
@@ -97,20 +97,6 @@ def _take(
             for i in range(values.size):
                 residual[i] = values[i]
     return largest
-
-
-@compiled
-def _total(t: Float32Array, lanes: Float64Array) -> float:
-    """Sum of ``|t|`` over one chunk, in the order the reference defines."""
-    lanes[:] = 0.0
-    whole = t.size // LANES * LANES
-    for row in range(0, whole, LANES):
-        of_row = t[row : row + LANES]
-        for i in range(LANES):
-            lanes[i] += np.float64(abs(of_row[i]))
-    for i in range(t.size - whole):
-        lanes[i] += np.float64(abs(t[whole + i]))
-    return float(sum_of_lanes(lanes))
 
 
 @compiled
@@ -156,5 +142,5 @@ def _exceedances(
                     reaching = np.uint32(reaching + np.uint32(exceeds))
                     t[i] = piece[i] if exceeds else np.float32(0)
                 counts[segment] += reaching
-                of_run += _total(t[: piece.size], lanes)
+                of_run += sum_of_magnitudes(t[: piece.size], lanes)
             totals[segment] += of_run
