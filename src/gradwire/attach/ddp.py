@@ -257,6 +257,7 @@ def compress(
     audit_every: int = 0,
     verify_every: int = 0,
     start: int = 0,
+    inside: int | str | None = None,
     **options: Any,
 ) -> Handle:
     """Averages the gradients of a DDP or FSDP2 model through a compression method from now on.
@@ -318,6 +319,12 @@ def compress(
             :class:`gradwire.PayloadError`. 0 for never.
         start: Steps that are averaged as ``"dense"`` averages them before the method begins, such as those in which a
             model finds its scale. It begins as if it had been attached then, with nothing remembered.
+        inside: How many consecutive ranks are a node, such as 8, or ``"node"`` for as many as torchrun started. The
+            workers of a node then average densely among themselves first, each some rows of every tensor, and only
+            those averages are compressed and sent between nodes, by the workers that have the same rows. Each
+            remembers its rows only. ``"node:bf16"`` or ``"8:bf16"`` sends bfloat16 within the node. Tensors with fewer
+            rows than a node has workers, and those averaged densely, are averaged over all workers at once. If None,
+            everything is.
         **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
             publication for all that is not given.
 

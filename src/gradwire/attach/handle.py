@@ -28,13 +28,14 @@ from gradwire.engine.guarding import Guarding
 from gradwire.engine.guards import Audit, Auditor
 from gradwire.engine.guards.audit import ScalarWriter, write
 from gradwire.engine.mixture import Mixture
+from gradwire.engine.nodes import Nodes
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.kernels import by_reference
 from gradwire.layout import flat_slots
 from gradwire.memory import Store
 from gradwire.state.form import VERSION, Ranks, check_form, check_same, described
-from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Wire
+from gradwire.wire import CheckedTransport, Line, Lines, ProcessGroupTransport, Wire
 from gradwire.wire.transport import timeout_of
 
 REMEDY = (
@@ -82,6 +83,8 @@ class Handle:
         guarding = guarding or Guarding(Choices(rollback=False))
         guarding.check(configuration)
         device = parameters[0][1].device
+        ranks = dist.get_process_group_ranks(group)
+        self._nodes = None if configuration.inside is None else configuration.inside.of(ranks)
         if device.type == "cpu":
             for rule in configuration.rules:
                 rehearse(rule, aloud=group.rank() == 0)
@@ -90,7 +93,7 @@ class Handle:
         parameters = local_parameters(parameters)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         self._parameters = {name: {**each, **parts[name]} for name, each in described(parameters).items()}
-        self._ranks = Ranks(dist.get_process_group_ranks(group))
+        self._ranks = Ranks(ranks)
         self.buckets: tuple[tuple[str, ...], ...] = ()
         self.configuration = configuration
         if len(configuration.rules) > 1:
@@ -98,20 +101,33 @@ class Handle:
         roll_call.ready()
         sibling = sibling_of(group, device)
         transport = ProcessGroupTransport(sibling, timeout_of(group))
-        check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
+        further = {**guarding.describe(configuration), **({} if self._nodes is None else {"nodes": str(self._nodes)})}
+        check_agreement(configuration, parameters, transport, device, further)
         if self._replicas:
             check_equal(parameters, transport, device, REMEDY)
         if cuts:
             guarding = replace(guarding, agree=Agreement([sibling_of(each, device) for each in cuts]))
-        self.engine = Engine(configuration, transport.rank, transport.world_size, device)
+        self.engine = Engine(configuration, transport.rank, transport.world_size, device, self._nodes)
         self.engine.guards += guarding.guards(self.engine, parameters)
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
         self._written = -1
-        line: Line = CheckedTransport(transport, self.engine.meter) if guarding.choices.verify_every else transport
-        self._transport = line
+        line = self._transport = self._line(group, transport, bool(guarding.choices.verify_every))
         self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device, self.engine.later)
         self._sibling = weakref.ref(sibling)  # whose threads end when the transport lets go of it
         self._attached = True
+
+    def _line(self, group: dist.ProcessGroup, transport: ProcessGroupTransport, checked: bool) -> Line:
+        """What everything is sent on: a line to all workers, and to those of the same node and place where it counts."""
+        meter, nodes = self.engine.meter, self._nodes
+        everybody: Line = CheckedTransport(transport, meter) if checked else transport
+        if nodes is None:
+            return everybody
+        made: list[Line] = []
+        for circle, tally in ((nodes.mates(transport.rank), meter.node), (nodes.peers(transport.rank), meter)):
+            ranks = [self._ranks[each] for each in circle]
+            line = ProcessGroupTransport(sibling_of(group, self.engine.store.device, ranks), timeout_of(group))
+            made.append(CheckedTransport(line, tally) if checked else line)
+        return Lines(everybody, *made)
 
     def pause(self) -> None:
         """From the next step on averages are dense, as ``"dense"`` makes them, until :meth:`resume`.
@@ -157,7 +173,7 @@ class Handle:
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
         meter, audit = self.engine.meter, None if self._auditor is None else self._auditor.newest()
-        return Stats(meter.steps, meter.dense_bytes, meter.wire_bytes, dict(meter.seconds), audit)
+        return Stats(meter.steps, meter.dense_bytes, meter.wire_bytes, dict(meter.seconds), audit, meter.node.wire_bytes)
 
     def audits(self) -> list[Audit]:
         """Compressed averages held against dense ones, as ``audit_every`` asked for; the newest 1,000."""
@@ -261,7 +277,7 @@ class Handle:
 
     def _laid_out(self, rank: int, world_size: int) -> Store:
         """What is remembered of this model once all of it has been averaged, without room for any of it."""
-        nowhere = Engine(self.configuration, rank, world_size, torch.device("meta"))
+        nowhere = Engine(self.configuration, rank, world_size, torch.device("meta"), self._nodes)
         nowhere.unit(flat_slots(list(self._shapes.items())))
         return nowhere.store
 
@@ -283,14 +299,15 @@ class Handle:
         count, elements = len(sizes) - len(dense), sum(sizes.values())
         left = sum(sizes[name] for name in dense)
         return (
-            f"gradwire.Handle({self.configuration}; {_workers(self.engine.world_size)}; compressed: {count} tensors, "
+            f"gradwire.Handle({self.configuration}; {_workers(self.engine.world_size, self._nodes)}; compressed: {count} tensors, "
             f"{elements - left:,} elements; averaged densely: {len(dense)} tensors, {left:,} elements"
             f"{_run_by_reference(self.engine.store.device)})"
         )
 
 
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
+def _workers(count: int, nodes: Nodes | None) -> str:
+    workers = "1 worker" if count == 1 else f"{count} workers"
+    return workers if nodes is None else f"{workers} on {nodes}"
 
 
 def _run_by_reference(device: torch.device) -> str:

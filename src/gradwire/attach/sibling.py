@@ -18,20 +18,22 @@ _siblings = 0
 """Groups that this process has made, or knows others to have made."""
 
 
-def sibling_of(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """Another group of the same ranks and backend, made by its members alone.
+def sibling_of(
+    group: dist.ProcessGroup, device: torch.device, some: Sequence[int] | None = None
+) -> dist.ProcessGroup:
+    """Another group of the same ranks and backend, or of some of them; made by all members of the group.
 
     Its timeout is the group's; on other devices than the CPU twice that, since what the backend does then is to end the
     process: the wire is to find out before.
     """
-    ranks = dist.get_process_group_ranks(group)
+    ranks = dist.get_process_group_ranks(group) if some is None else some
     timeout = timeout_of(group)
     if timeout is not None and device.type != "cpu":
         timeout *= 2
     backend = dist.get_backend(group)  # "undefined" where devices have different ones
     with _named(_new_name(group, ranks, device)):
         sibling = dist.new_group(
-            ranks,
+            list(ranks),
             timeout=timeout,
             backend=backend if backend != "undefined" else str(dist.get_backend_config(group)),
             pg_options=_options_of(group, timeout),

@@ -57,6 +57,7 @@ class Synchronizer(Handle):
         audit_every: See there.
         verify_every: See there.
         start: See there.
+        inside: See there.
         **options: The method's hyper-parameters.
 
     Raises:
@@ -92,6 +93,7 @@ class Synchronizer(Handle):
         audit_every: int = 0,
         verify_every: int = 0,
         start: int = 0,
+        inside: int | str | None = None,
         **options: Any,
     ) -> None:
         choices = Choices.of(locals())

@@ -39,6 +39,7 @@ class Choices:
     audit_every: int = 0
     verify_every: int = 0
     start: int = 0
+    inside: int | str | None = None
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Choices:

@@ -11,6 +11,7 @@ from gradwire import memory as memories
 from gradwire.codecs import quantize
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import Choices
+from gradwire.engine.nodes import Inside
 from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity
@@ -32,6 +33,7 @@ class Configuration:
         seed: Where all randomness starts.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
         start: Steps that are averaged densely before the method begins.
+        inside: Which workers average among themselves first; None if none do.
     """
 
     method: Method
@@ -43,6 +45,7 @@ class Configuration:
     seed: int
     fuse_bytes: int
     start: int
+    inside: Inside | None = None
 
     @classmethod
     def make(cls, method: str | Method, options: dict[str, Any], *choices: Any, **named: Any) -> Configuration:
@@ -106,6 +109,7 @@ class Configuration:
             seed=choices.seed,
             fuse_bytes=choices.fuse_bytes,
             start=choices.start,
+            inside=None if choices.inside is None else Inside.parse(choices.inside),
         )
 
     @property
@@ -142,6 +146,7 @@ class Configuration:
             "memory": str(self.memory),
             **({} if self.owner is None else {"owner": str(self.owner)}),
             **({} if not self.start else {"start": str(self.start)}),
+            **({} if self.inside is None else {"inside": str(self.inside)}),
             "dense": str(self.dense),
             "seed": str(self.seed),
             "fuse_bytes": str(self.fuse_bytes),

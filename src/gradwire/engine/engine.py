@@ -14,11 +14,13 @@ from gradwire.deferred import Later
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
 from gradwire.engine.mixture import Mixture
+from gradwire.engine.nodes import Nodes
 from gradwire.engine.unit import Share, Unit
 from gradwire.errors import ConfigurationError
-from gradwire.layout import Block, Slot, flat_slots
+from gradwire.layout import Block, Slot, aligned, flat_slots
 from gradwire.memory import Kind, Memory, NoMemory, Store
 from gradwire.methods import Context, Dense, Method
+from gradwire.routes import Shares
 from gradwire.wire import Meter, Synchronization, Wire
 from gradwire.wire.meter import marks_of
 
@@ -37,6 +39,7 @@ class Engine:
         rank: This worker.
         world_size: Number of workers.
         device: Where the gradients live.
+        nodes: The nodes that workers average in first; None if they do not.
 
     Attributes:
         guards: What goes along with every gradient, the outermost first.
@@ -46,7 +49,12 @@ class Engine:
     """
 
     def __init__(
-        self, configuration: Configuration | Mixture, rank: int, world_size: int, device: torch.device
+        self,
+        configuration: Configuration | Mixture,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        nodes: Nodes | None = None,
     ) -> None:
         self.configuration = configuration
         self.guards: list[Guard] = []
@@ -57,6 +65,7 @@ class Engine:
         self.under_way = False
         self.rank = rank
         self.world_size = world_size
+        self.nodes = nodes
         self._paused_at: int | None = None
         self._missed = 0
         self._uncompressed: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
@@ -100,8 +109,7 @@ class Engine:
             own = [slot for slot in slots if slot.numel and self.configuration.rule(slot.name) is rule]
             taken = [slot for slot in own if rule.compresses(slot.shape)]
             left = [slot for slot in own if not rule.compresses(slot.shape)]
-            if taken:
-                shares.append(self._compressed(rule, taken))
+            shares += self._compressed(rule, rule.method, taken, rule.route, rule.memory, rule.owner)
             if left:
                 alone = flat_slots([(slot.name, slot.shape) for slot in left])
                 share = self._share(
@@ -110,12 +118,30 @@ class Engine:
                 shares.append(replace(share, aside=Block.cut(left, rule.granularity)))
         return Unit(tuple(slots), max((slot.stop for slot in slots), default=0), tuple(shares))
 
-    def _compressed(self, rule: Configuration, slots: Sequence[Slot]) -> Share:
-        """What compresses some parameters, in the stretch of the buffer from the first to the last of them."""
-        start, stop = min(slot.offset for slot in slots), max(slot.stop for slot in slots)
-        moved = [replace(slot, offset=slot.offset - start) for slot in slots]
-        share = self._share(rule, rule.method, moved, stop - start, rule.route, rule.memory, rule.owner)
-        return replace(share, offset=start)
+    def _compressed(
+        self,
+        rule: Configuration,
+        method: Method,
+        slots: Sequence[Slot],
+        route: str,
+        memory: Memory,
+        owner: Codec | None,
+    ) -> list[Share]:
+        """What compresses some parameters: those that the workers of a node share, and the others."""
+        nodes, shares = self.nodes, []
+        shared = [slot for slot in slots if _in_parts(method, slot.shape, nodes)]
+        alone = [slot for slot in slots if not _in_parts(method, slot.shape, nodes)]
+        if shared and nodes is not None:
+            within = Shares.cut(shared, nodes.rows, nodes.place(self.rank), nodes.workers, nodes.dtype)
+            own = within.own
+            share = self._share(rule, method, own, aligned(own[-1].stop), route, memory, owner, nodes)
+            shares.append(replace(share, within=within))
+        if alone:  # in the stretch of the buffer from the first to the last of them
+            start, stop = min(slot.offset for slot in alone), max(slot.stop for slot in alone)
+            moved = [replace(slot, offset=slot.offset - start) for slot in alone]
+            share = self._share(rule, method, moved, stop - start, route, memory, owner)
+            shares.append(replace(share, offset=start))
+        return shares
 
     def _share(
         self,
@@ -126,10 +152,15 @@ class Engine:
         route: str,
         memory: Memory,
         owner: Codec | None,
+        nodes: Nodes | None = None,
     ) -> Share:
+        """What a method does with some parameters: over all workers, or over those of one place in all nodes."""
         block = Block.cut(slots, rule.granularity)
         memory = memory.fitted(method.worker_bound(int(block.segment_numels.max())))
-        context = Context(block, numel, self.store, memory, route, owner, self.rank, self.world_size, rule.seed)
+        rank, workers, seed = self.rank, self.world_size, rule.seed
+        if nodes is not None:  # each place has a seed of its own: the same element numbers are others there
+            rank, workers, seed = nodes.node(rank), nodes.count, seed + (nodes.place(rank) << 32)
+        context = Context(block, numel, self.store, memory, route, owner, rank, workers, seed)
         return Share(method, context, method.init(context))
 
     def _dense(self, unit: Unit) -> tuple[Share, ...]:
@@ -137,8 +168,7 @@ class Engine:
         shares = self._uncompressed.get(unit)
         if shares is None:
             slots, rule = [slot for slot in unit.slots if slot.numel], self.configuration.rules[0]
-            route, memory = DENSE.routes[0], NoMemory()
-            shares = (self._share(rule, DENSE, slots, unit.numel, route, memory, None),) if slots else ()
+            shares = tuple(self._compressed(rule, DENSE, slots, DENSE.routes[0], NoMemory(), None))
             self._uncompressed[unit] = shares
         return shares
 
@@ -239,10 +269,21 @@ class Engine:
 
     def count(self, gradient: Tensor, last: bool) -> None:
         """Counts a gradient that was taken in, and the step if it is the step's last."""
-        self.meter.dense(gradient.nbytes, self.world_size)
+        if self.nodes is None:
+            self.meter.dense(gradient.nbytes, self.world_size)
+        else:
+            self.meter.dense(gradient.nbytes // self.nodes.workers, self.nodes.count)
         self.under_way = not last
         if last:
             if self.averages_densely:
                 self.store.clear(Kind.GIVEN)
             self.step += 1
             self.meter.steps += 1
+
+
+def _in_parts(method: Method, shape: tuple[int, ...], nodes: Nodes | None) -> bool:
+    """Whether the workers of a node share a tensor: if each gets some rows, and the method takes them."""
+    if nodes is None or nodes.workers == 1:
+        return False
+    parts = nodes.parts(shape)
+    return bool(parts) and all(method.accepts(part) for part in parts)

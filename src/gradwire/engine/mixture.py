@@ -10,13 +10,14 @@ from typing import Any
 
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration, written_out
+from gradwire.engine.nodes import Inside
 from gradwire.errors import ConfigurationError
 from gradwire.methods import Method, parse
 
 Methods = str | Method | Mapping[str, str | Method]
 """A method for all parameters, or one for those whose names match a pattern, the first one that does."""
 
-_COMMON = ("start", "dense", "seed", "fuse_bytes")
+_COMMON = ("start", "dense", "seed", "fuse_bytes", "inside")
 _SHOWN = 5
 
 
@@ -26,7 +27,7 @@ class Mixture:
 
     Attributes:
         patterns: As ``fnmatch`` has them, case-sensitive; of those that a name matches the first one counts.
-        rules: What goes by each, which have ``seed``, ``fuse_bytes``, ``start`` and ``dense`` in common.
+        rules: What goes by each, which have ``seed``, ``fuse_bytes``, ``start``, ``inside`` and ``dense`` in common.
     """
 
     patterns: tuple[str, ...]
@@ -46,6 +47,11 @@ class Mixture:
     def start(self) -> int:
         """Steps that are averaged densely before the methods begin."""
         return self.rules[0].start
+
+    @property
+    def inside(self) -> Inside | None:
+        """Which workers average among themselves first, if any do."""
+        return self.rules[0].inside
 
     @property
     def whole(self) -> bool:

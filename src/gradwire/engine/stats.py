@@ -14,8 +14,10 @@ class Stats:
 
     Attributes:
         steps: Synchronised steps.
-        dense_bytes: What a dense all-reduce of the same gradients would have handed over to be sent.
+        dense_bytes: What a dense all-reduce of the same gradients would have handed over to be sent; with ``inside=``
+            what a dense average between nodes would have, of this rank's share.
         wire_bytes: What was handed over to be sent, as the collectives' algorithms send it.
+        node_bytes: What was handed over to workers of the same node beside that, with ``inside=``.
         seconds: Time of the wire thread by stage: ``"encode"``, ``"wire"`` (waiting for collectives), ``"decode"``. On
             a GPU that of its stream, of what it is through with.
         audit: The newest audit, if there was any.
@@ -26,6 +28,7 @@ class Stats:
     wire_bytes: int
     seconds: dict[str, float]
     audit: Audit | None = None
+    node_bytes: int = 0
 
     @property
     def ratio(self) -> float:
@@ -52,6 +55,7 @@ class Stats:
             self.wire_bytes - earlier.wire_bytes,
             {stage: seconds - earlier.seconds.get(stage, 0.0) for stage, seconds in self.seconds.items()},
             audit,
+            self.node_bytes - earlier.node_bytes,
         )
 
     def as_dict(self, prefix: str = "") -> dict[str, float]:
@@ -66,6 +70,7 @@ class Stats:
             "steps": self.steps,
             "dense_bytes": self.dense_bytes,
             "wire_bytes": self.wire_bytes,
+            **({"node_bytes": self.node_bytes} if self.node_bytes else {}),
             **({"ratio": self.ratio} if self.wire_bytes else {}),
             **{f"seconds/{stage}": seconds for stage, seconds in self.seconds.items()},
         }
@@ -74,5 +79,6 @@ class Stats:
     def __str__(self) -> str:
         spent = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self.seconds.items())
         sent = f"{readable(self.wire_bytes)} sent, {self.ratio:.1f} times fewer bytes than dense"
-        counted = f"{self.steps} steps, {sent if self.wire_bytes else 'nothing sent'}"
+        near = f", {readable(self.node_bytes)} within the node" if self.node_bytes else ""
+        counted = f"{self.steps} steps, {sent if self.wire_bytes else 'nothing sent'}{near}"
         return f"{counted}; {spent}" if spent else counted

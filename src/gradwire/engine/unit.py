@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradwire.layout import Block, Slot
 from gradwire.methods import Context, Method
+from gradwire.routes import Shares, two_level
 from gradwire.wire import Synchronization, late
 
 
@@ -22,6 +23,8 @@ class Share:
         context: Where it works.
         state: What it made of the context.
         offset: Where in the buffer the method's own begins, which has the context's number of elements.
+        within: How the workers of a node cut its tensors, if they average them first; then the context's are this
+            worker's rows, averaged with those who have the same in other nodes.
         aside: Where its tensors lie in the buffer, if the method works on a copy that has nothing else: so with the
             dense averages of what is not compressed, whose memory then has no gaps. They are small, and would hold up
             the next round of what is compressed; so they may come at the end of the step.
@@ -31,10 +34,16 @@ class Share:
     context: Context
     state: Any
     offset: int = 0
+    within: Shares | None = None
     aside: Block | None = None
 
     def synchronize(self, gradient: Tensor, step: int) -> Synchronization:
         """Starts the average of this share of a flat buffer, ``float32[numel]``, in place."""
+        if self.within is not None:
+            numel = self.context.numel
+            return two_level(
+                self.within, gradient, numel, lambda own: self.method.synchronize(own, self.state, step)
+            )
         if self.aside is None:
             own = gradient[self.offset : self.offset + self.context.numel]
             return self.method.synchronize(own, self.state, step)

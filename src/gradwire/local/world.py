@@ -13,7 +13,7 @@ from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.unit import Unit
 from gradwire.layout import Slot
-from gradwire.wire import Scheduler, Transport, local_transports
+from gradwire.wire import Scheduler, Transport, local_circles, local_transports
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Step:
     """What one average took on rank 0.
 
     Attributes:
-        written_bytes: Payloads that rank 0 wrote, all rounds together.
+        written_bytes: Payloads that rank 0 wrote, all rounds together, but for what stayed in its node.
         sent_bytes: What rank 0 would have handed over to be sent.
         encode_seconds: Until the first payload was written.
         decode_seconds: From the first answer on, what is encoded again in later rounds included.
@@ -55,17 +55,23 @@ class LocalWorld:
         device: torch.device = torch.device("cpu"),  # noqa: B008
         around: Callable[[Transport], Transport] = lambda transport: transport,
     ) -> None:
-        self.engines = [Engine(configuration, rank, workers, device) for rank in range(workers)]
+        nodes = None if configuration.inside is None else configuration.inside.of(range(workers))
+        self.engines = [Engine(configuration, rank, workers, device, nodes) for rank in range(workers)]
         self._units = [engine.unit(slots) for engine in self.engines]
         self._transports = local_transports(workers)
+        lines: Sequence[Transport] = self._transports
+        self._written = [self._transports[0]]
+        if nodes is not None:
+            lines, between = local_circles(self._transports, nodes.workers)
+            self._written.append(between)
         self._schedulers = [
             Scheduler(around(transport), engine.meter, configuration.fuse_bytes, engine.later)
-            for transport, engine in zip(self._transports, self.engines, strict=True)
+            for transport, engine in zip(lines, self.engines, strict=True)
         ]
 
     def average(self, gradients: Sequence[Tensor]) -> Step:
         """Averages ``float32`` flat gradients, one of each worker, in place."""
-        written, before = self._transports[0].written_bytes, self.engines[0].meter.copy()
+        written, before = self._written_bytes(), self.engines[0].meter.copy()
         for engine in self.engines:
             engine.before_step()
         ranks = zip(self.engines, self._units, self._schedulers, gradients, strict=True)
@@ -75,11 +81,14 @@ class LocalWorld:
             engine.after_step()
         after = self.engines[0].meter
         return Step(
-            written_bytes=self._transports[0].written_bytes - written,
+            written_bytes=self._written_bytes() - written,
             sent_bytes=after.wire_bytes - before.wire_bytes,
             encode_seconds=after.seconds["encode"] - before.seconds["encode"],
             decode_seconds=after.seconds["decode"] - before.seconds["decode"],
         )
+
+    def _written_bytes(self) -> int:
+        return sum(each.written_bytes for each in self._written)
 
 
 def _averaging(engine: Engine, unit: Unit, scheduler: Scheduler, gradient: Tensor) -> Iterator[None]:

@@ -7,12 +7,14 @@ from gradwire.routes.merge import merge
 from gradwire.routes.operator import Operator
 from gradwire.routes.regions import Regions, regions
 from gradwire.routes.sharded import Shards, sharded
+from gradwire.routes.two_level import Shares, two_level
 
 __all__ = [
     "Operator",
     "Regions",
     "Shards",
     "SharedLevels",
+    "Shares",
     "allreduce",
     "check_largest",
     "gather",
@@ -20,4 +22,5 @@ __all__ = [
     "merge",
     "regions",
     "sharded",
+    "two_level",
 ]

@@ -1,7 +1,8 @@
 """The wire: what methods ask for, fused, ordered, issued and metered."""
 
 from gradwire.wire.checked import CheckedTransport
-from gradwire.wire.local import LocalTransport, local_transports
+from gradwire.wire.circles import Circles, Lines
+from gradwire.wire.local import LocalTransport, local_circles, local_transports
 from gradwire.wire.meter import Meter
 from gradwire.wire.requests import (
     AllGather,
@@ -13,6 +14,7 @@ from gradwire.wire.requests import (
     Exchange,
     Request,
     Synchronization,
+    among,
     late,
     lockstep,
 )
@@ -28,8 +30,10 @@ __all__ = [
     "AllToAll",
     "Broadcast",
     "CheckedTransport",
+    "Circles",
     "Exchange",
     "Line",
+    "Lines",
     "LocalTransport",
     "Meter",
     "Pending",
@@ -39,7 +43,9 @@ __all__ = [
     "Synchronization",
     "Transport",
     "Wire",
+    "among",
     "late",
+    "local_circles",
     "local_transports",
     "lockstep",
 ]

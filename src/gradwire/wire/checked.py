@@ -13,7 +13,7 @@ from gradwire import kernels
 from gradwire.deferred import expect, placed
 from gradwire.errors import PayloadError
 from gradwire.randomness import MASK64, key_of
-from gradwire.wire.meter import Meter
+from gradwire.wire.meter import Tally
 from gradwire.wire.transport import Line, Pending
 
 SEAL_BYTES = 8
@@ -52,7 +52,7 @@ class CheckedTransport:
         meter: Told of the bytes that come on top.
     """
 
-    def __init__(self, inner: Line, meter: Meter) -> None:
+    def __init__(self, inner: Line, meter: Tally) -> None:
         self._inner = inner
         self._meter = meter
         self._number = 0

@@ -10,8 +10,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.errors import PayloadError
-from gradwire.wire.meter import Meter
-from gradwire.wire.requests import AllGather, AllReduceMax, AllReduceMean, AllToAll, Broadcast, Exchange, Request
+from gradwire.wire.circles import circle_of
+from gradwire.wire.meter import Meter, Tally
+from gradwire.wire.requests import (
+    AllGather,
+    AllReduceMax,
+    AllReduceMean,
+    AllToAll,
+    Broadcast,
+    Circle,
+    Exchange,
+    Request,
+)
 from gradwire.wire.transport import Pending, Transport
 
 Flight = Callable[[], list[Tensor]]
@@ -19,7 +29,7 @@ Flight = Callable[[], list[Tensor]]
 
 
 def issue(requests: Sequence[Request], transport: Transport, meter: Meter) -> Flight:
-    """Issues a round: one collective for each kind, peer and dtype among the requests.
+    """Issues a round: one collective for each kind, circle, peer and dtype among the requests.
 
     Args:
         requests: The round, the same kinds, sizes and order on all ranks.
@@ -30,15 +40,16 @@ def issue(requests: Sequence[Request], transport: Transport, meter: Meter) -> Fl
         What to call for the answers; it raises PayloadError if the transport brings another shape or dtype than was
         asked for, so that methods may rely on both.
     """
-    fused: dict[tuple[type, int | None, bool, bool, torch.dtype], list[int]] = {}
+    fused: dict[tuple[type, Circle, int | None, bool, bool, torch.dtype], list[int]] = {}
     for index, request in enumerate(requests):
         straight = isinstance(request, AllGather) and request.straight
-        key = type(request), _peer(request), straight, goes_beside(request), request.payload.dtype
+        key = type(request), request.among, _peer(request), straight, goes_beside(request), request.payload.dtype
         fused.setdefault(key, []).append(index)
-    landings = [
-        (indices, _launch(kind, peer, straight, [requests[i].payload for i in indices], transport, meter))
-        for (kind, peer, straight, _, _), indices in fused.items()
-    ]
+    landings = []
+    for (kind, circle, peer, straight, _, _), indices in fused.items():
+        line, tally = circle_of(transport, circle), meter.node if circle == "node" else meter
+        payloads = [requests[index].payload for index in indices]
+        landings.append((indices, _launch(kind, peer, straight, payloads, line, tally)))
 
     def land() -> list[Tensor]:
         answers: list[Tensor | None] = [None] * len(requests)
@@ -66,7 +77,7 @@ def goes_beside(request: Request) -> bool:
 
 
 def _launch(
-    kind: type, peer: int | None, straight: bool, tensors: Sequence[Tensor], transport: Transport, meter: Meter
+    kind: type, peer: int | None, straight: bool, tensors: Sequence[Tensor], transport: Transport, meter: Tally
 ) -> Flight:
     """One collective for requests of one kind."""
     if kind is AllGather:
@@ -101,7 +112,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def _all_gather(payloads: Sequence[Tensor], straight: bool, transport: Transport, meter: Meter) -> Flight:
+def _all_gather(payloads: Sequence[Tensor], straight: bool, transport: Transport, meter: Tally) -> Flight:
     payload = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads))
     meter.all_gather(payload.nbytes, transport.world_size)
     pending = transport.all_gather(payload, straight)
@@ -109,7 +120,7 @@ def _all_gather(payloads: Sequence[Tensor], straight: bool, transport: Transport
     return lambda: _columns(_landed(pending, shape, payload.dtype), [part.numel() for part in payloads])
 
 
-def _all_to_all(payloads: Sequence[Tensor], transport: Transport, meter: Meter) -> Flight:
+def _all_to_all(payloads: Sequence[Tensor], transport: Transport, meter: Tally) -> Flight:
     rows = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads), dim=1)
     meter.all_to_all(rows.nbytes, transport.world_size)
     pending = transport.all_to_all(rows)

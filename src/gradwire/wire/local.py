@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.errors import WireError
+from gradwire.wire.circles import Circles
 from gradwire.wire.transport import Pending
 
 Answers = Callable[[list[Tensor]], list[Tensor]]
@@ -37,6 +38,17 @@ def local_transports(workers: int) -> tuple[LocalTransport, ...]:
     """A world of so many ranks: the transport of each."""
     collectives: dict[int, _Collective] = {}
     return tuple(LocalTransport(rank, workers, collectives) for rank in range(workers))
+
+
+def local_circles(
+    everybody: Sequence[LocalTransport], node_size: int
+) -> tuple[tuple[Circles, ...], LocalTransport]:
+    """The circles of each rank of a world of nodes of ``node_size`` workers each, and rank 0's to its peers."""
+    within = [local_transports(node_size) for _ in everybody[::node_size]]
+    between = [local_transports(len(within)) for _ in range(node_size)]
+    grid = [(each, *divmod(each.rank, node_size)) for each in everybody]
+    circles = tuple(Circles(each, within[node][place], between[place][node]) for each, node, place in grid)
+    return circles, between[0][0]
 
 
 class LocalTransport:

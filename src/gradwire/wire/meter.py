@@ -48,28 +48,10 @@ def marks_of(device: torch.device) -> Marks | None:
 
 
 @dataclass
-class Meter:
-    """Counts what one rank hands over to be sent; see :class:`gradwire.Stats`.
+class Tally:
+    """Counts what one rank hands over to be sent in collectives, as their algorithms send it."""
 
-    Attributes:
-        seconds: By stage; on a device, of what it was through with at the end of the last stage.
-        mark: Marks moments on a device's stream; None for the host's clock.
-    """
-
-    steps: int = 0
-    dense_bytes: int = 0
     wire_bytes: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "wire": 0.0, "decode": 0.0})
-    mark: Marks | None = None
-    _running: deque[tuple[Stage, Event, Event]] = field(default_factory=deque, repr=False)
-
-    def copy(self) -> Meter:
-        """The counts as they are now."""
-        return replace(self, seconds=dict(self.seconds), _running=deque())
-
-    def dense(self, nbytes: int, world_size: int) -> None:
-        """Counts a gradient of ``nbytes`` that plain training would all-reduce."""
-        self.dense_bytes += all_reduce_bytes(nbytes, world_size)
 
     def all_reduce(self, nbytes: int, world_size: int) -> None:
         """Counts a buffer of ``nbytes`` reduced in place: each worker sends 2 (n - 1) / n of it."""
@@ -94,6 +76,32 @@ class Meter:
     def exchange(self, nbytes: int) -> None:
         """Counts a payload of ``nbytes`` that goes to one other."""
         self.wire_bytes += nbytes
+
+
+@dataclass
+class Meter(Tally):
+    """What one rank counts; see :class:`gradwire.Stats`.
+
+    Attributes:
+        node: What goes to workers of the same node, as it is asked for; it is not among ``wire_bytes``.
+        seconds: By stage; on a device, of what it was through with at the end of the last stage.
+        mark: Marks moments on a device's stream; None for the host's clock.
+    """
+
+    node: Tally = field(default_factory=Tally)
+    steps: int = 0
+    dense_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "wire": 0.0, "decode": 0.0})
+    mark: Marks | None = None
+    _running: deque[tuple[Stage, Event, Event]] = field(default_factory=deque, repr=False)
+
+    def copy(self) -> Meter:
+        """The counts as they are now."""
+        return replace(self, node=replace(self.node), seconds=dict(self.seconds), _running=deque())
+
+    def dense(self, nbytes: int, world_size: int) -> None:
+        """Counts a gradient of ``nbytes`` that plain training would all-reduce."""
+        self.dense_bytes += all_reduce_bytes(nbytes, world_size)
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:

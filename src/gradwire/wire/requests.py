@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from torch import Tensor
 
+Circle = Literal["all", "node", "peers"]
+"""Who takes part: all workers; those of one node; or those that have the same place in each of the nodes."""
+
 
 @dataclass(frozen=True, eq=False)
-class AllReduceMean:
+class Request:
+    """What is asked for, of which a round may have many.
+
+    Attributes:
+        payload: What this rank brings.
+        among: Who takes part; ranks and their number are those of this circle.
+    """
+
+    payload: Tensor
+    among: Circle = field(default="all", kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class AllReduceMean(Request):
     """Average a floating-point tensor over all workers.
 
     The answer has the tensor's shape and dtype. The wire may use the tensor's storage for it, so its former
@@ -23,56 +39,49 @@ class AllReduceMean:
     else waits for it: small all-reduces are chains of messages, each of which queues behind what is on the links.
     """
 
-    payload: Tensor
     beside: bool = False
     late: bool = False
 
 
 @dataclass(frozen=True, eq=False)
-class AllReduceSum:
+class AllReduceSum(Request):
     """Add an integer tensor over all workers; whoever asks knows that the sum fits the dtype.
 
     The answer has the tensor's shape and dtype. The wire may use the tensor's storage for it.
     """
 
-    payload: Tensor
-
 
 @dataclass(frozen=True, eq=False)
-class AllReduceMax:
+class AllReduceMax(Request):
     """The largest of all workers' values, element by element.
 
     The answer has the tensor's shape and dtype. The wire may use the tensor's storage for it. What becomes of NaN is
     not defined: send infinity in its place.
     """
 
-    payload: Tensor
-
 
 @dataclass(frozen=True, eq=False)
-class Broadcast:
+class Broadcast(Request):
     """Give everybody what rank ``source`` has; the others bring a tensor of the same shape and dtype to write to.
 
     The answer has the tensor's shape and dtype.
     """
 
-    payload: Tensor
     source: int
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
+class Exchange(Request):
     """Swap a payload, ``uint8[b]`` with ``b`` the same on all ranks, with rank ``partner``.
 
     Who has no partner in a round names itself and gets its own payload back. The answer is ``uint8[b]``.
     """
 
-    payload: Tensor
     partner: int
 
 
 @dataclass(frozen=True, eq=False)
-class AllGather:
+class AllGather(Request):
     """Give a payload, ``uint8[b]`` with ``b`` the same on all ranks, to all workers.
 
     The answer is ``uint8[n, b]``, row ``r`` from rank ``r``.
@@ -82,21 +91,16 @@ class AllGather:
     together take 1.35 times the link's time, 1.15 times if both are straight (100 Mbit/s, 2026-11-21).
     """
 
-    payload: Tensor
     straight: bool = False
 
 
 @dataclass(frozen=True, eq=False)
-class AllToAll:
+class AllToAll(Request):
     """Give row ``r`` of ``uint8[n, b]`` to rank ``r``.
 
     The answer is ``uint8[n, b]``, row ``r`` from rank ``r``.
     """
 
-    payload: Tensor
-
-
-Request = AllReduceMean | AllReduceSum | AllReduceMax | Broadcast | Exchange | AllGather | AllToAll
 
 Synchronization = Generator[Request | list[Request], Any, None]
 """A method at work on one block: yields a request and receives its answer, or a list of requests and theirs."""
@@ -125,11 +129,22 @@ def lockstep(synchronizations: Sequence[Synchronization]) -> Rounds:
 
 def late(synchronization: Synchronization) -> Synchronization:
     """The same, but whatever average it asks for may come at the end of the step."""
+    return _asking(
+        synchronization, lambda request: replace(request, late=True) if isinstance(request, AllReduceMean) else request
+    )
+
+
+def among(circle: Circle, synchronization: Synchronization) -> Synchronization:
+    """The same, but with a circle of workers for all of them."""
+    return _asking(synchronization, lambda request: replace(request, among=circle))
+
+
+def _asking(synchronization: Synchronization, changed: Callable[[Request], Request]) -> Synchronization:
+    """The same, with changed requests."""
     asked = _advance(synchronization, None)
     while asked is not None:
-        several = isinstance(asked, list)
-        patient = [replace(each, late=True) if isinstance(each, AllReduceMean) else each for each in _as_list(asked)]
-        asked = _advance(synchronization, (yield patient if several else patient[0]))
+        requests = [changed(each) for each in _as_list(asked)]
+        asked = _advance(synchronization, (yield requests if isinstance(asked, list) else requests[0]))
 
 
 def _advance(synchronization: Synchronization, answer: Tensor | list[Tensor] | None) -> Request | list[Request] | None:

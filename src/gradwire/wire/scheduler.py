@@ -30,7 +30,7 @@ from gradwire.deferred import Later
 from gradwire.errors import WireError
 from gradwire.wire.fusion import Flight, goes_beside, issue
 from gradwire.wire.meter import Meter, Stage
-from gradwire.wire.requests import AllReduceMean, Request, Synchronization, lockstep
+from gradwire.wire.requests import AllReduceMean, Circle, Request, Synchronization, lockstep
 from gradwire.wire.transport import Transport
 
 AHEAD = 2
@@ -66,10 +66,10 @@ class Task:
         return all(isinstance(request, AllReduceMean) and request.late for request in self.requests)
 
     @property
-    def averaged(self) -> set[torch.dtype]:
-        """The dtypes of averages that it asks for and others may share the collective of."""
+    def averaged(self) -> set[tuple[Circle, torch.dtype]]:
+        """The circles and dtypes of averages that it asks for and others may share the collective of."""
         return {
-            request.payload.dtype
+            (request.among, request.payload.dtype)
             for request in self.requests
             if isinstance(request, AllReduceMean) and not request.beside
         }
@@ -145,7 +145,7 @@ class Scheduler:
             self.settle()
             self._begun = True
         self._encode(synchronizations, on_done)
-        averaged = {dtype for task in self._open for dtype in task.averaged}
+        averaged = {each for task in self._open for each in task.averaged}
         self._open += [task for task in self._late if task.averaged <= averaged]
         self._late = [task for task in self._late if not task.averaged <= averaged]
         if self._worth_it(self._late, last):
