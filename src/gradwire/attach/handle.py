@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from gradwire.attach.lines import check_backend, line_to
 from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters, part_of
-from gradwire.attach.sibling import backends_of, sibling_of
+from gradwire.attach.sibling import sibling_of
 from gradwire.engine.agreement import check_agreement, check_equal, check_same_step
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
@@ -35,7 +36,7 @@ from gradwire.kernels import by_reference
 from gradwire.layout import flat_slots
 from gradwire.memory import Store
 from gradwire.state.form import VERSION, Ranks, check_form, check_same, described
-from gradwire.wire import CheckedTransport, Line, Lines, ProcessGroupTransport, Wire
+from gradwire.wire import ProcessGroupTransport, Wire
 from gradwire.wire.transport import timeout_of
 
 REMEDY = (
@@ -85,6 +86,8 @@ class Handle:
         device = parameters[0][1].device
         ranks = dist.get_process_group_ranks(group)
         self._nodes = None if configuration.inside is None else configuration.inside.of(ranks)
+        if self._nodes is not None:
+            configuration = configuration.on(self._nodes)
         if device.type == "cpu":
             for rule in configuration.rules:
                 rehearse(rule, aloud=group.rank() == 0)
@@ -101,8 +104,7 @@ class Handle:
         roll_call.ready()
         sibling = sibling_of(group, device)
         transport = ProcessGroupTransport(sibling, timeout_of(group))
-        further = {**guarding.describe(configuration), **({} if self._nodes is None else {"nodes": str(self._nodes)})}
-        check_agreement(configuration, parameters, transport, device, further)
+        check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
         if self._replicas:
             check_equal(parameters, transport, device, REMEDY)
         if cuts:
@@ -111,23 +113,11 @@ class Handle:
         self.engine.guards += guarding.guards(self.engine, parameters)
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
         self._written = -1
-        line = self._transport = self._line(group, transport, bool(guarding.choices.verify_every))
+        checked = bool(guarding.choices.verify_every)
+        line = self._transport = line_to(group, transport, device, self._nodes, self.engine.meter, checked)
         self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device, self.engine.later)
         self._sibling = weakref.ref(sibling)  # whose threads end when the transport lets go of it
         self._attached = True
-
-    def _line(self, group: dist.ProcessGroup, transport: ProcessGroupTransport, checked: bool) -> Line:
-        """What everything is sent on: a line to all workers, and to those of the same node and place where it counts."""
-        meter, nodes = self.engine.meter, self._nodes
-        everybody: Line = CheckedTransport(transport, meter) if checked else transport
-        if nodes is None:
-            return everybody
-        made: list[Line] = []
-        for circle, tally in ((nodes.mates(transport.rank), meter.node), (nodes.peers(transport.rank), meter)):
-            ranks = [self._ranks[each] for each in circle]
-            line = ProcessGroupTransport(sibling_of(group, self.engine.store.device, ranks), timeout_of(group))
-            made.append(CheckedTransport(line, tally) if checked else line)
-        return Lines(everybody, *made)
 
     def pause(self) -> None:
         """From the next step on averages are dense, as ``"dense"`` makes them, until :meth:`resume`.
@@ -173,7 +163,9 @@ class Handle:
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
         meter, audit = self.engine.meter, None if self._auditor is None else self._auditor.newest()
-        return Stats(meter.steps, meter.dense_bytes, meter.wire_bytes, dict(meter.seconds), audit, meter.node.wire_bytes)
+        return Stats(
+            meter.steps, meter.dense_bytes, meter.wire_bytes, dict(meter.seconds), audit, meter.node.wire_bytes
+        )
 
     def audits(self) -> list[Audit]:
         """Compressed averages held against dense ones, as ``audit_every`` asked for; the newest 1,000."""
@@ -299,8 +291,9 @@ class Handle:
         count, elements = len(sizes) - len(dense), sum(sizes.values())
         left = sum(sizes[name] for name in dense)
         return (
-            f"gradwire.Handle({self.configuration}; {_workers(self.engine.world_size, self._nodes)}; compressed: {count} tensors, "
-            f"{elements - left:,} elements; averaged densely: {len(dense)} tensors, {left:,} elements"
+            f"gradwire.Handle({self.configuration}; {_workers(self.engine.world_size, self._nodes)}; "
+            f"compressed: {count} tensors, {elements - left:,} elements; "
+            f"averaged densely: {len(dense)} tensors, {left:,} elements"
             f"{_run_by_reference(self.engine.store.device)})"
         )
 
@@ -392,17 +385,3 @@ def default_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessG
             f"process_group is {chosen!r}; give a torch.distributed.ProcessGroup or a device mesh of one dimension"
         )
     return chosen
-
-
-def check_backend(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raises ConfigurationError unless a group's backend carries all that is sent from tensors on ``device``."""
-    backends = backends_of(group)
-    backend = backends.get(device.type)
-    if backend is None or (backend == "gloo" and device.type != "cpu"):
-        carries = "carries " + " and ".join(backends) if backend is None else f"has gloo for {device.type}"
-        more = "" if backend is None else ", which carries all-reduces and broadcasts of them and nothing else"
-        wanted = "'nccl', or 'cpu:gloo,cuda:nccl'" if device.type == "cuda" else f"a backend for {device.type}"
-        raise ConfigurationError(
-            f"the parameters are on {device} and the process group {carries} tensors{more}; "
-            f"call init_process_group with {wanted}"
-        )

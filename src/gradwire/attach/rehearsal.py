@@ -41,7 +41,7 @@ def rehearse(configuration: Configuration, *, aloud: bool = False) -> None:
     Raises:
         ConfigurationError: If nothing can be compiled, or be kept on the disk.
     """
-    configuration = replace(configuration, start=0)
+    configuration = replace(configuration, start=0, inside=None)
     choices = type(configuration.method), frozenset(configuration.describe().items())
     if choices in _rehearsed:
         return

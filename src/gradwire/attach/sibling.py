@@ -18,9 +18,7 @@ _siblings = 0
 """Groups that this process has made, or knows others to have made."""
 
 
-def sibling_of(
-    group: dist.ProcessGroup, device: torch.device, some: Sequence[int] | None = None
-) -> dist.ProcessGroup:
+def sibling_of(group: dist.ProcessGroup, device: torch.device, some: Sequence[int] | None = None) -> dist.ProcessGroup:
     """Another group of the same ranks and backend, or of some of them; made by all members of the group.
 
     Its timeout is the group's; on other devices than the CPU twice that, since what the backend does then is to end the

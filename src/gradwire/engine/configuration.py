@@ -11,7 +11,7 @@ from gradwire import memory as memories
 from gradwire.codecs import quantize
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import Choices
-from gradwire.engine.nodes import Inside
+from gradwire.engine.nodes import Inside, Nodes
 from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity
@@ -125,6 +125,10 @@ class Configuration:
     def rule(self, name: str) -> Configuration:
         """What a parameter of this name goes by."""
         return self
+
+    def on(self, nodes: Nodes) -> Configuration:
+        """The same, with the nodes that there are."""
+        return dataclasses.replace(self, inside=Inside(nodes.workers, nodes.dtype))
 
     def check_names(self, names: Sequence[str]) -> None:
         """Any parameters will do."""

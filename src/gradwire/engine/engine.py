@@ -22,7 +22,7 @@ from gradwire.memory import Kind, Memory, NoMemory, Store
 from gradwire.methods import Context, Dense, Method
 from gradwire.routes import Shares
 from gradwire.wire import Meter, Synchronization, Wire
-from gradwire.wire.meter import marks_of
+from gradwire.wire.meter import all_reduce_bytes, marks_of
 
 DENSE = Dense()
 
@@ -267,12 +267,16 @@ class Engine:
         for guard in reversed(self.guards):
             guard.after_step()
 
+    def dense_bytes(self, nbytes: int) -> int:
+        """What a dense average of a gradient of ``nbytes`` hands over: of this rank's share, where nodes share it."""
+        nodes = self.nodes
+        if nodes is None:
+            return all_reduce_bytes(nbytes, self.world_size)
+        return all_reduce_bytes(nbytes // nodes.workers, nodes.count)
+
     def count(self, gradient: Tensor, last: bool) -> None:
         """Counts a gradient that was taken in, and the step if it is the step's last."""
-        if self.nodes is None:
-            self.meter.dense(gradient.nbytes, self.world_size)
-        else:
-            self.meter.dense(gradient.nbytes // self.nodes.workers, self.nodes.count)
+        self.meter.dense_bytes += self.dense_bytes(gradient.nbytes)
         self.under_way = not last
         if last:
             if self.averages_densely:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration, written_out
-from gradwire.engine.nodes import Inside
+from gradwire.engine.nodes import Inside, Nodes
 from gradwire.errors import ConfigurationError
 from gradwire.methods import Method, parse
 
@@ -66,6 +66,10 @@ class Mixture:
                 raise ConfigurationError(_unmatched([name]))
             self._known[name] = self.rules[number]
         return self._known[name]
+
+    def on(self, nodes: Nodes) -> Mixture:
+        """The same, with the nodes that there are."""
+        return Mixture(self.patterns, tuple(rule.on(nodes) for rule in self.rules))
 
     def check_names(self, names: Sequence[str]) -> None:
         """Raises ConfigurationError unless every name has its pattern and every pattern matches a name."""

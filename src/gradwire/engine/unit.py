@@ -41,9 +41,7 @@ class Share:
         """Starts the average of this share of a flat buffer, ``float32[numel]``, in place."""
         if self.within is not None:
             numel = self.context.numel
-            return two_level(
-                self.within, gradient, numel, lambda own: self.method.synchronize(own, self.state, step)
-            )
+            return two_level(self.within, gradient, numel, lambda own: self.method.synchronize(own, self.state, step))
         if self.aside is None:
             own = gradient[self.offset : self.offset + self.context.numel]
             return self.method.synchronize(own, self.state, step)

@@ -66,6 +66,7 @@ class Attachment:
             sum(stats.dense_bytes for stats in each),
             sum(stats.wire_bytes for stats in each),
             {stage: sum(stats.seconds[stage] for stats in each) for stage in (each[0].seconds if each else ())},
+            node_bytes=sum(stats.node_bytes for stats in each),
         )
 
     def figures(self) -> dict[str, float]:

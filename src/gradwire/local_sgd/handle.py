@@ -30,7 +30,6 @@ from gradwire.local_sgd.pending import PendingAverages, copied
 from gradwire.local_sgd.schedule import Moments, Schedule
 from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.wire import ProcessGroupTransport
-from gradwire.wire.meter import all_reduce_bytes
 
 _COUNTERS = ("steps_done", "_periods", "_began", "_length")
 
@@ -102,7 +101,7 @@ class Periodic(Handle):
             self._buffers.start()
         self.outer = adopted(outer, fragments) if isinstance(outer, Optimizer) else made
         self.steps_done = 0
-        self._dense_bytes = all_reduce_bytes(sum(local(each).nbytes for _, each in parameters), transport.world_size)
+        self._dense_bytes = self.engine.dense_bytes(sum(local(each).nbytes for _, each in parameters))
         self._periods = 0
         self._begin_period()
         self._hook = optimizer.register_step_post_hook(self._after_step)

@@ -30,7 +30,6 @@ from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import EFSignSGD, Method
 from gradwire.wire import ProcessGroupTransport
-from gradwire.wire.meter import all_reduce_bytes
 
 Group = dict[str, Any]
 """A parameter group."""
@@ -79,6 +78,7 @@ class CompressedAdam(Optimizer):
         dense: See there.
         seed: See there.
         fuse_bytes: See there.
+        inside: See there.
         broadcast: Whether all ranks start from rank 0's parameters; otherwise they must be equal.
         **options: The method's hyper-parameters.
 
@@ -123,6 +123,7 @@ class CompressedAdam(Optimizer):
         dense: DensePolicy | None = None,
         seed: int = 0,
         fuse_bytes: int = FUSE_BYTES,
+        inside: int | str | None = None,
         broadcast: bool = False,
         **options: Any,
     ) -> None:
@@ -175,13 +176,12 @@ class CompressedAdam(Optimizer):
                     f"memory={carried} is momentum of gradients, and what is sent here is momentum already; choose "
                     "memory='residual' or 'none'"
                 )
-            self._exact = Synchronizer(named, "dense", process_group=workers, fuse_bytes=fuse_bytes)
+            self._exact = Synchronizer(named, "dense", process_group=workers, fuse_bytes=fuse_bytes, inside=inside)
         except Exception:
             self.close()
             raise
         self._names = {parameter: name for name, parameter in named}
-        elements = sum(parameter.numel() for _, parameter in named)
-        self._dense_bytes = all_reduce_bytes(4 * elements, transport.world_size)
+        self._dense_bytes = self._exact.engine.dense_bytes(4 * sum(parameter.numel() for _, parameter in named))
         for _, parameter in named:
             self.state[parameter] = self._fresh(parameter)
         self._attached = True
@@ -239,6 +239,7 @@ class CompressedAdam(Optimizer):
             dense_bytes=self._calls * self._dense_bytes,
             wire_bytes=exact.wire_bytes + compressed.wire_bytes,
             seconds={stage: seconds + exact.seconds[stage] for stage, seconds in compressed.seconds.items()},
+            node_bytes=exact.node_bytes + compressed.node_bytes,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -40,7 +40,12 @@ class Shares:
 
     @classmethod
     def cut(
-        cls, slots: Sequence[Slot], rows: Callable[[int, int], tuple[int, int]], place: int, places: int, dtype: torch.dtype
+        cls,
+        slots: Sequence[Slot],
+        rows: Callable[[int, int], tuple[int, int]],
+        place: int,
+        places: int,
+        dtype: torch.dtype,
     ) -> Shares:
         """Cuts parameters along their first dimensions.
 

@@ -71,6 +71,12 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
     if len(ordered) == workers:
         return [{**state, "ranks": ()} for state in ordered]
     first = ordered[0]
+    if "inside" in first["configuration"]:
+        raise ConfigurationError(
+            "the states are of workers that share what they remember inside nodes "
+            f"(inside={first['configuration']['inside']}), {len(ordered)} in all, which cannot be made those of "
+            f"{workers}; go on with as many nodes of as many workers"
+        )
     made: list[dict[str, Any]] = [
         {**first, "rank": rank, "world_size": workers, "ranks": (), "kinds": {}, "tensors": {}}
         for rank in range(workers)

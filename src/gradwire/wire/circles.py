@@ -1,4 +1,4 @@
-"""Workers in nodes: a transport to all of them, one within the node, and one to those of the same place in each node."""
+"""Workers in nodes: a transport to all of them, one within the node, and one to those who have the same place."""
 
 from __future__ import annotations
 

@@ -40,9 +40,7 @@ def local_transports(workers: int) -> tuple[LocalTransport, ...]:
     return tuple(LocalTransport(rank, workers, collectives) for rank in range(workers))
 
 
-def local_circles(
-    everybody: Sequence[LocalTransport], node_size: int
-) -> tuple[tuple[Circles, ...], LocalTransport]:
+def local_circles(everybody: Sequence[LocalTransport], node_size: int) -> tuple[tuple[Circles, ...], LocalTransport]:
     """The circles of each rank of a world of nodes of ``node_size`` workers each, and rank 0's to its peers."""
     within = [local_transports(node_size) for _ in everybody[::node_size]]
     between = [local_transports(len(within)) for _ in range(node_size)]

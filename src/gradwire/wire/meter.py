@@ -99,10 +99,6 @@ class Meter(Tally):
         """The counts as they are now."""
         return replace(self, node=replace(self.node), seconds=dict(self.seconds), _running=deque())
 
-    def dense(self, nbytes: int, world_size: int) -> None:
-        """Counts a gradient of ``nbytes`` that plain training would all-reduce."""
-        self.dense_bytes += all_reduce_bytes(nbytes, world_size)
-
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
         """Adds the time of its body to a stage; on a device, once it is through with it."""

@@ -1,0 +1,55 @@
+"""What everything is sent on: lines to all workers and, where they are in nodes, to two circles of them."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from gradwire.attach.sibling import backends_of, sibling_of
+from gradwire.engine.nodes import Nodes
+from gradwire.errors import ConfigurationError
+from gradwire.wire import CheckedTransport, Line, Lines, Meter, ProcessGroupTransport
+from gradwire.wire.transport import timeout_of
+
+
+def line_to(
+    group: dist.ProcessGroup,
+    transport: ProcessGroupTransport,
+    device: torch.device,
+    nodes: Nodes | None,
+    meter: Meter,
+    checked: bool,
+) -> Line:
+    """The line to all workers of a group, and those to the same node and to the same place; made by all of them.
+
+    Args:
+        group: The workers.
+        transport: Theirs.
+        device: Where the gradients live.
+        nodes: How they are in nodes, if they are.
+        meter: Told of the bytes of checksums.
+        checked: Whether every payload is to carry one.
+    """
+    everybody: Line = CheckedTransport(transport, meter) if checked else transport
+    if nodes is None:
+        return everybody
+    ranks, made = dist.get_process_group_ranks(group), []
+    for circle, tally in ((nodes.mates(transport.rank), meter.node), (nodes.peers(transport.rank), meter)):
+        sibling = sibling_of(group, device, [ranks[each] for each in circle])
+        line: Line = ProcessGroupTransport(sibling, timeout_of(group))
+        made.append(CheckedTransport(line, tally) if checked else line)
+    return Lines(everybody, *made)
+
+
+def check_backend(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Raises ConfigurationError unless a group's backend carries all that is sent from tensors on ``device``."""
+    backends = backends_of(group)
+    backend = backends.get(device.type)
+    if backend is None or (backend == "gloo" and device.type != "cpu"):
+        carries = "carries " + " and ".join(backends) if backend is None else f"has gloo for {device.type}"
+        more = "" if backend is None else ", which carries all-reduces and broadcasts of them and nothing else"
+        wanted = "'nccl', or 'cpu:gloo,cuda:nccl'" if device.type == "cuda" else f"a backend for {device.type}"
+        raise ConfigurationError(
+            f"the parameters are on {device} and the process group {carries} tensors{more}; "
+            f"call init_process_group with {wanted}"
+        )
