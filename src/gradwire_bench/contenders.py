@@ -29,8 +29,8 @@ class Contender:
     Attributes:
         name: ``"ddp"`` for plain DDP in fp32, ``"torch-powersgd"`` for PyTorch's ``powerSGD_hook`` over one bucket,
             ``"floor"`` for DDP that sends nothing, which no method can be faster than, else a method of gradwire.
-        options: The method's options by name, in the order given, and ``granularity``, ``memory``, ``owner`` and
-            ``route`` as :func:`gradwire.compress` takes them.
+        options: The method's options by name, in the order given, and ``granularity``, ``memory``, ``owner``,
+            ``route`` and ``inside`` as :func:`gradwire.compress` takes them.
     """
 
     name: str
@@ -102,7 +102,9 @@ class Contender:
                     raise ConfigurationError(f"{self.name}: {option}={value!r} must be a whole number of at least 1")
             return
         options: dict[str, Any] = dict(self.options)
-        choices = {choice: options.pop(choice, None) for choice in ("granularity", "memory", "owner", "route")}
+        choices = {
+            choice: options.pop(choice, None) for choice in ("granularity", "memory", "owner", "route", "inside")
+        }
         Configuration.make(self.name, options, **choices)
 
 

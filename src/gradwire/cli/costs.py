@@ -36,7 +36,6 @@ def simulate(
     device: str = "epyc",
     gpus: Positive = 1,
     near: str = "2400gbit",
-    inside: Annotated[bool, Parameter(negative=())] = False,
     sites: Positive = 1,
     far: str = "1gbit",
     far_latency: str = "30ms",
@@ -56,7 +55,8 @@ def simulate(
     gradwire simulate --shapes resnet50 --workers 16 --link 10gbit --latency 50us --step-time 0.3
     gradwire simulate acpsgd:rank=8 topk:ratio=0.001,route=sharded --shapes bert-large --device a100
     gradwire simulate --shapes resnet50 --step-time v100-fp32:64 --device a100 --plot resnet50.png
-    gradwire simulate --workers 64 --gpus 8 --inside --sites 2 --far 500mbit
+    gradwire simulate --workers 64 --gpus 8 --sites 2 --far 500mbit
+    gradwire simulate topk topk:inside=8 qsgd:inside=8 --workers 64 --gpus 8 --near 200gbit
     gradwire simulate --every 32 --fragments 4 --delay 8 --sites 2 --workers 16
     ```
 
@@ -71,9 +71,8 @@ def simulate(
             throughput, such as v100-fp32:64.
         device: What encodes: epyc (measured, one core of an AMD EPYC), h200 or a100 (computed), or a file that
             gradwire bench costs made.
-        gpus: Workers in a node that share its link.
+        gpus: Workers in a node that share its link; then methods are tried with inside=, too.
         near: Rate of each worker's link within a node.
-        inside: Whether the workers of a node average densely among themselves first, so that nodes are the workers.
         sites: Places that the nodes are divided among.
         far: Rate of each site's link to the others.
         far_latency: Of a message between sites.
@@ -92,12 +91,10 @@ def simulate(
     from gradwire.cost.simulation import simulate as run
     from gradwire_bench import report
 
-    scene = Scene(
-        shapes, workers, link, latency, step_time, device, gpus, near, sites, far, far_latency, lost, slowest, inside
-    )
+    scene = Scene(shapes, workers, link, latency, step_time, device, gpus, near, sites, far, far_latency, lost, slowest)
     model = scene.model()
     setting = scene.setting(model)
-    tried = _candidates(method)
+    tried = _candidates(method, gpus)
     if every > 1:
         rows = [spread_out(each, setting, every, fragments, delay) for each in [None, *tried]]
     else:
@@ -128,7 +125,6 @@ def advise(
     device: str = "epyc",
     gpus: Positive = 1,
     near: str = "2400gbit",
-    inside: Annotated[bool, Parameter(negative=())] = False,
     json: Json = None,
 ) -> None:
     """Say whether compression pays, with what, and the line to paste.
@@ -153,23 +149,23 @@ def advise(
         device: As for simulate.
         gpus: As for simulate.
         near: As for simulate.
-        inside: As for simulate.
         json: Write all predictions to this file too.
     """
     from gradwire.cost import advice
     from gradwire.cost.scene import Scene
     from gradwire_bench import report
 
-    tried = _candidates(method)
-    scene = Scene(model or shapes, workers, link, latency, step_time or "0.3", device, gpus, near=near, inside=inside)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from gradwire.cost.group import look
+    scene = Scene(model or shapes, workers, link, latency, step_time or "0.3", device, gpus, near=near)
+    if (group := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        from gradwire.cost.group import look, started
 
+        tried = _candidates(method, started() if started() < group else 1)
         seen = look(scene, step_time is not None)
         if seen is None:
             return
         setting, numel, title = seen
     else:
+        tried = _candidates(method, gpus)
         shaped = scene.model()
         setting, numel = scene.setting(shaped), shaped.numel
         title = _title(scene, numel)
@@ -192,13 +188,13 @@ def advise(
     )
 
 
-def _candidates(texts: Sequence[str] | None) -> list[Candidate]:
-    """Those asked for, or every sensible one."""
+def _candidates(texts: Sequence[str] | None, node: int) -> list[Candidate]:
+    """Those asked for, or every sensible one for so many workers a node."""
     from gradwire.cost.advice import Candidate, candidates
     from gradwire_bench.contenders import DDP, Contender
 
     if not texts:
-        return candidates()
+        return candidates(node)
     parsed = [Contender.parse(text) for text in texts]
     return [Candidate.make(each.name, dict(each.options)) for each in parsed if each.name != DDP]
 
@@ -241,7 +237,7 @@ def _best_ways(rows: Sequence[Prediction]) -> list[Prediction]:
     ways: dict[str, Prediction] = {}
     for row in rows:
         name, _, options = row.label.partition(":")
-        kept = [each for each in options.split(",") if not each.startswith(("granularity=", "route="))]
+        kept = [each for each in options.split(",") if not each.startswith(("granularity=", "route=", "inside="))]
         key = f"{name}:{','.join(kept)}"
         if key not in ways or row.seconds < ways[key].seconds * (1 - 1e-3):
             ways[key] = row

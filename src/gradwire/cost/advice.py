@@ -36,6 +36,9 @@ METHODS: Sequence[tuple[str, Mapping[str, Any]]] = (
 
 GRANULARITIES = ("layer", "bucket")
 
+CHOICES = ("granularity", "route", "memory", "owner", "inside")
+"""What is not a method's own among a candidate's arguments."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -58,7 +61,7 @@ class Candidate:
         Raises:
             ConfigurationError: If they cannot be.
         """
-        choices = {key: value for key, value in arguments.items() if key in ("granularity", "route", "memory", "owner")}
+        choices = {key: value for key, value in arguments.items() if key in CHOICES}
         options = {key: value for key, value in arguments.items() if key not in choices}
         return cls(name, arguments, Configuration.make(name, options, **choices))
 
@@ -75,9 +78,18 @@ class Candidate:
         return f'handle = gradwire.compress(model, "{self.name}"{given})'
 
 
-def candidates() -> list[Candidate]:
-    """Every method of :data:`METHODS` at its granularities and on its routes, the usual ones unsaid."""
-    return [Candidate.make(name, arguments) for name, options in METHODS for arguments in _ways(name, dict(options))]
+def candidates(node: int = 1) -> list[Candidate]:
+    """Every method of :data:`METHODS` at its granularities and on its routes, the usual ones unsaid.
+
+    Args:
+        node: Workers of a node; where there are several, also with averages of each node's first.
+    """
+    return [
+        Candidate.make(name, arguments | inside)
+        for name, options in METHODS
+        for arguments in _ways(name, dict(options))
+        for inside in ([{}, {"inside": node}] if node > 1 and get(name).bias != "exact" else [{}])
+    ]
 
 
 def _ways(name: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:

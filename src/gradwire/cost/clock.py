@@ -1,4 +1,4 @@
-"""The time of one worker: threads that share its cores, and a link that carries one transfer after another.
+"""The time of one worker: threads that share its cores, and links that carry one transfer after another each.
 
 Nothing here is fitted. Work is seconds of one core; what is under way at the same time gets equal shares of the cores,
 none more than it can use, until the next of it is done.
@@ -83,7 +83,7 @@ class Clock:
     _backward: deque[tuple[int, float]] = field(default_factory=deque)
     _began: float = 0.0
     _computing: float = 0.0
-    _link: deque[Transfer] = field(default_factory=deque)
+    _links: dict[str, deque[Transfer]] = field(default_factory=dict)
 
     def backward(self, works: Sequence[float]) -> None:
         """Begins a backward pass: seconds of a core until each bucket is ready."""
@@ -102,10 +102,10 @@ class Clock:
         self._run(lambda: self._computing <= 0)
         self.done.append(Work(row, unit, number, start, self.now))
 
-    def send(self, cost: Cost, place: tuple[int | None, int]) -> Transfer:
-        """Puts a transfer behind all others."""
+    def send(self, cost: Cost, place: tuple[int | None, int], link: str = "all") -> Transfer:
+        """Puts a transfer behind all others of a link."""
         transfer = Transfer(cost, place)
-        self._link.append(transfer)
+        self._links.setdefault(link, deque()).append(transfer)
         return transfer
 
     def until_there(self, transfer: Transfer) -> None:
@@ -123,14 +123,17 @@ class Clock:
 
     def _pass(self) -> None:
         """Until the next of what is under way is done."""
-        transfer = self._link[0] if self._link else None
-        carried = 0.0 if transfer is None else transfer.cost.work / transfer.cost.seconds
-        wanted = [self.pace * bool(self._backward), self.pace * (self._computing > 0), min(carried, self.pace)]
-        backward, computing, carrying = shared(wanted, self.cores)
-        pace = 0.0 if transfer is None else (carrying / carried if carried else 1.0) / transfer.cost.seconds
+        transfers = [link[0] for link in self._links.values() if link]
+        carried = [each.cost.work / each.cost.seconds for each in transfers]
+        wanted = [self.pace * bool(self._backward), self.pace * (self._computing > 0)]
+        backward, computing, *carrying = shared(wanted + [min(each, self.pace) for each in carried], self.cores)
+        paces = [
+            (given / asked if asked else 1.0) / transfer.cost.seconds
+            for transfer, given, asked in zip(transfers, carrying, carried, strict=True)
+        ]
         ends = [self._backward[0][1] / backward] if self._backward else []
         ends += [self._computing / computing] if self._computing > 0 else []
-        ends += [transfer.left / pace] if transfer is not None else []
+        ends += [transfer.left / pace for transfer, pace in zip(transfers, paces, strict=True)]
         span = min(ends)
         self.now += span
         if self._backward:
@@ -138,7 +141,7 @@ class Clock:
             self._backward[0] = bucket, _less(left, span * backward)
         if self._computing > 0:
             self._computing = _less(self._computing, span * computing)
-        if transfer is not None:
+        for transfer, pace in zip(transfers, paces, strict=True):
             transfer.left = _less(transfer.left, span * pace)
 
     def _settle(self) -> None:
@@ -147,15 +150,16 @@ class Clock:
             bucket, _ = self._backward.popleft()
             self.done.append(Work("backward", bucket, 0, self._began, self.now))
             self._began = self.now
-        while self._link:
-            first = self._link[0]
-            if first.started is None:
-                first.started = self.now
-            if first.left > 0 and first.cost.seconds > 0:
-                return
-            first.left = 0.0
-            self._link.popleft()
-            self.done.append(Work("wire", *first.place, first.started, self.now))
+        for link in self._links.values():
+            while link:
+                first = link[0]
+                if first.started is None:
+                    first.started = self.now
+                if first.left > 0 and first.cost.seconds > 0:
+                    break
+                first.left = 0.0
+                link.popleft()
+                self.done.append(Work("wire", *first.place, first.started, self.now))
 
 
 def shared(wanted: Sequence[float], cores: float) -> list[float]:

@@ -9,11 +9,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.attach.sibling import sibling_of
 from gradwire.cost import probe, user
 from gradwire.cost.scene import Scene
 from gradwire.cost.shapes import Model
 from gradwire.cost.simulation import Setting
 from gradwire.cost.workload import Workload
+from gradwire.engine.nodes import Inside
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 
@@ -27,6 +29,11 @@ def join() -> tuple[int, int, torch.device]:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return dist.get_rank(), dist.get_world_size(), device
+
+
+def started() -> int:
+    """Workers that torchrun started on this node; 1 if it started none."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def look(scene: Scene, step_time_given: bool) -> tuple[Setting, int, str] | None:
@@ -51,7 +58,11 @@ def look(scene: Scene, step_time_given: bool) -> tuple[Setting, int, str] | None
         if group is None:
             raise ConfigurationError("there is no process group; start with torchrun")
         network = probe.measured(group, device)
-        setting = replace(replace(scene, workers=workers).setting(model), network=network, cores=_cores(cuda))
+        setting = replace(replace(scene, workers=workers, gpus=1).setting(model), network=network, cores=_cores(cuda))
+        if 1 < started() < workers:
+            nodes = Inside(None).of(range(workers))
+            near, between = (sibling_of(group, device, ranks) for ranks in (nodes.mates(rank), nodes.peers(rank)))
+            setting = replace(setting, levels=(probe.measured(near, device), probe.measured(between, device)))
         told = "" if step_time_given else " (assumed)"
         if module is not None and step is not None and not step_time_given:
             wrapped = DistributedDataParallel(module.to(device))
@@ -73,7 +84,7 @@ def _cores(cuda: bool) -> float:
     if cuda:
         return 1.0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return cores / started()
 
 
 def _arriving(model: Model, assumed: Workload, before: float, buckets: list[float]) -> Workload:

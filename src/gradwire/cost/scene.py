@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradwire.cost import shapes, units, user
 from gradwire.cost.costs import profile
 from gradwire.cost.gpus import GPUS
-from gradwire.cost.network import Level, Links, Network
+from gradwire.cost.network import Level, Links
 from gradwire.cost.shapes import THROUGHPUT, Model
 from gradwire.cost.simulation import Setting
 from gradwire.cost.workload import Workload
@@ -35,7 +35,6 @@ class Scene:
         far_latency: Of a message between sites.
         lost: Workers that have failed; the others go on.
         slowest: How many times as long as the others' the slowest worker's computation takes.
-        inside: Whether the workers of a node average densely among themselves first.
         cores: Cores that a worker has; None for one a GPU, and else for enough.
     """
 
@@ -52,7 +51,6 @@ class Scene:
     far_latency: str = "30ms"
     lost: int = 0
     slowest: float = 1.0
-    inside: bool = False
     cores: float | None = None
 
     def model(self) -> Model:
@@ -87,21 +85,17 @@ class Scene:
         near = Level(self.gpus, units.rate(self.near, "near"), 5e-6)
         far = Level(self.sites, units.rate(self.far, "far"), units.seconds(self.far_latency, "far_latency"))
         efficiency = 0.956
-        network: Network = Links((near, nodes, far), efficiency)
-        within: Network | None = None
-        if self.inside:
-            if self.gpus == 1:
-                raise ConfigurationError("inside: there is one worker a node and nobody to average with; give gpus")
-            network, within = Links((nodes, far), efficiency), Links((near,), 1.0)
+        between = [replace(each, rate=each.rate / self.gpus) for each in (nodes, far)]  # all places send at once
+        levels = (Links((near,), 1.0), Links(tuple(between), efficiency)) if self.gpus > 1 else None
         taken, gpu = profile(self.device), self.device in GPUS
         cores = self.cores if self.cores is not None else 1.0 if gpu else math.inf
         return Setting(
             workload=Workload.of(model, self._step(), taken.copy),
-            network=network,
+            network=Links((near, nodes, far), efficiency),
             profile=taken,
             cores=cores,
             slowest=self.slowest,
-            near=within,
+            levels=levels,
         )
 
     def _step(self) -> float:

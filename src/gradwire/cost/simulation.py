@@ -23,7 +23,8 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.unit import Share, Unit
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.methods import name_of
-from gradwire.wire import Scheduler, Synchronization
+from gradwire.wire import Circles, Scheduler, Synchronization, Transport
+from gradwire.wire.circles import circle_of
 
 STEPS = 4
 """Steps that are simulated, of which the later half counts: some methods alternate, and first steps are others."""
@@ -40,7 +41,7 @@ class Setting:
         cores: Cores that each worker has for everything: backward, encoding, and what sending takes of them.
         pace: The most of a core that a thread gets, where others' threads want it, too.
         slowest: How many times as long as the others' the slowest worker's computation takes, at least 1.
-        near: The network within a group of workers that average densely among themselves first, if they do.
+        levels: The networks within a node and between the workers of one place in all nodes, where those are known.
     """
 
     workload: Workload
@@ -49,7 +50,7 @@ class Setting:
     cores: float = float("inf")
     pace: float = 1.0
     slowest: float = 1.0
-    near: Network | None = None
+    levels: tuple[Network, Network] | None = None
 
     def __post_init__(self) -> None:
         if not self.slowest >= 1:
@@ -112,7 +113,6 @@ def plain(setting: Setting) -> Prediction:
     sent, transfers = 0, []
     for number, bucket in enumerate(workload.buckets):
         clock.until_ready(number)
-        clock.compute("encode", number, 0, _inside(setting, 4 * bucket[-1].stop))
         nbytes = 4 * bucket[-1].stop
         transfers.append(clock.send(setting.network.cost("all-reduce", nbytes), (number, 0)))
         sent += _all_reduced(nbytes, setting.network.workers)
@@ -138,13 +138,6 @@ def plain(setting: Setting) -> Prediction:
 
 def _all_reduced(nbytes: int, workers: int) -> int:
     return 2 * (workers - 1) * nbytes // workers
-
-
-def _inside(setting: Setting, nbytes: int) -> float:
-    """Seconds of a dense average within a group, there and back, before anything leaves it."""
-    if setting.near is None:
-        return 0.0
-    return setting.near.cost("all-reduce", nbytes).seconds
 
 
 def _mean(worker: Worker) -> Prediction:
@@ -184,7 +177,17 @@ class Worker:
         self._factor = factor
         self._sizes_only = shadow.runs(configuration)
         device = shadow.META if self._sizes_only else torch.device("cpu")
-        self._engine = Engine(configuration, 0, setting.network.workers, device)
+        workers, inside = setting.network.workers, configuration.inside
+        self._nodes = None if inside is None else inside.of(range(workers))
+        if self._nodes is not None and (
+            setting.levels is None
+            or [each.workers for each in setting.levels] != [self._nodes.workers, self._nodes.count]
+        ):
+            raise ConfigurationError(
+                f"inside={inside}: the network of {workers} workers is not one of {self._nodes.count} nodes of "
+                f"{self._nodes.workers}; give as many workers a node there, as with --gpus"
+            )
+        self._engine = Engine(configuration, 0, workers, device, self._nodes)
         slots = setting.workload.buckets
         self._whole = configuration.granularity.scope == "model"
         self._slots = (setting.workload.whole,) if self._whole else slots
@@ -194,7 +197,10 @@ class Worker:
         """The next step."""
         setting, engine = self._setting, self._engine
         clock = Clock(setting.cores, setting.pace)
-        transport = ClockedTransport(clock, _Scaled(setting.network, self._factor))
+        transport: Transport = ClockedTransport(clock, _Scaled(setting.network, self._factor))
+        if setting.levels is not None and self._nodes is not None:
+            near, between = (_Scaled(each, self._factor) for each in setting.levels)
+            transport = Circles(transport, ClockedTransport(clock, near, "node"), ClockedTransport(clock, between))
         scheduler = Scheduler(transport, engine.meter, engine.configuration.fuse_bytes)
         clock.backward([setting.slowest * each for each in setting.workload.backward])
         if self._units is None:
@@ -204,11 +210,9 @@ class Worker:
         engine.before_step()
         for number, unit in enumerate(self._units):
             clock.until_ready(len(setting.workload.buckets) - 1 if self._whole else number)
-            if setting.near is not None:
-                clock.compute("encode", number, 0, _inside(setting, 4 * unit.numel))
             gradient = self._gradient(unit.numel)
             asked = [
-                self._clocked(share, share.synchronize(gradient, engine.step), transport, number)
+                self._clocked(share, share.synchronize(gradient, engine.step), transport, clock, number)
                 for share in unit.shares
             ]
             engine.count(gradient, number == last)
@@ -246,16 +250,23 @@ class Worker:
         return torch.randn(numel, generator=torch.Generator().manual_seed(self._engine.step))
 
     def _clocked(
-        self, share: Share, average: Synchronization, transport: ClockedTransport, number: int
+        self, share: Share, average: Synchronization, transport: Transport, clock: Clock, number: int
     ) -> Synchronization:
         """The same requests, with the processor busy before each and after the last."""
         costs = self._costs if share.aside is None else self._dense
-        block, clock = share.context.block, transport.clock
+        block = share.context.block
         unit = number if share.aside is None else None
-        size = len(block.slots), block.numel, transport.world_size
+        size = len(block.slots), block.numel, share.context.world_size
+        slower = self._factor * self._setting.slowest
+        copied = 0.0  # into rows, into their mean, and back from rows
+        if share.within is not None:
+            copied = self._setting.profile.copy * sum(slot.numel for slot in share.within.slots)
 
         def work(stage: int) -> float:
-            return self._factor * self._setting.slowest * costs.seconds(stage, *size)
+            """Of a method in two levels the first round and the last are none of its own."""
+            if share.within is None:
+                return slower * costs.seconds(stage, *size)
+            return slower * (copied + costs.seconds(stage - 1, *size) if stage else copied)
 
         clock.compute("encode", unit, 0, work(0))
         stage, answer = 0, None
@@ -265,7 +276,9 @@ class Worker:
             except StopIteration:
                 return
             for each in request if isinstance(request, list) else [request]:
-                transport.asked(each.payload, (unit, stage))
+                line = circle_of(transport, each.among)
+                if isinstance(line, ClockedTransport):
+                    line.asked(each.payload, (unit, stage))
             answer = yield request
             stage += 1
             clock.compute("decode", unit, stage, work(stage))

@@ -21,12 +21,14 @@ class ClockedTransport:
     Args:
         clock: Told what travels when.
         network: Says what it takes.
+        link: Which of the clock's links carries it.
     """
 
     rank = 0
 
-    def __init__(self, clock: Clock, network: Network) -> None:
+    def __init__(self, clock: Clock, network: Network, link: str = "all") -> None:
         self.clock = clock
+        self._link = link
         self.world_size = network.workers
         self._network = network
         self._places: dict[int, Place] = {}
@@ -59,7 +61,7 @@ class ClockedTransport:
 
     def _sent(self, kind: Kind, payload: Tensor, answer: Tensor) -> Pending:
         place = self._places.pop(_storage(payload), (None, 0))
-        transfer = self.clock.send(self._network.cost(kind, payload.nbytes), place)
+        transfer = self.clock.send(self._network.cost(kind, payload.nbytes), place, self._link)
 
         def wait() -> Tensor:
             self.clock.until_there(transfer)

@@ -1,9 +1,9 @@
-"""A step of hybrid sharding between two machines, FSDP2's own average over replicas against compressed ones.
+"""A step between two machines of two ranks each: hybrid sharding or DDP, dense or compressed, in one level or two.
 
-``python -m gradwire_bench.hsdp --link 100mbit ddp floor acpsgd:rank=4`` makes two machines in the lab, with two
-ranks on each: parameters are cut over the ranks of a machine, and replicas lie on both. Every contender averages the
-same gradients of ResNet-50's shapes in turn; a step counts as long as its slowest rank took, from the start of backward
-to its end.
+``python -m gradwire_bench.machines --link 100mbit ddp floor acpsgd:rank=4`` makes the machines in the lab, whose ranks
+share a link. With hybrid sharding parameters are cut over the ranks of a machine, and replicas lie on both; with
+``--way ddp`` all four ranks are replicas. Every contender averages the same gradients of ResNet-50's shapes in turn; a
+step counts as long as its slowest rank took, from the start of backward to its end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import gradwire
-from gradwire.lab import Lab
+from gradwire.lab import Lab, interface_counters
 from gradwire_bench import shapes as shape_sets
 from gradwire_bench.contenders import DDP, FLOOR, Contender
 from gradwire_bench.shapes import NamedShape
@@ -73,58 +73,79 @@ class Row:
     Attributes:
         method: The contender.
         seconds: The median step, its slowest rank's time.
-        ratio: How many times fewer bytes than a dense average it sent between machines; 1 for FSDP's own.
+        ratio: How many times fewer bytes than a dense average it sent between machines; 1 for torch's own.
+        sent: Bytes that the first machine's interface sent in a step.
     """
 
     method: str
     seconds: float
     ratio: float
+    sent: float
 
     def __str__(self) -> str:
-        names = {DDP: "FSDP2's own average", FLOOR: "no average over replicas"}
-        sent = "" if self.method in names else f", {self.ratio:.1f} times fewer bytes between machines"
-        return f"{names.get(self.method, self.method)}: {self.seconds:.3f} s a step{sent}"
+        names = {DDP: "torch's own average", FLOOR: "no average over replicas"}
+        fewer = (
+            "" if self.method in names else f", {self.ratio:.1f} times fewer bytes between machines by its own count"
+        )
+        interface = f"{self.sent / 1e6:.2f} MB through the first machine's interface"
+        return f"{names.get(self.method, self.method)}: {self.seconds:.3f} s a step, {interface}{fewer}"
 
 
-def race(shapes: Sequence[NamedShape], methods: Sequence[str], steps: int) -> Iterator[Row]:
-    """Every contender in turn, on every rank: ``"ddp"`` is FSDP2's own average, ``"floor"`` averages over no replicas.
+def race(shapes: Sequence[NamedShape], methods: Sequence[str], steps: int, way: str = "hsdp") -> Iterator[Row]:
+    """Every contender in turn, on every rank: ``"ddp"`` is torch's own average, ``"floor"`` averages over no replicas.
 
     Args:
         shapes: Of the gradients.
         methods: Contenders as on the command line.
         steps: Timed steps of each.
+        way: ``"hsdp"`` or ``"ddp"``.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    number, machines = dist.get_rank(), dist.get_world_size() // RANKS_OF_A_MACHINE
-    mesh = init_device_mesh("cpu", (machines, RANKS_OF_A_MACHINE), mesh_dim_names=("replicate", "shard"))
+    number = dist.get_rank()
     for method in methods:
         model = nn.Sequential(*(Part(each, 100 * number + index) for index, each in enumerate(parts(shapes))))
-        for part in (*model, model):
-            fully_shard(part, mesh=mesh["shard"] if method == FLOOR else mesh)
-        contender, handle = Contender.parse(method), None
-        if method not in (DDP, FLOOR):
-            options: dict[str, Any] = dict(contender.options)
-            handle = gradwire.compress(model, contender.name, **options)
-        seconds = []
+        averaged, handle = _hybrid(model, method) if way == "hsdp" else _replicated(model, method)
+        seconds, before = [], interface_counters()
         for step in range(WARM_UP_STEPS + steps):
-            model.zero_grad()
-            loss = model(torch.zeros((), requires_grad=True))
+            averaged.zero_grad()
+            loss = averaged(torch.zeros((), requires_grad=True))
             dist.barrier()
+            if step == WARM_UP_STEPS:
+                before = interface_counters()
             start = time.perf_counter()
             loss.backward()
             slowest, _ = agree(time.perf_counter() - start)
             seconds += [slowest] if step >= WARM_UP_STEPS else []
-        yield Row(method, statistics.median(seconds), 1.0 if handle is None else handle.stats().ratio)
+        sent = (interface_counters() - before).tx_bytes / steps
+        yield Row(method, statistics.median(seconds), 1.0 if handle is None else handle.stats().ratio, sent)
         if handle is not None:
             handle.close()
 
 
-def rank(methods: list[str], steps: int) -> None:
+def _hybrid(model: nn.Module, method: str) -> tuple[nn.Module, gradwire.Handle | None]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    machines = dist.get_world_size() // RANKS_OF_A_MACHINE
+    mesh = init_device_mesh("cpu", (machines, RANKS_OF_A_MACHINE), mesh_dim_names=("replicate", "shard"))
+    for part in (*model.children(), model):
+        fully_shard(part, mesh=mesh["shard"] if method == FLOOR else mesh)
+    if method in (DDP, FLOOR):
+        return model, None
+    contender = Contender.parse(method)
+    options: dict[str, Any] = dict(contender.options)
+    return model, gradwire.compress(model, contender.name, **options)
+
+
+def _replicated(model: nn.Module, method: str) -> tuple[nn.Module, gradwire.Handle | None]:
+    assert dist.group.WORLD is not None
+    wrapped = Contender.parse(method).wrap(model, dist.group.WORLD, init_sync=False)
+    return wrapped.model, wrapped.handle
+
+
+def rank(methods: list[str], steps: int, way: str) -> None:
     """One rank of a race, the first of which tells how it went."""
     with process_group(TIMEOUT) as (number, _):
-        for row in race(shape_sets.get("resnet50"), methods, steps):
+        for row in race(shape_sets.get("resnet50"), methods, steps, way):
             if number == 0:
                 print(row, flush=True)
 
@@ -135,7 +156,7 @@ def machine(arguments: list[str]) -> int:
     size = int(os.environ["WORLD_SIZE"]) * RANKS_OF_A_MACHINE
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "gradwire_bench.hsdp", "--as", "rank", *arguments],
+            [sys.executable, "-m", "gradwire_bench.machines", "--as", "rank", *arguments],
             env={**os.environ, "RANK": str(first + each), "WORLD_SIZE": str(size)},
         )
         for each in range(RANKS_OF_A_MACHINE)
@@ -148,18 +169,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="*", default=[DDP, FLOOR, "acpsgd:rank=4"], help="name:option=value,...")
     parser.add_argument("--link", default="100mbit", help="rate between the machines")
+    parser.add_argument("--way", choices=("hsdp", "ddp"), default="hsdp", help="what a model is wrapped in")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of each")
     parser.add_argument("--as", dest="part", choices=("machine", "rank"), help=argparse.SUPPRESS)
     choices = parser.parse_args()
-    again = ["--link", choices.link, "--steps", str(choices.steps), *choices.methods]
+    again = ["--link", choices.link, "--way", choices.way, "--steps", str(choices.steps), *choices.methods]
     if choices.part == "rank":
-        rank(choices.methods, choices.steps)
+        rank(choices.methods, choices.steps, choices.way)
     elif choices.part == "machine":
         return machine(again)
     else:
         with Lab(2, choices.link) as lab:
             lab.run(
-                [sys.executable, "-m", "gradwire_bench.hsdp", "--as", "machine", *again],
+                [sys.executable, "-m", "gradwire_bench.machines", "--as", "machine", *again],
                 on_line=lambda _, line: print(line, flush=True),
             )
     return 0
