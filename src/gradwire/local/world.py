@@ -69,7 +69,7 @@ class LocalWorld:
         for engine in self.engines:
             engine.before_step()
         ranks = zip(self.engines, self._units, self._schedulers, gradients, strict=True)
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):  # no caller's reaches the wire
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):  # as on the wire
             for _ in zip_longest(*[_averaging(*rank) for rank in ranks]):
                 pass
         for engine in self.engines:
