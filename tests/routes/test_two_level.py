@@ -31,6 +31,7 @@ FIRSTS = list({(case.method, case.route): case for case in reversed(cases())}.va
 """Each method's first attachment on each of its routes."""
 
 EVERYTHING = DensePolicy(below=0, vectors=False)
+HALF = gradwire.memory.Residual(dtype="bfloat16")
 ROUNDING = {"fp16": 2**-10, "bf16": 2**-7}
 
 
@@ -339,7 +340,7 @@ def resumed(method: str, choices: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("method", "choices"), [("qsgd", {"memory": "diana"}), ("acpsgd", {"rank": 2}), ("dgc", {"ratio": 0.1})]
+    ("method", "choices"), [("qsgd", {"memory": "diana"}), ("acpsgd", {"rank": 2}), ("efsignsgd", {"memory": HALF})]
 )
 def test_a_restart_gives_the_same_bits(pool: Pool, method: str, choices: dict[str, Any]) -> None:
     for once, twice in pool.run(4, resumed, method, choices):

@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.gpu._jitted import SMALLEST_SCALE, inverse_of
-from gradwire.kernels.gpu.quantise import CODES, Jitted
+from gradwire.kernels.gpu._measured import Jitted
+from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference.dynamic import CELL_BITS, Dynamic, cells, magnitudes
 
 _FIRST, _TABLE = cells()

@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.gpu._jitted import magnitude_bits
-from gradwire.kernels.gpu.quantise import CODES, Jitted
+from gradwire.kernels.gpu._measured import Jitted
+from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference import exponent
 from gradwire.kernels.reference.exponent import Exponent
 

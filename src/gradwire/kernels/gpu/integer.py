@@ -8,9 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.gpu._jitted import INFINITY, LARGEST_SCALE, SMALLEST_SCALE
+from gradwire.kernels.gpu._measured import Jitted, measure
 from gradwire.kernels.gpu.memory import leave_all
 from gradwire.kernels.gpu.qsgd import uniform16
-from gradwire.kernels.gpu.quantise import CODES, Jitted, measure, put_all, read_all
+from gradwire.kernels.gpu.quantise import CODES, put_all, read_all
 from gradwire.kernels.reference.integer import Integers
 from gradwire.layout import Block
 

@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.gpu._jitted import negated
-from gradwire.kernels.gpu.quantise import CODES, NINE, Jitted
+from gradwire.kernels.gpu._measured import Jitted
+from gradwire.kernels.gpu._packed import NINE
+from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference import natural
 from gradwire.kernels.reference.natural import Natural
 

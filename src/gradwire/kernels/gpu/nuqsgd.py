@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.gpu._jitted import inverse_of
+from gradwire.kernels.gpu._measured import Jitted
 from gradwire.kernels.gpu.qsgd import squares, usable
-from gradwire.kernels.gpu.quantise import CODES, Jitted
+from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference.nuqsgd import NUQSGD
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gradwire.kernels.gpu.quantise import CODES, Jitted
+from gradwire.kernels.gpu._measured import Jitted
+from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference.onebit import OneBit
 
 

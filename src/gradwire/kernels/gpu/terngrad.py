@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.gpu._jitted import SMALLEST_SCALE, inverse_of
-from gradwire.kernels.gpu.quantise import CODES, TRITS, Jitted
+from gradwire.kernels.gpu._measured import Jitted
+from gradwire.kernels.gpu._packed import TRITS
+from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference import terngrad
 from gradwire.kernels.reference.terngrad import TernGrad
 

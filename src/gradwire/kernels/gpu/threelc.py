@@ -5,7 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gradwire.kernels.gpu.quantise import CODES, TRITS, Jitted
+from gradwire.kernels.gpu._measured import Jitted
+from gradwire.kernels.gpu._packed import TRITS
+from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.gpu.terngrad import read_digits
 from gradwire.kernels.reference import threelc
 from gradwire.kernels.reference.threelc import ThreeLC

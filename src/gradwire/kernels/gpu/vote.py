@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.gpu._jitted import negated
-from gradwire.kernels.gpu.quantise import CODES, Jitted
+from gradwire.kernels.gpu._measured import Jitted
+from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.gpu.sign import read_signs
 from gradwire.kernels.reference.vote import Vote
 

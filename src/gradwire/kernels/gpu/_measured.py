@@ -1,0 +1,209 @@
+"""What a segment's scale is made of, sums, the largest magnitude and counts: by tiles, added up in a defined order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.kernels.code import Code
+from gradwire.kernels.gpu._jitted import INFINITE, LANES, compensated, magnitude_bits, sum_of_lanes, tile_of
+from gradwire.kernels.gpu._launch import jitted, launch, tiles_of, warps
+from gradwire.layout import Block
+
+
+class Jitted(NamedTuple):
+    """What a code is to the kernels: functions that are jitted, and constants; all take the code as a constant first.
+
+    Attributes:
+        bits: How codes are packed: 1, 2, 4 or 8 bits, ``NINE`` or ``TRITS``.
+        scale: ``(code, first, second, peak, negatives, numel)``: the words of a finite segment, two of them, from sums
+            of terms, the bits of the largest magnitude, and counts; all are blocks of one number.
+        put: ``(code, t, first, second, random, table)``: a code for each value, and what it stands for.
+        read: ``(code, codes, first, second, table)``: what codes stand for.
+        terms: ``(code, t)``: two numbers of float64 that are added up over a segment, or None.
+        draws: Whether ``put`` is given random bits.
+        table: Numbers that ``put`` and ``read`` look up, on a device.
+    """
+
+    bits: int
+    scale: Any
+    put: Any
+    read: Any
+    terms: Any = None
+    draws: bool = False
+    table: Callable[[torch.device], Tensor] | None = None
+
+
+def measure(
+    own: Jitted,
+    code: Code,
+    block: Block,
+    gradient: Tensor,
+    residual: Tensor | None,
+    beta: float,
+    gamma: float,
+    scales: Tensor,
+) -> None:
+    """Fills the scales of all segments, with NaN where a value is not finite."""
+    tiles, device = tiles_of(block, gradient.device), gradient.device
+    sums = torch.empty(2 * tiles.count if own.terms else 0, dtype=torch.float64, device=device)
+    marks = torch.empty(2 * tiles.count, dtype=torch.int32, device=device)
+    launch(
+        _measure_tiles,
+        tiles.count,
+        tiles.table,
+        gradient,
+        gradient if residual is None else residual,
+        sums,
+        marks,
+        beta,
+        gamma,
+        CODE=code,
+        TERMS=own.terms,
+        KEEP=residual is not None,
+        WIDTH=tiles.width,
+        ALIGNED=tiles.aligned,
+        warps=1 if own.terms else warps(tiles.width),
+    )
+    launch(
+        _add_up,
+        block.segment_count,
+        tiles.segments,
+        tiles.runs,
+        tiles.numels,
+        sums,
+        marks,
+        scales,
+        CODE=code,
+        TERMS=own.terms,
+        SCALE=own.scale,
+        WORDS=max(code.layout(0).words, 1),
+        warps=1,
+    )
+
+
+@triton.jit
+def statistics(
+    gradient,
+    residual,
+    start,
+    count,
+    beta,
+    gamma,
+    CODE: tl.constexpr,
+    TERMS: tl.constexpr,
+    KEEP: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Sums of terms, largest magnitude and number of negative values of a tile, each a block of one number."""
+    if TERMS is None:
+        i = tl.arange(0, WIDTH)
+        t, _ = compensated(gradient, residual, start + i, i < count, beta, gamma, KEEP)
+        peak = tl.max(magnitude_bits(t), axis=0, keep_dims=True)
+        nothing = tl.zeros((1,), tl.float64)
+        return nothing, nothing, peak, tl.zeros((1,), tl.int32)
+    else:
+        lane = tl.arange(0, LANES)
+        first = tl.zeros((LANES,), tl.float64)
+        second = tl.zeros((LANES,), tl.float64)
+        peak = tl.zeros((LANES,), tl.int32)
+        negatives = tl.zeros((LANES,), tl.int32)
+        rows = ((count + (LANES - 1)) // LANES).to(tl.int32)
+        for row in tl.range(0, rows, loop_unroll_factor=8):
+            i = row * LANES + lane
+            t, _ = compensated(gradient, residual, start + i, i < count, beta, gamma, KEEP)
+            a, b = TERMS(CODE, t)
+            first += a
+            second += b
+            peak = tl.maximum(peak, magnitude_bits(t))
+            negatives += (t < 0).to(tl.int32)
+        largest = tl.max(peak, axis=0, keep_dims=True)
+        return sum_of_lanes(first), sum_of_lanes(second), largest, tl.sum(negatives, axis=0, keep_dims=True)
+
+
+@jitted("beta", "gamma")
+def _measure_tiles(
+    table,
+    gradient,
+    residual,
+    sums,
+    marks,
+    beta,
+    gamma,
+    CODE: tl.constexpr,
+    TERMS: tl.constexpr,
+    KEEP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    start, count, _, _, _ = tile_of(table, ALIGNED)
+    first, second, peak, negatives = statistics(gradient, residual, start, count, beta, gamma, CODE, TERMS, KEEP, WIDTH)
+    at = 2 * tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    if TERMS is not None:
+        tl.store(sums + at, first)
+        tl.store(sums + at + 1, second)
+    tl.store(marks + at, peak)
+    tl.store(marks + at + 1, negatives)
+
+
+@triton.jit
+def _add_up(
+    segments,
+    runs,
+    numels,
+    sums,
+    marks,
+    scales,
+    CODE: tl.constexpr,
+    TERMS: tl.constexpr,
+    SCALE: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """One program a segment: tiles of a run in order, then runs in order."""
+    segment = tl.program_id(0)
+    one = tl.arange(0, 1)
+    first_run = tl.load(segments + segment)
+    last_run = tl.load(segments + segment + 1)
+    first = tl.zeros((1,), tl.float64)
+    second = tl.zeros((1,), tl.float64)
+    if TERMS is not None:
+        for run in range(first_run, last_run):
+            first_of_run = tl.zeros((1,), tl.float64)
+            second_of_run = tl.zeros((1,), tl.float64)
+            for tile in tl.range(tl.load(runs + run), tl.load(runs + run + 1), loop_unroll_factor=16):
+                first_of_run += tl.load(sums + 2 * tile + one)
+                second_of_run += tl.load(sums + 2 * tile + 1 + one)
+            first += first_of_run
+            second += second_of_run
+    i = tl.arange(0, 256)
+    peak = tl.zeros((256,), tl.int32)
+    negatives = tl.zeros((256,), tl.int32)
+    last = tl.load(runs + last_run)
+    for tile in range(tl.load(runs + first_run), last, 256):
+        mask = tile + i < last
+        peak = tl.maximum(peak, tl.load(marks + 2 * (tile + i), mask=mask, other=0))
+        negatives += tl.load(marks + 2 * (tile + i) + 1, mask=mask, other=0)
+    largest = tl.max(peak, axis=0, keep_dims=True)
+    below = tl.sum(negatives, axis=0, keep_dims=True)
+    store_scale(scales, segment, first, second, largest, below, tl.load(numels + segment + one), CODE, SCALE, WORDS)
+
+
+@triton.jit
+def store_scale(
+    scales, segment, first, second, peak, negatives, numel, CODE: tl.constexpr, SCALE: tl.constexpr, WORDS: tl.constexpr
+):
+    """Writes the words of a segment, NaN if it is not finite, and returns them."""
+    finite = peak < INFINITE
+    low, high = SCALE(CODE, first, second, peak, negatives, numel)
+    low = tl.where(finite, low, float("nan"))
+    high = tl.where(finite, high, float("nan"))
+    at = scales + WORDS * segment + tl.arange(0, 1)
+    tl.store(at, low)
+    if WORDS == 2:
+        tl.store(at + 1, high)
+    return low, high
