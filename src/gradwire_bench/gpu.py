@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from gradwire.kernels import Code, codes
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.randomness import key_of
 from gradwire_bench import models, shapes
+from gradwire_bench.gpu_report import Report, Speed, Step, Verdict, lines
 
 NUMELS = (1_000_000, 25_000_000, 125_000_000)
 ROWS = 8
@@ -60,6 +60,8 @@ CODES: tuple[Code, ...] = (
     codes.QSGD(4, euclidean=True),
     codes.QSGD(8, nearest=True),
     codes.NUQSGD(4),
+    codes.NUQSGD(8),
+    codes.TernGrad(),
     codes.TernGrad(clip=2.5),
     codes.ThreeLC(1.3),
     codes.Natural(8),
@@ -67,6 +69,7 @@ CODES: tuple[Code, ...] = (
     codes.Exponent(),
     codes.Dynamic(),
 )
+"""Of every class one at least: what the GPU's bits are held to, here and in Triton's interpreter."""
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, torch.device], tuple[Tensor, Tensor]], int]] = {
     "ResNet-50": (models.ResNet50, models.resnet50_batch, 128),
@@ -78,70 +81,6 @@ MOST_ADDED = {"ResNet-50": 0.01, "GPT-2 124M": 0.03}
 """What a method may add to DDP's step at world size 1."""
 
 Told = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Speed:
-    """A kernel's.
-
-    Attributes:
-        kernel: What was timed.
-        numel: Values of the gradient.
-        microseconds: Median by CUDA events, with a cold cache.
-        bytes_per_value: What it has to read and write at least.
-        of_copy: The bandwidth that makes, as a share of a copy's.
-        target: The least share that is promised, if any.
-    """
-
-    kernel: str
-    numel: int
-    microseconds: float
-    bytes_per_value: float
-    of_copy: float
-    target: float | None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether something is as it must be, and what is not."""
-
-    subject: str
-    holds: bool
-    found: str
-
-
-@dataclass(frozen=True)
-class Step:
-    """A training step's median at world size 1, and what a method adds to DDP's own."""
-
-    model: str
-    method: str
-    milliseconds: float
-    overhead: float
-    target: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """All of it.
-
-    Attributes:
-        machine: Device, driver and versions.
-        missing: Kernels that run by the reference there, slowly.
-        copy: Bandwidth of a copy in GB/s, what is read and what is written together.
-        bits: Each kernel against the reference on the CPU.
-        speeds: Each kernel's.
-        waits: Each method's step with waits for the device forbidden.
-        steps: Each model's.
-    """
-
-    machine: dict[str, Any]
-    missing: tuple[str, ...]
-    copy: float
-    bits: list[Verdict]
-    speeds: list[Speed]
-    waits: list[Verdict]
-    steps: list[Step]
 
 
 def measure(numels: tuple[int, ...] = NUMELS, told: Told = lambda text: None) -> Report:
@@ -164,21 +103,6 @@ def measure(numels: tuple[int, ...] = NUMELS, told: Told = lambda text: None) ->
         waits = [_waits(method, options, device, told) for method, options in METHODS]
         steps = [step for name in MODELS for step in _steps(name, device, told)]
     return Report(_machine(device), kernels.by_reference(device), copy, found, speeds, waits, steps)
-
-
-def lines(report: Report) -> Iterator[str]:
-    """The report as plain text."""
-    yield ", ".join(f"{name} {value}" for name, value in report.machine.items())
-    yield f"copy: {report.copy:.0f} GB/s"
-    yield f"by the reference: {', '.join(report.missing) or 'nothing'}"
-    for verdict in (*report.bits, *report.waits):
-        yield f"{'ok ' if verdict.holds else 'BAD'}  {verdict.subject:44} {verdict.found}"
-    for speed in report.speeds:
-        target = "" if speed.target is None else f"  target {speed.target:.0%}"
-        yield f"{speed.kernel:36} {speed.numel / 1e6:6g} M {speed.microseconds:9.1f} us {speed.of_copy:6.0%}{target}"
-    for step in report.steps:
-        measured = f"{step.milliseconds:8.2f} ms {step.overhead:+7.1%}"
-        yield f"{step.model:12} {step.method:12} {measured}  target {step.target:.0%}"
 
 
 def _machine(device: torch.device) -> dict[str, Any]:

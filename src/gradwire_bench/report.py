@@ -25,7 +25,7 @@ from gradwire_bench.train import TrainRow
 
 if TYPE_CHECKING:
     from gradwire.local.analysis import Analysis
-    from gradwire_bench import gpu, periodic_results
+    from gradwire_bench import gpu_report, periodic_results
     from gradwire_bench.kernels import Row as KernelRow
 
 _MB = 1e6
@@ -174,7 +174,7 @@ def kernels_table(rows: Sequence[KernelRow], title: str) -> Table:
     return table
 
 
-def gpu_tables(measured: gpu.Report) -> Iterator[Table]:
+def gpu_tables(measured: gpu_report.Report) -> Iterator[Table]:
     """What must hold, how fast each kernel is, and what each method adds to a step."""
     facts = ", ".join(f"{name} {value}" for name, value in measured.machine.items())
     table = _table(facts, "must hold", "", "found")

@@ -12,7 +12,7 @@ from torch import nn
 
 from gradwire import cli, kernels
 from gradwire.kernels import codes
-from gradwire_bench import gpu, models, report, shapes
+from gradwire_bench import gpu, gpu_report, models, report, shapes
 from kernel_inputs import block_of
 from pool import Pool
 
@@ -84,8 +84,8 @@ def steps_without_a_gpu() -> None:
     assert [verdict.found for verdict in waits if not verdict.holds] == []
     assert {step.milliseconds for step in steps} == {1.0}
     assert [step.method for step in steps] == ["DDP", *(method for method, _ in gpu.METHODS)]
-    measured = gpu.Report({"device": "none"}, ("merge_top",), 1.0, [], speeds, waits, steps)
-    assert len(list(gpu.lines(measured))) == 3 + len(speeds) + len(waits) + len(steps)
+    measured = gpu_report.Report({"device": "none"}, ("merge_top",), 1.0, [], speeds, waits, steps)
+    assert len(list(gpu_report.lines(measured))) == 3 + len(speeds) + len(waits) + len(steps)
     for table in report.gpu_tables(measured):
         Console(file=open("/dev/null", "w")).print(table)  # noqa: SIM115
     assert report.document("bench.gpu", report=measured)["report"]["copy"] == 1.0

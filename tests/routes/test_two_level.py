@@ -89,7 +89,7 @@ class Rows:
             assert torch.equal(theirs, alone[slot.offset : slot.stop]), (self.world.engines[0].configuration, slot)
 
 
-@pytest.mark.parametrize(("count", "size"), [(2, 2), (3, 2), (2, 3), (1, 4)])
+@pytest.mark.parametrize(("count", "size"), [(2, 2), (1, 3)])
 def test_a_place_has_the_bits_of_a_world_of_its_rows(count: int, size: int) -> None:
     """Whatever the method: the nodes' means are averaged as by workers who have those rows and nothing else."""
     nodes = Nodes(count, size)

@@ -61,6 +61,7 @@ CALLS: dict[str, Callable[[Block], object]] = {
         gpu.elias_fano_encode(places(block), block.positions, indices(block)),
         gpu.elias_fano_decode(indices(block), block.positions, places(block)),
     ),
+    "write_product": lambda block: gpu.write_product(block, thin(64), thin(128), normal(), normal(1)),
     "topk": lambda block: gpu.topk_select(
         block, normal(), normal(1), 0.9, 1.0, counts_of(block, 0.1), places(block), normal()
     ),
@@ -69,6 +70,10 @@ CALLS: dict[str, Callable[[Block], object]] = {
 
 def places(block: Block) -> torch.Tensor:
     return torch.arange(int(counts_of(block, 0.1).sum()))
+
+
+def thin(length: int) -> torch.Tensor:
+    return normal(2)[: 4 * length].view(4, length)
 
 
 def indices(block: Block) -> torch.Tensor:

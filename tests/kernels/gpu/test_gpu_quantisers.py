@@ -11,27 +11,10 @@ from interpreted import BLOCKS, LONG, by_the_gpu, of_all_kinds  # noqa: F401
 from codec_checks import cases, check_any_bytes, check_is_the_reference
 from gradwire.codecs.quantize import Quantiser
 from gradwire.kernels import Code, codes, gpu, payload_bytes, reference
+from gradwire_bench.gpu import CODES
 from guarded import copied, guarded, release
 from kernel_inputs import BUFFER, KEY, block_of, normal, same
 
-CODES: list[Code] = [
-    codes.Sign(),
-    codes.Sign(norm=2),
-    codes.Vote(),
-    codes.OneBit(),
-    codes.QSGD(2),
-    codes.QSGD(4, euclidean=True),
-    codes.QSGD(8, nearest=True),
-    codes.NUQSGD(4),
-    codes.NUQSGD(8),
-    codes.TernGrad(),
-    codes.TernGrad(clip=2.5),
-    codes.ThreeLC(1.3),
-    codes.Natural(8),
-    codes.Natural(9),
-    codes.Exponent(),
-    codes.Dynamic(),
-]
 each_code = pytest.mark.parametrize("code", CODES, ids=str)
 
 

@@ -21,6 +21,7 @@ from gradwire.kernels.gpu import (
 from gradwire.kernels.gpu.checksum import checksums
 from gradwire.kernels.gpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.gpu.integer import integer_decode, integer_encode, integer_scales
+from gradwire.kernels.gpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.gpu.memory import accumulate
 from gradwire.kernels.gpu.narrow import narrow
 from gradwire.kernels.gpu.quantise import CODES, decode, encode
