@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -41,6 +42,7 @@ ROWS = 8
 
 BUCKET = 512
 DENSITY = 0.01
+RANK = 4
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bf16", {}),
     ("efsignsgd", {}),
@@ -49,7 +51,7 @@ METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("natural", {}),
     ("randomk", {"ratio": DENSITY}),
     ("topk", {"ratio": DENSITY}),
-    ("powersgd", {"rank": 4}),
+    ("powersgd", {"rank": RANK}),
 )
 CODES: tuple[Code, ...] = (
     codes.Sign(),
@@ -263,6 +265,16 @@ def _speeds(numel: int, device: torch.device, copy: float, told: Told) -> Iterat
             0.6,
             lambda: kernels.topk_select(block, gradient, residual, 0.9, 1.0, counts, positions, values),
         )
+    side = math.isqrt(numel)
+    matrix = Block.cut(flat_slots([("matrix", (side, side))]), Granularity("layer"))
+    p, q = (torch.randn(RANK, side, device=device) for _ in range(2))
+    yield speed(
+        f"rank {RANK}: project with residual",
+        16,
+        0.5,
+        lambda: kernels.project_rows(matrix, gradient, residual, 0.9, 1.0, q, p, subtract=False),
+    )
+    yield speed(f"rank {RANK}: write product", 12, 0.5, lambda: kernels.write_product(matrix, p, q, out, residual))
     yield speed("torch.topk 1 %, for comparison", 4, None, lambda: gradient.abs().topk(len(positions)))
 
 

@@ -24,6 +24,7 @@ from gradwire.local.world import LocalWorld
 from gradwire.routes import Shares
 from models import SHAPES, batch, flat, gradient, network, parameters
 from pool import Pool
+from sharded import replicated, train
 
 SLOTS = flat_slots(list(SHAPES.items())[::-1])
 PLACES = {slot.name: slice(slot.offset, slot.stop) for slot in SLOTS}
@@ -397,7 +398,16 @@ def signs_of_momenta() -> tuple[Tensor, int, int]:
     return flat(model), stats.wire_bytes, stats.node_bytes
 
 
-@pytest.mark.parametrize("training", [local_steps, signs_of_momenta])
+def replicas_of_fsdp2() -> tuple[Tensor, int, int]:
+    model = replicated()
+    handle = gradwire.compress(model, "efsignsgd", inside=2)
+    trained = torch.cat([each.flatten() for each in train(model, range(3))])
+    stats = handle.stats()
+    handle.close()
+    return trained, stats.wire_bytes, stats.node_bytes
+
+
+@pytest.mark.parametrize("training", [local_steps, signs_of_momenta, replicas_of_fsdp2])
 def test_other_averages_have_two_levels_too(pool: Pool, training: Callable[[], tuple[Tensor, int, int]]) -> None:
     results = pool.run(4, training)
     assert all(torch.equal(model, results[0][0]) for model, _, _ in results)
