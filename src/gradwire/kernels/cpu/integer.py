@@ -121,7 +121,7 @@ def _draw(
     for i in range(t.size):
         uniform = np.float32(hash32(low_key, high_key, counter) >> np.uint32(16))
         offset = uniform * np.float32(2.0**-16) + half
-        code = min(np.int32(t[i] * inverse + offset), highest)
+        code = max(min(np.int32(t[i] * inverse + offset), highest), np.int32(0))
         codes[i] = code
         if keep:
             memory[i] = t[i] - (np.float32(code) - zero) * step
