@@ -42,6 +42,7 @@ ROUNDED = {
     "acpsgd": "matrix products and QR",
     "atomo": "eigenvectors",
     "demo": "cosines and matrix products",
+    "dion": "matrix products and QR",
     "gradiveq": "eigenvectors",
     "powersgd": "matrix products and QR",
 }

@@ -123,5 +123,5 @@ def test_terngrad_has_as_few_bits_as_sums_fit() -> None:
         LocalWorld(Configuration.make("terngrad", {}, route="allreduce"), flat_slots([("weight", (40, 100))]), 128)
     for choices in ({"owner": "qsgd:8"}, {"memory": Residual(beta=0.5, dtype="bfloat16")}):
         Configuration.make("terngrad", {}, **choices)
-        with pytest.raises(ConfigurationError, match="owner|residual"):
+        with pytest.raises(ConfigurationError, match=r"owner=|memory="):
             Configuration.make("terngrad", {}, route="allreduce", **choices)
