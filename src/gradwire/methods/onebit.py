@@ -17,7 +17,7 @@ class OneBit(CodecMethod):
     """One bit a value and the mean of each side, with error feedback on the way to the owner and back.
 
     The paper has a pair of means for every column of a weight matrix, there ``W^T x``, so for the weights of a unit:
-    ``granularity="row"``. It diverges without the memory.
+    ``granularity="row"``. It diverges without the memory. The paper's text was not at hand.
     """
 
     citation = "Seide et al. 2014, 1-Bit Stochastic Gradient Descent, Interspeech"

@@ -70,10 +70,8 @@ class OneBitLamb(OneBitAdam):
         return {**super()._describe(), **{name: str(getattr(self, name)) for name in own}}
 
     def _fresh(self, parameter: Parameter) -> dict[str, Tensor]:
-        scalars = {
-            name: torch.tensor(value, device=parameter.device) for name, value in (("trust", 0.0), ("factor", 1.0))
-        }
-        return {**super()._fresh(parameter), **scalars}
+        like = super()._fresh(parameter)
+        return {**like, "trust": like["exp_avg"].new_tensor(0.0), "factor": like["exp_avg"].new_tensor(1.0)}
 
     def _take(self, group: Group, average: Tensor, state: Mapping[str, Tensor]) -> None:
         """Goes on from an averaged momentum, and with the variance of the gradients it stands for."""
