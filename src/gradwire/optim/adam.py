@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gradwire.attach.synchronizer import Tensors
+from gradwire.exact import magnitudes
 from gradwire.optim.averaging import AveragingOptimizer, Group
 
 
@@ -43,8 +44,8 @@ class CompressedAdam(AveragingOptimizer):
         """
         correction: float = 1 - group["betas"][1] ** measured
         root = torch.sqrt(squares).div_(correction**0.5)
-        if self._frozen:
-            mean = root.mean()
+        if self._frozen and root.numel():
+            mean = magnitudes(root.flatten())[0].div(root.numel()).float()
             root.clamp_(min=torch.where(mean > 0, mean * group["floor"], torch.inf))
         return root.add_(group["eps"])
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gradwire.errors import ConfigurationError
+from gradwire.exact import length
 from gradwire.optim.averaging import Group
 from gradwire.optim.onebit import OneBitAdam
 
@@ -85,15 +86,17 @@ class OneBitLamb(OneBitAdam):
 
     def _descend(self, group: Group, parameter: Parameter, state: Mapping[str, Tensor]) -> None:
         """Moves a layer by its own learning rate."""
+        if not parameter.numel():
+            return
         root = self._root(group, state["exp_avg_sq"], self._measured)
         adam = (state["exp_avg"] / root).div_(1 - group["betas"][0] ** (self.steps + 1))
         update = adam.add(parameter, alpha=group["weight_decay"])
-        norm, trust = update.norm(), state["trust"]
+        norm, trust = _norm(update), state["trust"]
         if self._frozen:
-            self._follow(group, root, adam.norm() / norm, state)
+            self._follow(group, root, _norm(adam) / norm, state)
             rate = trust / (1 - self.trust_beta**self._measured) * state["factor"]
         else:
-            ratio = parameter.float().norm() / norm
+            ratio = _norm(parameter) / norm
             rate = torch.where((ratio > 0) & ratio.isfinite(), ratio.clamp(*self.trust), 1.0)
             trust.lerp_(rate, 1 - self.trust_beta)
         parameter.sub_(update.mul_(float(group["lr"]) * rate))
@@ -105,3 +108,8 @@ class OneBitLamb(OneBitAdam):
         share = share.nan_to_num(nan=1.0).clamp(max=1)
         wanted = (1 + share * (largest - 1)).clamp(*self.factors)
         factor.copy_(wanted.clamp(factor * (1 - self.change), factor * (1 + self.change)))
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    """The Euclidean norm, the same bits on every kind of machine."""
+    return length(tensor.float().flatten())[0].float()
