@@ -16,9 +16,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gradwire.granularity import Granularity as Granularity
@@ -114,6 +116,12 @@ class Block:
     def parts(self, buffer: Tensor) -> list[Tensor]:
         """The stretches of ``buffer`` that the block covers, as views, in order."""
         return [buffer[start:stop] for start, stop in self.spans]
+
+    def segmented(self, buffer: Tensor) -> list[Tensor]:
+        """The values of each segment; a view where that is one run."""
+        runs = [buffer[start : start + length] for start, length, _ in self.runs.tolist()]
+        pieces = [runs[first:last] for first, last in pairwise(self.segments.tolist())]
+        return [each[0] if len(each) == 1 else torch.cat(each) for each in pieces]
 
     def divided(self, size: int) -> Block:
         """The same runs, cut into segments of ``size`` elements, a multiple of ``ALIGNMENT``; kept for later."""

@@ -86,7 +86,7 @@ def test_no_value_is_read_on_the_way(name: str) -> None:
     ("name", "options", "choices"),
     [
         ("topk", {"values": "qsgd:4", "indices": "bitmap"}, {"route": "sharded"}),
-        ("topk", {"indices": "raw"}, {"memory": MaskedMomentum(nesterov=True)}),
+        ("topk", {"indices": "raw"}, {"memory": MaskedMomentum(nesterov=True, clip=1.0)}),
         ("topk", {"values": "fp16"}, {"memory": "momentum", "route": "gather"}),
         ("randomk", {}, {"memory": "residual", "granularity": "model"}),
         ("randomk", {}, {"memory": "none"}),

@@ -279,8 +279,8 @@ def compress(
             "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over.
         process_group: The workers that hold the same shards, of a model that was sharded on a mesh of one dimension.
         granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each
-            of DDP's buckets; ``"model"``, the whole gradient; or ``"block:N"``, each N elements of a parameter; or a
-            name that you registered. The method's own if None.
+            of DDP's buckets; ``"model"``, the whole gradient; ``"row"``, the weights of each unit; or ``"block:N"``,
+            each N elements of a parameter; or a name that you registered. The method's own if None.
         route: How payloads become an average; the method's own if None. ``"allreduce"``: codes are added up on their
             way. ``"gather"``: every payload goes to everybody. ``"sharded"``: every worker averages a share of the
             elements and compresses it again. ``"merge"``: sparse sets are merged pair by pair, for ``gtopk`` only.

@@ -87,9 +87,11 @@ class Configuration:
         if isinstance(choices.start, bool) or not isinstance(choices.start, int) or choices.start < 0:
             raise ConfigurationError(f"start={choices.start!r} is out of range; choose a whole number of steps, from 0")
         carried = memories.parse(made.memory if memory is None else memory)
-        _check_memory(made, name, carried, scope)
-        if owner is not None and not isinstance(made, CodecMethod):
-            raise ConfigurationError(f"owner={owner!r} has no place: {name} does not compress its average again")
+        _check_memory(made, name, carried, scope, way)
+        if owner is not None and not (isinstance(made, CodecMethod) and way in CodecMethod.routes):
+            raise ConfigurationError(
+                f"owner={owner!r} has no place: {name} does not compress its average again on route={way!r}"
+            )
         again = None if owner is None else quantize.parse(owner)
         if again is not None and not carried.owner().bears(left := again.remainder(scope.most)):
             raise ConfigurationError(
@@ -174,13 +176,13 @@ _GROWTH = {
 """Why a remainder that does not shrink goes with few memories."""
 
 
-def _check_memory(method: Method, name: str, carried: Memory, granularity: Granularity) -> None:
-    """Raises ConfigurationError unless the method can carry the memory."""
+def _check_memory(method: Method, name: str, carried: Memory, granularity: Granularity, route: str) -> None:
+    """Raises ConfigurationError unless the method can carry the memory on the route."""
     impossible = [memories.get(known) for known in memories.BUILT_IN if known not in method.memories]
     for part in carried.within:
         if type(part) in impossible:
             raise ConfigurationError(f"{name} cannot carry memory={part}; its memories: {', '.join(method.memories)}")
-    if carried.borrows and not method.encodes_at_once:
+    if carried.borrows and route not in method.encodes_at_once:
         raise ConfigurationError(
             f"{name} cannot carry memory={carried}: it needs the residual in more than one round; "
             "choose dtype='float32'"

@@ -128,7 +128,7 @@ class Engine:
         owner: Codec | None,
     ) -> Share:
         block = Block.cut(slots, rule.granularity)
-        memory = memory.fitted(method.worker_bound(int(block.segment_numels.max())))
+        memory = memory.fitted(method.worker_bound(int(block.segment_numels.max())), self.world_size)
         context = Context(block, numel, self.store, memory, route, owner, self.rank, self.world_size, rule.seed)
         return Share(method, context, method.init(context))
 

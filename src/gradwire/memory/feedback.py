@@ -137,8 +137,8 @@ class Memory(ABC):
         """Whether what it remembers stays bounded with an operator that leaves such a remainder."""
         return True
 
-    def fitted(self, bound: float) -> Memory:
-        """The memory as it is for a method with this error bound, where it depends on that."""
+    def fitted(self, bound: float, workers: int) -> Memory:
+        """The memory as it is for a method with this error bound and so many workers, where it depends on that."""
         return self
 
     @property
