@@ -27,8 +27,8 @@ MACHINE = report.machine()
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 
-def record(cell: Cell, error: str | None = None, **result: Any) -> Record:
-    return Record(cell, result, 1.0, cell.command("gradwire bench suite"), "2026-11-23T00:00:00+00:00", MACHINE, error)
+def record(cell: Cell, why: str | None = None, **result: Any) -> Record:
+    return Record(cell, result, 1.0, cell.command("gradwire bench suite"), "2026-11-23T00:00:00+00:00", MACHINE, why)
 
 
 def trial(method: str, quality: float, seed: int = 0, **axes: Any) -> Record:
@@ -65,7 +65,7 @@ def of_every_kind() -> list[Record]:
             for scope in ("layer", "model"):
                 cell = Cell("codec", "image", method, granularity=scope)
                 found.append(record(cell, bits=0.4, error=0.5))
-    return [*found, record(Cell("train", "ncf", "ddp"), error="ConfigurationError: MovieLens-100k <is> not there")]
+    return [*found, record(Cell("train", "ncf", "ddp"), why="ConfigurationError: MovieLens-100k <is> not there")]
 
 
 @pytest.mark.parametrize(("kind", "name"), [*(("presets", n) for n in presets()), *(("papers", n) for n in papers())])
@@ -135,7 +135,7 @@ def claim(relation: str, margin: float = 0.0, measure: str = "quality") -> Claim
         ("equal", 0.5, (0.001, -0.001, 0.0), "holds"),
         ("equal", 0.5, (0.02, 0.021, 0.019), "does not hold"),
         ("equal", 0.5, (0.01, -0.01, 0.02), "cannot tell"),
-        ("times", 1.01, (0.02, 0.021, 0.019), "holds"),
+        ("times", 1.001, (0.02, 0.021, 0.019), "holds"),
         ("times", 1.2, (0.02, 0.021, 0.019), "does not hold"),
     ],
 )
@@ -181,10 +181,11 @@ def test_methods_that_change_places_are_found_and_others_are_not() -> None:
     ]
     assert judge(reversal, turned).verdict == "holds"
     assert judge(reversal, same[:2]).verdict == "cannot tell"
+    assert judge(reversal, [*same[:6], trial("topk", 0.8, workload="lstm")]).verdict == "cannot tell"
 
 
 def test_a_ledger_keeps_what_was_measured_and_forgets_a_line_cut_off(tmp_path: Path) -> None:
-    first, second = trial("ddp", 0.9), record(Cell("trial", "ncf", "ddp"), error="no data")
+    first, second = trial("ddp", 0.9), record(Cell("trial", "ncf", "ddp"), why="no data")
     ledger = Ledger(tmp_path)
     ledger.add(first)
     ledger.add(second)
@@ -230,7 +231,10 @@ def test_a_run_goes_on_after_a_failure_and_where_it_stopped(tmp_path: Path, monk
     assert 0 < coded.result["bits"] < 2
     assert all(each.error is None and MEASURES["seconds"].of(each) for each in raced)
     assert raced[3].result["phases"].keys() == {"forward", "backward", "update", "encode", "wire", "decode"}
-    assert MEASURES["fewer_bytes"].of(raced[1]) == pytest.approx(1, abs=30)
+    dense, acpsgd = (MEASURES["fewer_bytes"].of(each) for each in raced[:2])
+    assert dense == 1
+    assert acpsgd is not None
+    assert acpsgd > 10
     assert measure(cells[1], "digits")[0] == learnt.result  # the same seed, the same bits
     lines = len((tmp_path / "out" / FILE).read_text().splitlines())
     Runner(Ledger(tmp_path / "out"), "gradwire bench suite", "digits", 1).run(cells[1:], lambda news, done: None)
@@ -333,7 +337,7 @@ def test_what_changed_is_told_and_noise_of_times_is_not() -> None:
     after = []
     for each in before:
         result = dict(each.result)
-        if each.cell.kind == "train" and each.cell.method == "ddp":
+        if each.cell.kind == "train" and each.cell.workload == "image" and each.cell.method == "ddp":
             result["step_seconds"] = [2 * result["step_seconds"][0]]
         elif each.cell.kind == "sync":
             result["seconds"] = [1.01 * result["seconds"][0]]

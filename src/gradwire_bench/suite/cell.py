@@ -14,7 +14,7 @@ from gradwire_bench.sync import NO_LINK, link_rate
 from gradwire_bench.trial import OptimizerName
 from gradwire_bench.workloads import WORKLOADS
 
-Kind = Literal["trial", "train", "sync", "codec"]
+Kind = Literal["trial", "train", "local", "sync", "codec"]
 
 SCHEMA = "gradwire.bench.cell/1"
 """Of a record; docs/suite.md says what is in it."""
@@ -26,8 +26,8 @@ class Cell:
 
     Attributes:
         kind: ``"trial"`` trains a small model with all workers in one process, for what it learns; ``"train"`` trains
-            in real processes over a link, for time, too; ``"sync"`` times averages of a model's shapes; ``"codec"``
-            compresses recorded gradients.
+            in real processes over a link, for time, too; ``"local"`` does so with local steps; ``"sync"`` times
+            averages of a model's shapes; ``"codec"`` compresses recorded gradients.
         workload: Of :data:`~gradwire_bench.workloads.WORKLOADS`; for ``"sync"`` the shapes.
         method: A contender.
         granularity: Its granularity; empty for its own.
@@ -37,6 +37,7 @@ class Cell:
         link: Rate of each worker's link, or ``"none"`` for the loopback.
         steps: Of training; before the recording, for a codec; timed ones, for an average.
         batch: Samples a worker and step; 0 for the workload's own.
+        every: Local steps from one average of what they changed to the next; 0 averages the gradient of every step.
         seed: Of the start, of the order of the samples, and of what is random in a method.
     """
 
@@ -50,6 +51,7 @@ class Cell:
     link: str = NO_LINK
     steps: int = 100
     batch: int = 0
+    every: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ class Cell:
         elif self.workload not in WORKLOADS:
             hint = did_you_mean(self.workload, list(WORKLOADS))
             raise ConfigurationError(f"workload={self.workload!r} is not known; {hint}choose one of {[*WORKLOADS]}")
-        for name, least in (("workers", 1), ("steps", 0), ("batch", 0)):
+        for name, least in (("workers", 1), ("steps", 0), ("batch", 0), ("every", 0)):
             if (value := getattr(self, name)) < least:
                 raise ConfigurationError(f"{name}={value!r} is out of range; choose at least {least}")
         if self.rate <= 0:

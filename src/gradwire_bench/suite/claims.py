@@ -117,12 +117,24 @@ def judge(claim: Claim, records: Sequence[Record]) -> Finding:
         verdict: Verdict = "holds" if low >= claim.margin else "does not hold" if high < claim.margin else "cannot tell"
         return Finding(claim, verdict, said, len(pairs))
     low, mean, high = interval([measure.scale * (one - other) for one, other in pairs])
-    said = f"difference {mean:+.2f} {measure.unit} ({low:+.2f} to {high:+.2f}), {len(pairs)} pairs"
+    said = f"{mean:+.2f} {measure.unit} ({low:+.2f} to {high:+.2f}), {len(pairs)} pairs"
+    said += _by_workload(claim, known)
     if claim.relation == "equal":
         inside, outside = -claim.margin <= low and high <= claim.margin, low > claim.margin or high < -claim.margin
         return Finding(claim, "holds" if inside else "does not hold" if outside else "cannot tell", said, len(pairs))
     better, worse = (low > 0, high < 0) if measure.more_is_better else (high < 0, low > 0)
     return Finding(claim, "holds" if better else "does not hold" if worse else "cannot tell", said, len(pairs))
+
+
+def _by_workload(claim: Claim, records: Sequence[Record]) -> str:
+    """The mean difference on each workload, where there are several."""
+    measure, parts = MEASURES[claim.measure], []
+    for name in dict.fromkeys(each.cell.workload for each in records):
+        here = [each for each in records if each.cell.workload == name]
+        pairs = list(_pairs(here, claim.first, claim.second, claim.measure))
+        if pairs:
+            parts.append(f"{name} {measure.scale * statistics.fmean(one - other for one, other in pairs):+.2f}")
+    return f": {', '.join(parts)}" if len(parts) > 1 else ""
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -155,17 +167,17 @@ def _reversal(claim: Claim, records: Sequence[Record]) -> Finding:
     values, places = (
         list(dict.fromkeys(getattr(each.cell, axis) for each in records)) for axis in (claim.axis, claim.over)
     )
-    compared = 0
+    found: list[int | None] = []
     for one, other in combinations(values, 2):
         signs = {place: _sign(claim, records, one, other, place) for place in places}
-        compared += sum(sign is not None for sign in signs.values())
+        found += signs.values()
         up = [str(place) for place, sign in signs.items() if sign == 1]
         down = [str(place) for place, sign in signs.items() if sign == -1]
         if up and down:
             said = f"{one} is ahead of {other} at {', '.join(up)} and behind it at {', '.join(down)}"
-            return Finding(claim, "holds", said, compared)
-    verdict: Verdict = "does not hold" if compared > 1 and len(places) > 1 else "cannot tell"
-    return Finding(claim, verdict, f"no two of {len(values)} change places", compared)
+            return Finding(claim, "holds", said, len(found))
+    verdict: Verdict = "does not hold" if len(places) > 1 and all(found) else "cannot tell"
+    return Finding(claim, verdict, f"no two of {len(values)} change places beyond doubt", len(found))
 
 
 def _sign(claim: Claim, records: Sequence[Record], one: object, other: object, place: object) -> int | None:

@@ -67,8 +67,10 @@ def _over_a_link(heat: Iterable[Cell], dataset: Dataset) -> float:
         else:
             workload = WORKLOADS[cell.workload]
             samples = cell.workers * (cell.batch or workload.batch) / min(cell.workers, os.cpu_count() or 1)
-            numel = _numel(cell.workload)
-            computing = COMPRESSING * samples * _sample_seconds(cell.workload, False, dataset)
+            small = cell.kind == "local"
+            numel = _numel(cell.workload, small)
+            computing = COMPRESSING * samples * _sample_seconds(cell.workload, small, dataset)
+            share /= max(cell.every, 1)
             total += cell.steps * (computing + _wire_seconds(numel, cell.workers, share, rate)) + 3 * CELL_SECONDS
     return total
 
@@ -78,8 +80,9 @@ def _wire_seconds(numel: int, workers: int, share: float, rate: int | None) -> f
 
 
 @cache
-def _numel(name: str) -> int:
-    return sum(each.numel() for each in WORKLOADS[name].net().parameters())
+def _numel(name: str, small: bool) -> int:
+    net = WORKLOADS[name].small() if small else WORKLOADS[name].net()
+    return sum(each.numel() for each in net.parameters())
 
 
 @cache

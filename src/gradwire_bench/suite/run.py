@@ -14,16 +14,18 @@ from typing import Any
 
 import torch
 
-from gradwire_bench import frontier, report, sync, train, trial
+from gradwire_bench import frontier, periodic, report, sync, train, trial
 from gradwire_bench import shapes as shape_sets
 from gradwire_bench.contenders import Contender
 from gradwire_bench.data import Dataset
 from gradwire_bench.gradients import real_gradients
+from gradwire_bench.periodic_plans import Plan, Run
+from gradwire_bench.periodic_results import Outcome
 from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.ledger import Ledger
 from gradwire_bench.sync import NO_LINK
 from gradwire_bench.worker import reason
-from gradwire_bench.workloads import WORKLOADS
+from gradwire_bench.workloads import WORKLOADS, bits
 
 IN_PROCESS = ("trial", "codec")
 """Kinds of cells that need no processes of their own, and run side by side."""
@@ -56,7 +58,7 @@ class Runner:
             started = time.monotonic()
             news(f"{heat[0].kind} {heat[0].workload}, {heat[0].workers} workers, link {heat[0].link}", 0)
             try:
-                results = _race(heat, self.dataset, news) if heat[0].kind == "train" else _average(heat, news)
+                results = _HEATS[heat[0].kind](heat, self.dataset, news)
             except Exception as caught:  # whatever stops a heat belongs in its cells
                 results = [({}, reason(caught))] * len(heat)
             each = (time.monotonic() - started) / len(heat)
@@ -94,10 +96,10 @@ class Runner:
 
 
 def heats(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Cells that differ in their method alone and race one another in the same processes."""
+    """Cells that race one another in the same processes: they differ in their method and its period alone."""
     groups: dict[object, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(cell.setting("method", "granularity"), []).append(cell)
+        groups.setdefault(cell.setting("method", "granularity", "every"), []).append(cell)
     yield from groups.values()
 
 
@@ -157,7 +159,35 @@ def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict
     return [_figures(row) for row in rows]
 
 
-def _average(heat: Sequence[Cell], news: News) -> list[tuple[dict[str, Any], str | None]]:
+def _local(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
+    first = heat[0]
+    workload = WORKLOADS[first.workload]
+    peak = first.rate * trial.base_rate(workload, first.optimizer)
+    plans = [Plan(cell.contender, cell.every, cell.contender) for cell in heat]
+
+    def show(outcomes: list[Outcome]) -> None:
+        news(f"{workload.what}, local steps: {sum(each.steps_done for each in outcomes)} steps", 0)
+
+    outcomes = periodic.train(
+        workload,
+        workload.locate(dataset),
+        first.workers,
+        None if first.link == NO_LINK else first.link,
+        [Run(plan, first.seed, first.steps, peak) for plan in plans],
+        optimizer="adamw" if first.optimizer == "adamw" else "sgd",
+        batch=first.batch or None,
+        on_progress=show,
+    )
+    names = ("accuracy", "dense_bytes", "metered_bytes", "interface_bytes")
+    return [
+        ({}, each.error)
+        if each.error or each.loss is None
+        else ({**{name: getattr(each, name) for name in names}, "loss": bits(each.loss)}, None)
+        for each in outcomes
+    ]
+
+
+def _average(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
     first = heat[0]
 
     def show(rows: list[sync.SyncRow]) -> None:
@@ -168,6 +198,13 @@ def _average(heat: Sequence[Cell], news: News) -> list[tuple[dict[str, Any], str
     numel = shape_sets.numel(shape_sets.get(first.workload))
     dense = 8 * (first.workers - 1) / first.workers * numel
     return [({**figures, "dense_bytes": dense} if figures else {}, error) for figures, error in map(_figures, rows)]
+
+
+_HEATS: dict[str, Callable[[Sequence[Cell], Dataset, News], list[tuple[dict[str, Any], str | None]]]] = {
+    "train": _race,
+    "local": _local,
+    "sync": _average,
+}
 
 
 def _figures(row: train.TrainRow | sync.SyncRow) -> tuple[dict[str, Any], str | None]:

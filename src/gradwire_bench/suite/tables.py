@@ -84,12 +84,12 @@ def mean(records: Sequence[Record], measure: str) -> float | None:
 
 def tables(records: Sequence[Record]) -> list[Table]:
     """All tables of a report; those without a row are left out."""
-    made = (_training, _quality, _averages, _codecs)
+    made = (_training, _quality, _local, _averages, _codecs)
     found = [make([each for each in records if each.cell.kind == kind]) for make, kind in zip(made, KINDS, strict=True)]
     return [table for table in found if table.lines]
 
 
-KINDS = ("train", "trial", "sync", "codec")
+KINDS = ("train", "trial", "local", "sync", "codec")
 
 
 def dense(groups: Sequence[list[Record]], cell: Cell) -> list[Record]:
@@ -178,6 +178,31 @@ def _quality(records: Sequence[Record]) -> Table:
         "Small models, all workers in one process on the wire's own code: mean over seeds, and half the range. Points "
         "are against dense averages under the same optimizer.",
         ["workload", "optimizer", "method", "quality", "points", "loss in bits", "kB a step", "x fewer bytes", "seeds"],
+        lines,
+    )
+
+
+def _local(records: Sequence[Record]) -> Table:
+    lines = [
+        Line(
+            [
+                _text(WORKLOADS[group[0].cell.workload].what),
+                _number(group[0].cell.workers, "{:.0f}"),
+                _text("every step" if not group[0].cell.every else f"every {group[0].cell.every} steps"),
+                _text(label(group[0].cell)),
+                _spread(group, "quality"),
+                _spread(group, "loss"),
+                _figure(group, "bytes"),
+                _figure(group, "fewer_bytes"),
+            ],
+            group,
+        )
+        for group in by_seed(records)
+    ]
+    return Table(
+        "Local steps",
+        "Real processes; what local steps changed is averaged now and then, the last of them at the end.",
+        ["workload", "workers", "average", "method", "quality", "loss in bits", "kB a step", "x fewer bytes"],
         lines,
     )
 
