@@ -72,6 +72,11 @@ class Contender:
         }
         return " ".join([names.get(self.name, self.name), *(f"{option}={value}" for option, value in self.options)])
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a method of gradwire."""
+        return self.name not in _OWN_OPTIONS
+
     def wrap(self, model: nn.Module, group: dist.ProcessGroup, *, init_sync: bool = True) -> Averaged:
         """Wraps a model in DDP over ``group`` and attaches the method. Every rank calls it at the same time.
 

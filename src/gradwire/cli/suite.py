@@ -145,14 +145,14 @@ def reproduce(
     Args:
         paper: Name of a recipe, or a .toml file of your own.
         out: Folder for the records; results/reproduce/PAPER if not given.
-        docs: Write the page PAPER.md to this folder.
+        docs: Write the page PAPER.md to this folder, and its picture to the folder images beside it.
         only: axis=value, as for gradwire bench suite.
         jobs: Trainings in one process that run side by side; as many as there are cores if not given.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         plan: Only show the plan.
     """
     from gradwire_bench import report
-    from gradwire_bench.suite import reproduction
+    from gradwire_bench.suite import plots, reproduction
     from gradwire_bench.suite.plan import load, papers
 
     console = new_console()
@@ -160,7 +160,7 @@ def reproduce(
         for name in papers():
             console.print(f"{name:12} {load('papers', name).title}")
         return
-    report.require("scipy")
+    report.require("matplotlib", "scipy")
     chosen = load("papers", paper)
     folder = out or Path("results/reproduce") / chosen.name
     command = f"gradwire reproduce {paper}"
@@ -170,6 +170,7 @@ def reproduce(
     found = reproduction.findings(chosen, records)
     console.print(_verdicts(chosen, found))
     if docs is not None:
+        plots.verdicts(found, docs.parent / reproduction.picture(chosen))
         report.write_text(docs / f"{chosen.name}.md", reproduction.page(chosen, records, found, command))
         console.print(f"Wrote {docs / f'{chosen.name}.md'}", soft_wrap=True)
 

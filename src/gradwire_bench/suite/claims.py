@@ -86,12 +86,14 @@ class Finding:
         verdict: What it comes to.
         said: The figures, in a line.
         pairs: Comparisons.
+        interval: Low end, mean and high end of the difference or of the factor, in the measure's unit.
     """
 
     claim: Claim
     verdict: Verdict
     said: str
     pairs: int
+    interval: tuple[float, float, float] | None = None
 
 
 def judge(claim: Claim, records: Sequence[Record]) -> Finding:
@@ -105,6 +107,7 @@ def judge(claim: Claim, records: Sequence[Record]) -> Finding:
     if claim.relation == "reversal":
         return _reversal(claim, known)
     measure = MEASURES[claim.measure]
+    verdict: Verdict
     pairs = list(_pairs(known, claim.first, claim.second, claim.measure))
     if len(pairs) < _LEAST_PAIRS:
         return Finding(claim, "cannot tell", f"{len(pairs)} pairs, fewer than {_LEAST_PAIRS}", len(pairs))
@@ -114,16 +117,17 @@ def judge(claim: Claim, records: Sequence[Record]) -> Finding:
         if not measure.more_is_better:
             low, mean, high = 1 / high, 1 / mean, 1 / low
         said = f"better by a factor of {mean:.3g} ({low:.3g} to {high:.3g}), {len(pairs)} pairs"
-        verdict: Verdict = "holds" if low >= claim.margin else "does not hold" if high < claim.margin else "cannot tell"
-        return Finding(claim, verdict, said, len(pairs))
+        verdict = "holds" if low >= claim.margin else "does not hold" if high < claim.margin else "cannot tell"
+        return Finding(claim, verdict, said, len(pairs), (low, mean, high))
     low, mean, high = interval([measure.scale * (one - other) for one, other in pairs])
     said = f"{mean:+.2f} {measure.unit} ({low:+.2f} to {high:+.2f}), {len(pairs)} pairs"
     said += _by_workload(claim, known)
     if claim.relation == "equal":
-        inside, outside = -claim.margin <= low and high <= claim.margin, low > claim.margin or high < -claim.margin
-        return Finding(claim, "holds" if inside else "does not hold" if outside else "cannot tell", said, len(pairs))
-    better, worse = (low > 0, high < 0) if measure.more_is_better else (high < 0, low > 0)
-    return Finding(claim, "holds" if better else "does not hold" if worse else "cannot tell", said, len(pairs))
+        yes, no = -claim.margin <= low and high <= claim.margin, low > claim.margin or high < -claim.margin
+    else:
+        yes, no = (low > 0, high < 0) if measure.more_is_better else (high < 0, low > 0)
+    verdict = "holds" if yes else "does not hold" if no else "cannot tell"
+    return Finding(claim, verdict, said, len(pairs), (low, mean, high))
 
 
 def _by_workload(claim: Claim, records: Sequence[Record]) -> str:

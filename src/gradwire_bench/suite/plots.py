@@ -6,14 +6,17 @@ import io
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from gradwire.methods.families import FAMILIES, family_of
-from gradwire_bench.contenders import DDP, FLOOR, TORCH_FP16, TORCH_POWERSGD, Contender
+from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, figure_of, label_points, log_axis
 from gradwire_bench.suite.cell import Record
+from gradwire_bench.suite.claims import Finding
 from gradwire_bench.suite.measures import MEASURES
-from gradwire_bench.suite.tables import by_seed, dense, label, mean
+from gradwire_bench.suite.tables import by_seed, dense, labels, mean
 from gradwire_bench.sync import link_rate
 from gradwire_bench.workloads import WORKLOADS
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 _PHASES = {"forward": "#9ecae1", "backward": "#4292c6", "waiting": "#D55E00", "update": "#08519c"}
 _STAGES = {"encode": "#009E73", "wire": "#bdbdbd", "decode": "#B8A800"}
+_VERDICTS = {"holds": "#009E73", "does not hold": "#D55E00", "cannot tell": "#8a8a8a"}
 _COLUMNS = 3
 
 
@@ -85,14 +89,70 @@ def plots(records: Sequence[Record]) -> Iterator[Plot]:
             yield Plot(title, about, svg(draw(chosen)))
 
 
+def verdicts(found: Sequence[Finding], path: Path) -> None:
+    """Draws the interval of each claim's difference or factor, a panel for each kind of figure.
+
+    Args:
+        found: What was found; claims without an interval are left out.
+        path: The PNG file.
+    """
+    places = list(
+        dict.fromkeys((each.claim.measure, each.claim.relation == "times") for each in found if each.interval)
+    )
+    if not places:
+        return
+    panels = [
+        [each for each in found if each.interval and (each.claim.measure, each.claim.relation == "times") == place]
+        for place in places
+    ]
+    figure, axes = figure_of((10, 0.9 + 0.42 * sum(map(len, panels)) + 0.7 * len(panels)), len(panels), 1)
+    for ((measure, factor), here), (panel,) in zip(zip(places, panels, strict=True), axes, strict=True):
+        for row, each in enumerate(here):
+            low, middle, high = each.interval or (0.0, 0.0, 0.0)
+            colour = _VERDICTS[each.verdict]
+            panel.errorbar(middle, row, xerr=[[middle - low], [high - middle]], fmt="o", color=colour, capsize=3)
+            if each.claim.relation == "equal":
+                panel.barh(row, 2 * each.claim.margin, 0.6, -each.claim.margin, color="#eeeeee", zorder=0)
+            if factor:
+                panel.plot([each.claim.margin] * 2, [row - 0.3, row + 0.3], color=BASELINE_COLOUR)
+        panel.axvline(1.0 if factor else 0.0, color=BASELINE_COLOUR, linewidth=0.8)
+        if factor:
+            log_axis(panel)
+        panel.set_yticks(range(len(here)), ["\n".join(wrap(each.claim.text, 52)) for each in here], fontsize=8)
+        panel.tick_params(axis="y", length=0)
+        panel.set_ylim(len(here) - 0.5, -0.5)
+        unit = "times better (logarithmic); bar: as claimed" if factor else MEASURES[measure].unit
+        panel.set_xlabel(f"{MEASURES[measure].title}: {unit}", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, facecolor="white")
+
+
 def svg(figure: Figure) -> str:
     """A figure as SVG, its letters as text, the same bytes for the same figure."""
     import matplotlib as mpl
+    from matplotlib.text import Text
 
+    for text in figure.findobj(Text):
+        text.set_path_effects([])  # which would make shapes of letters; the page's style has them stand out instead
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gradwire", "font.family": "sans-serif"}):
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
     return out.getvalue()
+
+
+def _short(name: str) -> str:
+    """A contender in few letters: without the names of its options."""
+    return " ".join(part.partition("=")[2] or part for part in name.split())
+
+
+def _wide_log_axis(axes: Axes) -> None:
+    """Powers of ten alone where there are many."""
+    from matplotlib.ticker import LogLocator
+
+    log_axis(axes)
+    low, high = axes.get_xlim()
+    if high > 300 * low:
+        axes.xaxis.set_major_locator(LogLocator())
 
 
 def _grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
@@ -106,13 +166,13 @@ def _grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def _quality_against_bytes(records: Sequence[Record]) -> Figure:
-    groups = by_seed(records)
+    groups, names = by_seed(records), labels(records)
     places = list(dict.fromkeys((group[0].cell.workload, group[0].cell.optimizer) for group in groups))
     figure, panels = _grid(len(places), 4.8, 3.8)
     points: list[list[tuple[float, float, str]]] = []
     for (workload, optimizer), axes in zip(places, panels, strict=True):
         here = [g for g in groups if (g[0].cell.workload, g[0].cell.optimizer) == (workload, optimizer)]
-        axes.set_title(f"{WORKLOADS[workload].what}, {optimizer}", loc="left", fontsize=10)
+        axes.set_title(f"{WORKLOADS[workload].what}, {optimizer}", loc="left", fontsize=10, pad=14)
         named: list[tuple[float, float, str]] = []
         baseline = next((group for group in here if group[0].cell.method == DDP), [])
         zero = mean(baseline, "quality") or 0.0
@@ -127,9 +187,9 @@ def _quality_against_bytes(records: Sequence[Record]) -> Figure:
             middle = sum(values) / len(values)
             reach = [[middle - min(values)], [max(values) - middle]]
             axes.errorbar(fewer, middle, reach, fmt="o", color=_colour(group[0].cell.method), markersize=6, capsize=2)
-            named.append((fewer, middle, label(group[0].cell)))
-        log_axis(axes)
-        axes.margins(x=0.3)
+            named.append((fewer, middle, _short(names[group[0].cell])))
+        _wide_log_axis(axes)
+        axes.margins(x=0.4, y=0.15)
         points.append(named)
     for axes in panels:
         axes.set_xlabel("times fewer bytes than dense (logarithmic)", fontsize=9)
@@ -140,7 +200,7 @@ def _quality_against_bytes(records: Sequence[Record]) -> Figure:
 
 
 def _breakdown(records: Sequence[Record]) -> Figure:
-    groups = by_seed(records)
+    groups, names = by_seed(records), labels(records)
     places = list(dict.fromkeys((g[0].cell.workload, g[0].cell.link, g[0].cell.workers) for g in groups))
     most = max(sum(_place(group) == place for group in groups) for place in places)
     figure, panels = _grid(len(places), 4.8, 0.6 + 0.36 * most)
@@ -157,7 +217,7 @@ def _breakdown(records: Sequence[Record]) -> Figure:
             }
             _bar(axes, row - 0.12, 0.5, parts, _PHASES)
             _bar(axes, row + 0.27, 0.16, {stage: _phase(group, stage) for stage in _STAGES}, _STAGES)
-        axes.set_yticks(range(len(here)), [label(group[0].cell) for group in here], fontsize=8)
+        axes.set_yticks(range(len(here)), [names[group[0].cell] for group in here], fontsize=8)
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
         axes.set_xlabel("ms a step", fontsize=9)
@@ -185,6 +245,7 @@ def _phase(group: Sequence[Record], name: str) -> float:
 
 
 def _curves(records: Sequence[Record]) -> Figure:
+    names = labels(records)
     places = list(dict.fromkeys(_place([each]) for each in records))
     figure, rows = figure_of((4.8 * 3, 3.6 * len(places)), len(places), 3)
     for place, panels in zip(places, rows, strict=True):
@@ -200,18 +261,18 @@ def _curves(records: Sequence[Record]) -> Figure:
                 (panels[2], [1e-6 * (sent or 0.0) * point["step"] for point in curve]),
             ):
                 if sent or axes is not panels[2]:
-                    axes.plot(xs, quality, linewidth=1.6, marker=".", label=label(group[0].cell), **style)
+                    axes.plot(xs, quality, linewidth=1.6, marker=".", label=names[group[0].cell], **style)
         for axes, name in zip(panels, ("steps", "seconds (logarithmic)", "MB sent (logarithmic)"), strict=True):
             axes.set_xlabel(name, fontsize=9)
         log_axis(panels[1])
         log_axis(panels[2])
-    handles, names = rows[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, ncols=5, frameon=False, fontsize=9, loc="outside upper left")
+    handles, lines = rows[0][0].get_legend_handles_labels()
+    figure.legend(handles, lines, ncols=5, frameon=False, fontsize=9, loc="outside upper left")
     return figure
 
 
 def _bandwidth(records: Sequence[Record]) -> Figure:
-    groups = by_seed(records)
+    groups, names = by_seed(records), labels(records)
     places = list(dict.fromkeys((group[0].cell.workload, group[0].cell.workers) for group in groups))
     figure, panels = _grid(len(places), 8.0, 4.6)
     for (shapes, workers), axes in zip(places, panels, strict=True):
@@ -221,8 +282,8 @@ def _bandwidth(records: Sequence[Record]) -> Figure:
             rate, baseline = link_rate(group[0].cell.link), mean(dense(groups, group[0].cell), "seconds")
             own = mean(group, "seconds")
             if rate and baseline and own and group[0].cell.method != DDP:
-                lines.setdefault(label(group[0].cell), []).append((rate / 1e6, baseline / own))
-        firsts = [next(g for g in here if label(g[0].cell) == name) for name in lines]
+                lines.setdefault(names[group[0].cell], []).append((rate / 1e6, baseline / own))
+        firsts = [next(g for g in here if names[g[0].cell] == name) for name in lines]
         for (name, line), style in zip(lines.items(), _styles(firsts), strict=True):
             axes.plot(*zip(*sorted(line), strict=True), marker="o", linewidth=1.8, label=name, **style)
         axes.axhline(1, color=BASELINE_COLOUR, linewidth=0.8)
@@ -251,10 +312,10 @@ def _size_against_error(records: Sequence[Record]) -> Figure:
             face = colour if each.cell.granularity == "model" else "white"
             axes.plot(bits, error, "o", color=colour, markerfacecolor=face, markersize=6)
             if each.cell.granularity != "model":
-                named.append((bits, error, Contender.parse(each.cell.method).label))
+                named.append((bits, error, _short(Contender.parse(each.cell.method).label)))
         axes.set_title(f"{WORKLOADS[workload].what}, {last} steps in", loc="left", fontsize=10)
         axes.set_yscale("log")
-        log_axis(axes)
+        _wide_log_axis(axes)
         axes.margins(0.12)
         axes.set_xlabel("bits a value (logarithmic)")
         points.append(named)
@@ -266,10 +327,10 @@ def _size_against_error(records: Sequence[Record]) -> Figure:
 
 def _colour(method: str) -> str:
     """One for each family; grey for what is not compressed or not ours."""
-    name = Contender.parse(method).name
-    if name in (DDP, FLOOR, TORCH_FP16, TORCH_POWERSGD):
+    contender = Contender.parse(method)
+    if not contender.is_ours:
         return BASELINE_COLOUR
-    return COLOURS[list(FAMILIES).index(family_of(name)) % len(COLOURS)]
+    return COLOURS[list(FAMILIES).index(family_of(contender.name)) % len(COLOURS)]
 
 
 def _styles(groups: Sequence[Sequence[Record]]) -> list[dict[str, Any]]:

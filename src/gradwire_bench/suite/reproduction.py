@@ -17,6 +17,11 @@ def findings(plan: Plan, records: Sequence[Record]) -> list[Finding]:
     return [judge(claim, records) for claim in plan.claims]
 
 
+def picture(plan: Plan) -> str:
+    """Of the intervals, beneath the folder of the documentation."""
+    return f"images/reproduction_{plan.name}.png"
+
+
 def page(plan: Plan, records: Sequence[Record], found: Sequence[Finding], command: str) -> str:
     """``docs/reproductions/PAPER.md``.
 
@@ -38,6 +43,8 @@ def page(plan: Plan, records: Sequence[Record], found: Sequence[Finding], comman
         "| claim | published | obtained | verdict |",
         "|---|---|---|---|",
         *(f"| {each.claim.text} | {each.claim.published} | {_said(each)} | **{each.verdict}** |" for each in found),
+        f"\n![the interval of each claim](../{picture(plan)})\n",
+        "Grey bands are margins within which figures count as equal.",
         "\n## What is smaller, and why\n",
         *(f"* {what}: {why}." for what, why in plan.scaled),
         "\n## Obtained\n",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
-from gradwire_bench.contenders import DDP, Contender
+from gradwire_bench.contenders import DDP, Contender, Option
 from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.workloads import WORKLOADS
@@ -63,8 +64,32 @@ class Table:
 
 
 def label(cell: Cell) -> str:
-    """A contender's name for tables and plots."""
+    """A contender's name by itself."""
     return Contender.parse(cell.contender).label
+
+
+def labels(records: Sequence[Record]) -> dict[Cell, str]:
+    """Contenders' names beside one another, without the options that all methods of ours have in common."""
+    parsed = {each.cell: _parsed(each.cell.contender) for each in records}
+    common = shared(records)
+    return {
+        cell: replace(each, options=tuple(option for option in each.options if option not in common)).label
+        for cell, each in parsed.items()
+    }
+
+
+def shared(records: Sequence[Record]) -> set[tuple[str, Option]]:
+    """Options that all of several methods of ours have."""
+    ours = [each for each in {_parsed(each.cell.contender) for each in records} if each.is_ours]
+    if len({each.name for each in ours}) < 2:
+        return set()
+    first, *others = (set(each.options) for each in ours)
+    return first.intersection(*others)
+
+
+@cache
+def _parsed(text: str) -> Contender:
+    return Contender.parse(text)
 
 
 def by_seed(records: Sequence[Record]) -> list[list[Record]]:
@@ -86,7 +111,15 @@ def tables(records: Sequence[Record]) -> list[Table]:
     """All tables of a report; those without a row are left out."""
     made = (_training, _quality, _local, _averages, _codecs)
     found = [make([each for each in records if each.cell.kind == kind]) for make, kind in zip(made, KINDS, strict=True)]
-    return [table for table in found if table.lines]
+    return [_told(table) for table in found if table.lines]
+
+
+def _told(table: Table) -> Table:
+    """With what its methods have in common, which their names leave out."""
+    common = sorted(
+        f"{option}={value}" for option, value in shared([each for line in table.lines for each in line.records])
+    )
+    return replace(table, about=f"{table.about} All methods have {', '.join(common)}.") if common else table
 
 
 KINDS = ("train", "trial", "local", "sync", "codec")
@@ -103,7 +136,7 @@ def dense(groups: Sequence[list[Record]], cell: Cell) -> list[Record]:
 
 
 def _training(records: Sequence[Record]) -> Table:
-    groups = by_seed(records)
+    groups, names = by_seed(records), labels(records)
     lines = []
     for group in groups:
         cell = group[0].cell
@@ -114,7 +147,7 @@ def _training(records: Sequence[Record]) -> Table:
                 [
                     _text(WORKLOADS[cell.workload].what),
                     _text(cell.link),
-                    _text(label(cell)),
+                    _text(names[cell]),
                     _spread(group, "quality"),
                     _figure(group, "seconds"),
                     _number(baseline / own if baseline and own else None, "{:.2f}"),
@@ -151,7 +184,7 @@ def _training(records: Sequence[Record]) -> Table:
 
 
 def _quality(records: Sequence[Record]) -> Table:
-    groups = by_seed(records)
+    groups, names = by_seed(records), labels(records)
     lines = []
     for group in groups:
         cell = group[0].cell
@@ -162,7 +195,7 @@ def _quality(records: Sequence[Record]) -> Table:
                 [
                     _text(WORKLOADS[cell.workload].what),
                     _text(cell.optimizer),
-                    _text(label(cell)),
+                    _text(names[cell]),
                     _spread(group, "quality"),
                     _number(lost, "{:+.2f}", 100),
                     _figure(group, "loss"),
@@ -183,13 +216,14 @@ def _quality(records: Sequence[Record]) -> Table:
 
 
 def _local(records: Sequence[Record]) -> Table:
+    names = labels(records)
     lines = [
         Line(
             [
                 _text(WORKLOADS[group[0].cell.workload].what),
                 _number(group[0].cell.workers, "{:.0f}"),
                 _text("every step" if not group[0].cell.every else f"every {group[0].cell.every} steps"),
-                _text(label(group[0].cell)),
+                _text(names[group[0].cell]),
                 _spread(group, "quality"),
                 _spread(group, "loss"),
                 _figure(group, "bytes"),
@@ -208,7 +242,7 @@ def _local(records: Sequence[Record]) -> Table:
 
 
 def _averages(records: Sequence[Record]) -> Table:
-    groups = by_seed(records)
+    groups, names = by_seed(records), labels(records)
     lines = []
     for group in groups:
         cell = group[0].cell
@@ -219,7 +253,7 @@ def _averages(records: Sequence[Record]) -> Table:
                 [
                     _text(cell.workload),
                     _text(cell.link),
-                    _text(label(cell)),
+                    _text(names[cell]),
                     _figure(group, "seconds"),
                     _number(baseline / own if baseline and own else None, "{:.2f}"),
                     _figure(group, "bytes"),
