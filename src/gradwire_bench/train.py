@@ -14,6 +14,7 @@ from gradwire.errors import LabError
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import DataSource
 from gradwire_bench.settings import everyone
+from gradwire_bench.trial import OptimizerName
 from gradwire_bench.worker import ended_early
 from gradwire_bench.workloads import Workload
 
@@ -117,6 +118,7 @@ def race(
     batch: int,
     seed: int,
     on_progress: Callable[[list[TrainRow]], object],
+    optimizer: OptimizerName = "sgd",
     rate_multiple: float = 1.0,
 ) -> list[TrainRow]:
     """Trains with each contender in turn, in the same worker processes.
@@ -131,7 +133,8 @@ def race(
         batch: Samples a worker and step.
         seed: Seed of the model and of the order of the samples, the same for all contenders.
         on_progress: Called with the rows so far after every step.
-        rate_multiple: Of the learning rate.
+        optimizer: What takes the averages for gradients.
+        rate_multiple: Of the learning rate that goes with it.
 
     Returns:
         A row for every contender; one that failed says why.
@@ -145,6 +148,7 @@ def race(
         "steps": steps,
         "batch": batch,
         "seed": seed,
+        "optimizer": optimizer,
         "rate_multiple": rate_multiple,
         "shaped": rate is not None,
     }

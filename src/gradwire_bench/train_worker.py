@@ -20,6 +20,7 @@ from gradwire_bench import data, resident
 from gradwire_bench.contenders import Averaged, Contender
 from gradwire_bench.settings import learning_rate
 from gradwire_bench.tasks import Task
+from gradwire_bench.trial import base_rate, optimizer_of
 from gradwire_bench.worker import agree, emit, interface_sent_bytes, mean_over_ranks, process_group, reason
 from gradwire_bench.workloads import WORKLOADS, Workload
 
@@ -109,7 +110,8 @@ class _Step(NamedTuple):
 
 
 def _rate(contender: Contender, workload: Workload, job: dict[str, Any]) -> float:
-    return float(job["rate_multiple"]) * learning_rate(contender, workload)
+    own = learning_rate(contender, workload) / workload.learning_rate
+    return float(job["rate_multiple"]) * own * base_rate(workload, job["optimizer"])
 
 
 def _steps(
@@ -117,7 +119,7 @@ def _steps(
 ) -> Iterator[_Step]:
     """The training loop; evaluations count neither in a step's seconds nor in its bytes."""
     steps, shaped = job["steps"], job["shaped"]
-    optimizer = torch.optim.SGD(net.parameters(), lr=peak)
+    optimizer = optimizer_of(job["optimizer"], net, peak)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, peak, total_steps=max(steps, 2), pct_start=WARM_UP_SHARE, cycle_momentum=False
     )

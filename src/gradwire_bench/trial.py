@@ -99,7 +99,7 @@ def run(
         torch.manual_seed(trial.seed)
         net = workload.small()
     averages = _Averages(net, trial)
-    optimizer = _optimizer(trial.optimizer, net, trial.learning_rate)
+    optimizer = optimizer_of(trial.optimizer, net, trial.learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, trial.learning_rate, total_steps=steps, pct_start=WARM_UP_SHARE, cycle_momentum=False
     )
@@ -127,7 +127,8 @@ def _task(workload: Workload, source: DataSource, batch: int, seed: int) -> Task
     return workload.task(source, rank=0, world_size=1, batch=batch, seed=seed)
 
 
-def _optimizer(name: OptimizerName, net: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+def optimizer_of(name: OptimizerName, net: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+    """What takes the averages for gradients."""
     if name == "adamw":
         return torch.optim.AdamW(net.parameters(), learning_rate)
     momentum = 0.0 if name == "sgd" else 0.9

@@ -127,7 +127,7 @@ WORKLOADS: dict[str, Workload] = {
             f"canvases of {CANVAS} by {CANVAS}",
             UNet,
             lambda: UNet(width=8),
-            0.1,
+            0.5,
             0.003,
             4,
             measure="intersection over union",

@@ -31,7 +31,7 @@ class Cell:
         workload: Of :data:`~gradwire_bench.workloads.WORKLOADS`; for ``"sync"`` the shapes.
         method: A contender.
         granularity: Its granularity; empty for its own.
-        optimizer: Of a trial.
+        optimizer: Of a training.
         rate: Learning rate at its peak, as a multiple of the workload's own.
         workers: How many.
         link: Rate of each worker's link, or ``"none"`` for the loopback.

@@ -153,6 +153,7 @@ def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict
         steps=first.steps,
         batch=first.batch or workload.batch,
         seed=first.seed,
+        optimizer=first.optimizer,
         rate_multiple=first.rate,
         on_progress=show,
     )
