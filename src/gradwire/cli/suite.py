@@ -109,7 +109,8 @@ def compare(
         table.add_column(column, justify="left" if column in ("cell", "method", "figure") else "right")
     for change in changes(first, second, least):
         cell, measure = change.cell, MEASURES[change.measure]
-        where = f"{cell.kind} {cell.workload}, {cell.link if cell.kind in ('train', 'sync') else cell.optimizer}"
+        place = {"trial": cell.optimizer, "codec": f"{cell.steps} steps in"}.get(cell.kind, cell.link)
+        where = f"{cell.kind} {cell.workload}, {place}"
         style = f"{'bold ' * change.beyond}{'green' if change.better else 'red'}"
         texts = (measure.text(change.before), measure.text(change.after), f"{change.share:+.1%}")
         table.add_row(where, label(cell), measure.title, *texts, style=style)
