@@ -19,7 +19,7 @@ from gradwire.cost.shapes import get
 from gradwire.cost.simulation import Setting, plain, simulate
 from gradwire.cost.workload import Workload
 from gradwire_bench.contenders import DDP, Contender
-from gradwire_bench.pictures import _BASELINE_COLOUR, _COLOURS, _figure, _save
+from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
 from gradwire_bench.sync import link_rate
 
 METHODS = (
@@ -172,7 +172,7 @@ def scatter_plot(points: Sequence[Point], path: Path, shapes: str, error: float)
     figure, axes = _figure((6.5, 6))
     methods = list(dict.fromkeys(point.method for point in points))
     marks = {"none": "o", "1gbit": "s", "100mbit": "^", "300mbit": "v"}
-    for method, colour in zip(methods, (_BASELINE_COLOUR, *_COLOURS), strict=False):
+    for method, colour in zip(methods, (BASELINE_COLOUR, *COLOURS), strict=False):
         for link in dict.fromkeys(point.link for point in points):
             own = [point for point in points if point.method == method and point.link == link]
             axes.plot(
