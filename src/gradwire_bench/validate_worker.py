@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.cost import probe
+from gradwire.wire import ProcessGroupTransport
 from gradwire_bench import shapes
 from gradwire_bench.sync_worker import Race
 from gradwire_bench.worker import agree, emit, mean_over_ranks, process_group
@@ -25,7 +26,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     with process_group(timeout=2 * job["timeout"]) as (rank, _):
         group = dist.new_group()
-        network = probe.measured(group, torch.device("cpu"), SIZES)
+        network = probe.measured(ProcessGroupTransport(group), torch.device("cpu"), SIZES)
         dist.barrier()
         share = -agree(-probe.core_share())[0]  # the least of all ranks', for which everybody waits
         parameters = shapes.get(job["shapes"])

@@ -12,26 +12,27 @@ from gradwire.cost import pairs, probe
 from gradwire.cost.network import KINDS, line_through
 from gradwire.cost.pairs import Pair
 from gradwire.errors import ConfigurationError
+from gradwire.wire import ProcessGroupTransport
 from pool import Pool
 
 CPU = torch.device("cpu")
 
 
 def probed() -> dict[str, tuple[float, float]]:
-    found = probe.measured(dist.group.WORLD, CPU, sizes=(1 << 10, 1 << 16, 1 << 18))
+    found = probe.measured(ProcessGroupTransport(dist.group.WORLD), CPU, sizes=(1 << 10, 1 << 16, 1 << 18))
     return {kind: (line.latency, line.inverse_bandwidth) for kind, line in found.lines.items()}
 
 
 def of_one() -> str:
     try:
-        probe.measured(dist.group.WORLD, CPU)
+        probe.measured(ProcessGroupTransport(dist.group.WORLD), CPU)
     except ConfigurationError as error:
         return str(error)
     return "measured"
 
 
 def shared_by_all() -> object:
-    return probe.agreed({"rank": dist.get_rank(), "text": "µ"}, dist.group.WORLD, CPU)
+    return probe.agreed({"rank": dist.get_rank(), "text": "µ"}, ProcessGroupTransport(dist.group.WORLD), CPU)
 
 
 def came() -> list[float]:

@@ -165,7 +165,7 @@ def advise(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from gradwire.cost.group import look
 
-        seen = look(scene, step_time is not None)
+        seen = look(scene, step_time is not None, tried)
         if seen is None:
             return
         setting, numel, title = seen

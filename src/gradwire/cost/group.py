@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.cost import probe, user
+from gradwire.cost import measure, probe, user
+from gradwire.cost.advice import Candidate
 from gradwire.cost.scene import Scene
 from gradwire.cost.shapes import Model
 from gradwire.cost.simulation import Setting
 from gradwire.cost.workload import Workload
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
+from gradwire.wire import ProcessGroupTransport, Transport
 
 CPU = torch.device("cpu")
+
+APART = 2.0
+"""It is said if the slowest worker takes so many times as long to encode as the quickest."""
 
 
 def join() -> tuple[int, int, torch.device]:
@@ -29,12 +37,13 @@ def join() -> tuple[int, int, torch.device]:
     return dist.get_rank(), dist.get_world_size(), device
 
 
-def look(scene: Scene, step_time_given: bool) -> tuple[Setting, int, str] | None:
+def look(scene: Scene, step_time_given: bool, tried: Sequence[Candidate]) -> tuple[Setting, int, str] | None:
     """Joins the group of the environment, as torchrun gives it, and measures; rank 0 alone is told.
 
     Args:
         scene: What is not measured.
         step_time_given: Whether a step's time is given and need not be measured.
+        tried: Methods whose encoding and decoding are measured.
 
     Returns:
         The setting, the model's number of parameters, and a title.
@@ -43,37 +52,44 @@ def look(scene: Scene, step_time_given: bool) -> tuple[Setting, int, str] | None
         ConfigurationError: If the model is not as it must be.
     """
     rank, workers, device = join()
-    cuda = device.type == "cuda"
     try:
         module, step = user.make_with_step(scene.shapes) if user.is_own(scene.shapes) else (None, None)
         model = scene.model() if module is None else user.model(scene.shapes, module)
         group = dist.group.WORLD
         if group is None:
             raise ConfigurationError("there is no process group; start with torchrun")
-        network = probe.measured(group, device)
-        setting = replace(replace(scene, workers=workers).setting(model), network=network, cores=_cores(cuda))
+        transport = ProcessGroupTransport(group)
+        network = probe.measured(transport, device)
+        exact = Candidate.make("dense", {}).configuration
+        profile = measure.here([exact, *(each.configuration for each in tried)], model.parameters, device)
+        profile, apart = measure.slowest(profile, transport, device)
+        assumed = replace(scene, workers=workers).setting(model)
+        setting = replace(assumed, network=network, profile=profile, cores=cores(transport, device))
         told = "" if step_time_given else " (assumed)"
         if module is not None and step is not None and not step_time_given:
             wrapped = DistributedDataParallel(module.to(device))
-            before, *buckets = probe.arrivals(wrapped, step)
+            before, *buckets = probe.largest(probe.arrivals(wrapped, step), transport, device)
             setting = replace(setting, workload=_arriving(model, setting.workload, before, buckets))
             told = " (measured)"
         seconds = setting.workload.seconds
     finally:
         dist.destroy_process_group()
+    slow = f"; its slowest worker takes {apart:.1f} times as long to encode as its quickest" if apart > APART else ""
     title = (
         f"{scene.shapes}, {model.numel / 1e6:.1f} M parameters, {workers} workers as they are, "
-        f"a step takes {1e3 * seconds:.4g} ms{told}"
+        f"a step takes {1e3 * seconds:.4g} ms{told}{slow}"
     )
     return (setting, model.numel, title) if rank == 0 else None
 
 
-def _cores(cuda: bool) -> float:
+def cores(transport: Transport, device: torch.device) -> float:
     """Cores that each worker of this machine has; a GPU is one of its own."""
-    if cuda:
+    if device.type != "cpu":
         return 1.0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    name = hashlib.blake2b(platform.node().encode(), digest_size=8).digest()
+    names = transport.all_gather(torch.frombuffer(bytearray(name), dtype=torch.uint8))()
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return here / int((names == names[transport.rank]).all(1).sum())
 
 
 def _arriving(model: Model, assumed: Workload, before: float, buckets: list[float]) -> Workload:

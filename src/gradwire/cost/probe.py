@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.cost.network import KINDS, Kind, Line, Measured, line_through, sent_bytes
 from gradwire.errors import ConfigurationError
-from gradwire.wire import Pending, ProcessGroupTransport, Transport
+from gradwire.wire import Pending, Transport
 
 SIZES = (1 << 10, 1 << 16, 1 << 19, 1 << 22, 1 << 24)
 """Payloads in bytes, of the whole collective on a worker."""
@@ -27,27 +27,29 @@ SECONDS = 1.0
 """No larger size is tried after one that took so long."""
 
 
-def measured(group: dist.ProcessGroup, device: torch.device, sizes: Sequence[int] = SIZES) -> Measured:
+def measured(
+    transport: Transport, device: torch.device, sizes: Sequence[int] = SIZES, repeats: int = REPEATS
+) -> Measured:
     """Times every collective of a group.
 
     Args:
-        group: The workers; nothing else may use it meanwhile.
+        transport: The workers; nothing else may use it meanwhile.
         device: Where payloads lie.
         sizes: Payloads to try, in bytes, the smallest first.
+        repeats: How often each is tried.
 
     Raises:
         ConfigurationError: If there is one worker only.
     """
-    transport = ProcessGroupTransport(group)
     if transport.world_size < 2:
         raise ConfigurationError(
             "there is one worker, and no network to probe; start several with torchrun --nproc-per-node, or describe "
             "the network with --link and --workers"
         )
-    return Measured(transport.world_size, {kind: _line(kind, transport, device, sizes) for kind in KINDS})
+    return Measured(transport.world_size, {kind: _line(kind, transport, device, sizes, repeats) for kind in KINDS})
 
 
-def _line(kind: Kind, transport: Transport, device: torch.device, sizes: Sequence[int]) -> Line:
+def _line(kind: Kind, transport: Transport, device: torch.device, sizes: Sequence[int], repeats: int) -> Line:
     points: list[tuple[int, float]] = []
     works: list[tuple[int, float]] = []
     for size in sizes:
@@ -55,7 +57,7 @@ def _line(kind: Kind, transport: Transport, device: torch.device, sizes: Sequenc
         nbytes = max(whole, 4 * transport.world_size)
         payload = nbytes // transport.world_size // 4 * 4 if "gather" in kind else nbytes
         times, processor = [], []
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             seconds, work = _once(kind, transport, torch.zeros(payload, dtype=torch.uint8, device=device))
             times.append(seconds)
             processor.append(work)
@@ -150,9 +152,14 @@ def arrivals(
     return [statistics.median(times) for times in zip(*timed, strict=True)]
 
 
-def agreed(content: Any, group: dist.ProcessGroup, device: torch.device) -> Any:
+def largest(numbers: Sequence[float], transport: Transport, device: torch.device) -> list[float]:
+    """The largest that any rank has of each number: of times the slowest worker's, for which everybody waits."""
+    seen = torch.tensor(numbers, dtype=torch.float64, device=device)
+    return [float(each) for each in transport.all_reduce(seen, dist.ReduceOp.MAX)().tolist()]
+
+
+def agreed(content: Any, transport: Transport, device: torch.device) -> Any:
     """What rank 0 has, on all ranks: anything that JSON can say."""
-    transport = ProcessGroupTransport(group)
     text = json.dumps(content).encode() if transport.rank == 0 else b""
     length = transport.broadcast(torch.tensor([len(text)], device=device), 0)()
     written = torch.zeros(int(length), dtype=torch.uint8)
