@@ -20,8 +20,10 @@ def test_a_sample_is_of_all_parts_and_of_the_size_asked_for() -> None:
         picked = measure.sample(whole, 1 << 18)
         assert {name for name, _ in picked} <= {name for name, _ in whole}
         assert 0 < shapes.numel(picked) <= max(2 << 18, shapes.numel(whole) // 8)
-    small = [("a", (3, 5)), ("b", (7,))]
-    assert measure.sample(small) == small
+    small = [("a.weight", (3, 5)), ("a.bias", (3,)), ("b.weight", (7, 3)), ("b.bias", (7,))]
+    assert [name for name, _ in measure.sample(small)] == ["a.weight", "b.weight"]
+    assert [name for name, _ in measure.sample(small, 20)] == ["b.weight"]
+    assert measure.sample(small[1::2]) == small[1::2]
     assert shapes.numel(measure.sample([("one", (1 << 12, 1 << 12))], 1 << 16)) == 1 << 16
     assert measure.sample([("none", (0, 3))]) == [("none", (0, 3))]
 

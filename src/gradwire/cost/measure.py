@@ -163,9 +163,10 @@ def _fitted(rows: Sequence[tuple[int, int, int]], seconds: Sequence[float]) -> S
 
 
 def sample(parameters: Sequence[NamedShape], most: int = SAMPLE) -> list[NamedShape]:
-    """Parameters from all parts of a model, of about so many values together; the largest have fewer rows."""
-    every = math.ceil(shapes.numel(parameters) / most) or 1
-    picked = parameters[every // 2 :: every] or parameters[:1]
+    """Matrices from all parts of a model, of about so many values together; the largest have fewer rows."""
+    matrices = [each for each in parameters if len(each[1]) > 1] or parameters
+    every = math.ceil(shapes.numel(matrices) / most) or 1
+    picked = matrices[every // 2 :: every] or matrices[:1]
     rows = [max(1, shape[0] * most // math.prod(shape)) if math.prod(shape) > most else 0 for _, shape in picked]
     return [(name, (row, *shape[1:]) if row else shape) for (name, shape), row in zip(picked, rows, strict=True)]
 
