@@ -27,12 +27,16 @@ TOPK, LOW = "topk:ratio=0.1", "acpsgd:rank=2"
 AMONG_TWO = [TOPK, LOW]
 
 
-def shorten(chosen: str | None = None) -> None:
-    """Trials of few steps and small probes; with a decision that does not depend on how fast anything is."""
-    trial.SETTLING, trial.TIMED, trial.SIZES = 1, 1, (1 << 10,)
-    if chosen is not None:
-        trial.Trial._promising = lambda self: "" if chosen in EXACT else chosen  # type: ignore[method-assign]
-        trial.decide = lambda *measured: Decision(chosen, "a test says so", measured[0], {})
+def shortly(body: Callable[..., Any], chosen: str | None = None, *arguments: Any) -> Any:
+    """Trials of few steps and small probes; with a decision that does not depend on how fast anything is, if given."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"SETTLING": 1, "TIMED": 1, "SIZES": (1 << 10,)}.items():
+            patch.setattr(trial, name, value)
+        if chosen is not None:
+            promising = "" if chosen in EXACT else chosen
+            patch.setattr(trial.Trial, "_promising", lambda self: promising)
+            patch.setattr(trial, "decide", lambda *measured: Decision(chosen, "a test says so", measured[0], {}))
+        return body(*arguments)
 
 
 def advice(handle: gradwire.Handle) -> Decision | None:
@@ -65,7 +69,6 @@ class Run:
 
 def decided() -> tuple[str, set[str], set[str], dict[str, str]]:
     """As measured: whatever comes out."""
-    shorten()
     run = Run()
     assert run.handle.advice is None
     for number in range(STEPS + 1):
@@ -80,7 +83,7 @@ def decided() -> tuple[str, set[str], set[str], dict[str, str]]:
 
 
 def test_all_ranks_decide_alike(pool: Pool) -> None:
-    first, *others = pool.run(3, decided)
+    first, *others = pool.run(3, shortly, decided)
     assert others == [first, first]
     _, measured, predicted, _ = first
     assert measured >= set(EXACT)
@@ -89,7 +92,6 @@ def test_all_ranks_decide_alike(pool: Pool) -> None:
 
 def as_attached_then(chosen: str) -> None:
     """Dense first, then 16 bits, then what is chosen, with what it remembers since it was tried."""
-    shorten(chosen)
     run, dense, plain = Run(), Run("dense"), Run(chosen)
     trying = 2 * (trial.SETTLING + trial.TIMED + 1)
     found = [run.step(number) for number in range(STEPS)]
@@ -106,12 +108,11 @@ def as_attached_then(chosen: str) -> None:
 
 @pytest.mark.parametrize("chosen", [TOPK, LOW, "bf16"])
 def test_what_is_chosen_goes_on_as_if_attached_when_it_was_tried(pool: Pool, chosen: str) -> None:
-    pool.run(2, as_attached_then, chosen)
+    pool.run(2, shortly, as_attached_then, chosen, chosen)
 
 
 def saved_and_gone_on() -> None:
     """A restart after the decision gives the same bits and measures nothing; one before it begins to choose anew."""
-    shorten(TOPK)
     run = Run()
     for number in range(4):
         run.step(number)
@@ -145,12 +146,11 @@ def saved_and_gone_on() -> None:
 
 
 def test_a_restart_goes_on_with_what_was_chosen(pool: Pool) -> None:
-    pool.run(2, saved_and_gone_on)
+    pool.run(2, shortly, saved_and_gone_on, TOPK)
 
 
 def beside_others() -> None:
     """Dense first steps and pauses are no part of the trial; when asked, it begins anew."""
-    shorten(LOW)
     run, dense = Run(start=2, verify_every=1, audit_every=3), Run("dense")
     for number in range(2):
         assert torch.equal(run.step(number), dense.step(number))
@@ -177,11 +177,10 @@ def beside_others() -> None:
 
 
 def test_other_choices_go_along(pool: Pool) -> None:
-    pool.run(2, beside_others)
+    pool.run(2, shortly, beside_others, LOW)
 
 
 def in_ones_own_loop() -> None:
-    shorten(TOPK)
     net = network()
     with closing(gradwire.Synchronizer(net, "auto", among=AMONG_TWO)) as sync:
         for number in range(STEPS):
@@ -194,7 +193,7 @@ def in_ones_own_loop() -> None:
 
 
 def test_a_synchronizer_chooses_too(pool: Pool) -> None:
-    pool.run(2, in_ones_own_loop)
+    pool.run(2, shortly, in_ones_own_loop, TOPK)
 
 
 def alone() -> None:
@@ -215,7 +214,6 @@ def of_shards() -> None:
         from torch.distributed._composable.replicate_with_fsdp import replicate
     except ImportError:
         replicate = None
-    shorten(TOPK)
     model: Any = fully_shard(network(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
     with pytest.raises(ConfigurationError, match="cannot choose for a model that is cut into shards"):
         gradwire.compress(model, "auto", among=[TOPK])
@@ -231,7 +229,7 @@ def of_shards() -> None:
 
 
 def test_shards_cannot_choose_each_for_themselves_and_replicas_can(pool: Pool) -> None:
-    pool.run(4, of_shards)
+    pool.run(4, shortly, of_shards, TOPK)
 
 
 def test_nothing_is_chosen_that_was_measured_slower() -> None:

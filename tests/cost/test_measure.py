@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.cost import group, measure, shapes
+from gradwire.cost import group, measure, probe, shapes
+from gradwire.cost.advice import Candidate, advise
 from gradwire.cost.costs import FREE, Costs, Profile, Stage, key_of
+from gradwire.cost.scene import Scene
 from gradwire.engine.configuration import Configuration
 from gradwire.wire import ProcessGroupTransport
 from pool import Pool
@@ -53,3 +58,29 @@ def test_the_slowest_worker_counts(pool: Pool) -> None:
     assert first[0] == [2.0, 3.0]
     assert first[1] == 1.0
     assert first[2] > 0
+
+
+def looked(path: str) -> tuple[str, float, int, list[float]]:
+    tried = [Candidate.make("bf16", {}), Candidate.make("topk", {"ratio": 0.1})]
+    whole = dist.new_group()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "SIZES", (1 << 10, 1 << 14))
+        setting, numel, title = group.measured(Scene(f"{path}:make"), False, tried, whole, CPU)
+    assert set(map(key_of, (each.configuration for each in tried))) < set(setting.profile.methods)
+    assert setting.workload.seconds > 0
+    return title, setting.workload.seconds, numel, [row.seconds for row in advise(setting, tried).rows]
+
+
+def test_a_group_measures_itself_and_its_backward_pass(tmp_path: Path, pool: Pool) -> None:
+    path = tmp_path / "own_step_of_a_test.py"
+    path.write_text(
+        "import torch\ndef make():\n    net = torch.nn.Linear(400, 90)\n"
+        "    return net, lambda each: each(torch.ones(4, 400)).sum()\n"
+    )
+    first, second = pool.run(2, looked, str(path))
+    assert first == second
+    title, seconds, numel, rows = first
+    assert "2 workers as they are" in title
+    assert "(measured)" in title
+    assert numel == 400 * 90 + 90
+    assert all(each >= seconds for each in rows)

@@ -25,7 +25,7 @@ def probed() -> dict[str, tuple[float, float]]:
 
 def of_one() -> str:
     try:
-        probe.measured(ProcessGroupTransport(dist.group.WORLD), CPU)
+        probe.measured(ProcessGroupTransport(dist.group.WORLD), CPU, probe.SIZES)
     except ConfigurationError as error:
         return str(error)
     return "measured"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -165,7 +166,9 @@ def advise(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from gradwire.cost.group import look
 
-        seen = look(scene, step_time is not None, tried)
+        quiet = Console(quiet=True) if os.environ.get("RANK", "0") != "0" else new_console()
+        with quiet.status("measuring the group, its collectives, encoding, and backward"):
+            seen = look(scene, step_time is not None, tried)
         if seen is None:
             return
         setting, numel, title = seen

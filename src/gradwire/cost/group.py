@@ -51,35 +51,42 @@ def look(scene: Scene, step_time_given: bool, tried: Sequence[Candidate]) -> tup
     Raises:
         ConfigurationError: If the model is not as it must be.
     """
-    rank, workers, device = join()
+    rank, _, device = join()
     try:
-        module, step = user.make_with_step(scene.shapes) if user.is_own(scene.shapes) else (None, None)
-        model = scene.model() if module is None else user.model(scene.shapes, module)
         group = dist.group.WORLD
         if group is None:
             raise ConfigurationError("there is no process group; start with torchrun")
-        transport = ProcessGroupTransport(group)
-        network = probe.measured(transport, device)
-        exact = Candidate.make("dense", {}).configuration
-        profile = measure.here([exact, *(each.configuration for each in tried)], model.parameters, device)
-        profile, apart = measure.slowest(profile, transport, device)
-        assumed = replace(scene, workers=workers).setting(model)
-        setting = replace(assumed, network=network, profile=profile, cores=cores(transport, device))
-        told = "" if step_time_given else " (assumed)"
-        if module is not None and step is not None and not step_time_given:
-            wrapped = DistributedDataParallel(module.to(device))
-            before, *buckets = probe.largest(probe.arrivals(wrapped, step), transport, device)
-            setting = replace(setting, workload=_arriving(model, setting.workload, before, buckets))
-            told = " (measured)"
-        seconds = setting.workload.seconds
+        seen = measured(scene, step_time_given, tried, group, device)
     finally:
         dist.destroy_process_group()
+    return seen if rank == 0 else None
+
+
+def measured(
+    scene: Scene, step_time_given: bool, tried: Sequence[Candidate], group: dist.ProcessGroup, device: torch.device
+) -> tuple[Setting, int, str]:
+    """What :func:`look` returns, of a group that all ranks are in and nothing else uses."""
+    module, step = user.make_with_step(scene.shapes) if user.is_own(scene.shapes) else (None, None)
+    model = scene.model() if module is None else user.model(scene.shapes, module)
+    transport = ProcessGroupTransport(group)
+    network = probe.measured(transport, device, probe.SIZES)
+    exact = Candidate.make("dense", {}).configuration
+    profile = measure.here([exact, *(each.configuration for each in tried)], model.parameters, device)
+    profile, apart = measure.slowest(profile, transport, device)
+    assumed = replace(scene, workers=transport.world_size).setting(model)
+    setting = replace(assumed, network=network, profile=profile, cores=cores(transport, device))
+    told = "" if step_time_given else " (assumed)"
+    if module is not None and step is not None and not step_time_given:
+        wrapped = DistributedDataParallel(module.to(device))
+        before, *buckets = probe.largest(probe.arrivals(wrapped, step), transport, device)
+        setting = replace(setting, workload=_arriving(model, setting.workload, before, buckets))
+        told = " (measured)"
     slow = f"; its slowest worker takes {apart:.1f} times as long to encode as its quickest" if apart > APART else ""
     title = (
-        f"{scene.shapes}, {model.numel / 1e6:.1f} M parameters, {workers} workers as they are, "
-        f"a step takes {1e3 * seconds:.4g} ms{told}{slow}"
+        f"{scene.shapes}, {model.numel / 1e6:.1f} M parameters, {network.workers} workers as they are, "
+        f"a step takes {1e3 * setting.workload.seconds:.4g} ms{told}{slow}"
     )
-    return (setting, model.numel, title) if rank == 0 else None
+    return setting, model.numel, title
 
 
 def cores(transport: Transport, device: torch.device) -> float:

@@ -27,9 +27,7 @@ SECONDS = 1.0
 """No larger size is tried after one that took so long."""
 
 
-def measured(
-    transport: Transport, device: torch.device, sizes: Sequence[int] = SIZES, repeats: int = REPEATS
-) -> Measured:
+def measured(transport: Transport, device: torch.device, sizes: Sequence[int], repeats: int = REPEATS) -> Measured:
     """Times every collective of a group.
 
     Args:
