@@ -15,11 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.cost import measure, probe, user
 from gradwire.cost.advice import Candidate
 from gradwire.cost.scene import Scene
-from gradwire.cost.shapes import Model
 from gradwire.cost.simulation import Setting
-from gradwire.cost.workload import Workload
 from gradwire.errors import ConfigurationError
-from gradwire.layout import flat_slots
 from gradwire.wire import ProcessGroupTransport, Transport
 
 CPU = torch.device("cpu")
@@ -78,8 +75,7 @@ def measured(
     told = "" if step_time_given else " (assumed)"
     if module is not None and step is not None and not step_time_given:
         wrapped = DistributedDataParallel(module.to(device))
-        before, *buckets = probe.largest(probe.arrivals(wrapped, step), transport, device)
-        setting = replace(setting, workload=_arriving(model, setting.workload, before, buckets))
+        setting = replace(setting, workload=probe.arrivals(wrapped, step, transport))
         told = " (measured)"
     slow = f"; its slowest worker takes {apart:.1f} times as long to encode as its quickest" if apart > APART else ""
     title = (
@@ -97,19 +93,3 @@ def cores(transport: Transport, device: torch.device) -> float:
     names = transport.all_gather(torch.frombuffer(bytearray(name), dtype=torch.uint8))()
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return here / int((names == names[transport.rank]).all(1).sum())
-
-
-def _arriving(model: Model, assumed: Workload, before: float, buckets: list[float]) -> Workload:
-    """A workload whose backward pass takes what was measured; as many buckets as DDP made."""
-    if len(buckets) == len(assumed.buckets):
-        return Workload(assumed.buckets, tuple(buckets), before)
-    whole = flat_slots(list(reversed(model.parameters)))
-    return (
-        Workload((whole,), (sum(buckets),), before)
-        if len(buckets) == 1
-        else replace(
-            assumed,
-            backward=tuple(sum(buckets) * part / sum(assumed.backward) for part in assumed.backward),
-            forward=before,
-        )
-    )

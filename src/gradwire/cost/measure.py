@@ -21,7 +21,7 @@ from gradwire.engine.configuration import Configuration
 from gradwire.layout import Slot, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.methods import Context, Method
-from gradwire.wire import Synchronization, Transport
+from gradwire.wire import AllReduceMean, Request, Synchronization, Transport
 
 WORLDS = (2, 5)
 """Numbers of workers with which a method is measured, so that what each payload adds shows."""
@@ -97,8 +97,18 @@ class Watched(Method):
                 return
             finally:
                 self.times.setdefault(stage, []).append(self.clock() - start)
+            self.times[stage][-1] += self._scaling(request)
             answer = yield request
             stage += 1
+
+    def _scaling(self, request: Request | Sequence[Request]) -> float:
+        """What the wire takes to divide by the number of workers before sums."""
+        asked = request if isinstance(request, list) else [request]
+        copies = [each.payload.clone() for each in asked if isinstance(each, AllReduceMean)]
+        start = self.clock()
+        for each in copies:
+            each.mul_(0.5)
+        return self.clock() - start
 
 
 def stage_seconds(
@@ -171,9 +181,14 @@ def sample(parameters: Sequence[NamedShape], most: int = SAMPLE) -> list[NamedSh
     return [(name, (row, *shape[1:]) if row else shape) for (name, shape), row in zip(picked, rows, strict=True)]
 
 
-def here(configurations: Iterable[Configuration], parameters: Sequence[NamedShape], device: torch.device) -> Profile:
-    """What methods take of a model on the device that it is about to be trained on, measured in seconds."""
-    sampled = sample(parameters)
+def here(
+    configurations: Iterable[Configuration],
+    parameters: Sequence[NamedShape],
+    device: torch.device,
+    most: int = SAMPLE,
+) -> Profile:
+    """What methods take of a model on the device that it is about to be trained on, by about ``most`` of its values."""
+    sampled = sample(parameters, most)
     numel = shapes.numel(sampled)
     noise = torch.randn(numel + (1 << 16), generator=torch.Generator().manual_seed(0)).to(device)
     methods = {key_of(each): costs(each, noise, [sampled]) for each in configurations}

@@ -16,7 +16,9 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.cost.network import KINDS, Kind, Line, Measured, line_through, sent_bytes
+from gradwire.cost.workload import Workload
 from gradwire.errors import ConfigurationError
+from gradwire.layout import Slot, flat_slots
 from gradwire.wire import Pending, Transport
 
 SIZES = (1 << 10, 1 << 16, 1 << 19, 1 << 22, 1 << 24)
@@ -62,7 +64,7 @@ def _line(kind: Kind, transport: Transport, device: torch.device, sizes: Sequenc
             if seconds > SECONDS:
                 break
         sent = sent_bytes(kind, payload, transport.world_size)
-        points.append((sent, min(times)))  # what else runs on the cores is no property of the network
+        points.append((sent, statistics.median(times)))
         works.append((sent, statistics.median(processor)))
         if points[-1][1] > SECONDS:
             break
@@ -89,6 +91,8 @@ def _begin(kind: Kind, transport: Transport, payload: Tensor) -> Pending:
     match kind:
         case "all-reduce":
             return transport.all_reduce(payload.view(torch.float32), dist.ReduceOp.SUM)
+        case "half all-reduce":
+            return transport.all_reduce(payload.view(torch.bfloat16), dist.ReduceOp.SUM)
         case "all-gather":
             return transport.all_gather(payload)
         case "straight all-gather":
@@ -112,26 +116,28 @@ def core_share(seconds: float = 0.3) -> float:
 def arrivals(
     model: DistributedDataParallel,
     step: Callable[[nn.Module], Tensor],
+    transport: Transport,
     steps: int = 5,
     clock: Callable[[], float] = time.perf_counter,
-) -> list[float]:
-    """Seconds of backward until each bucket is ready, one after another, and of the rest of a step in front of them.
+) -> Workload:
+    """What the workers compute in a step: DDP's own buckets, and how long backward takes to each.
 
     The model's averages are left out, so it must not be used for training afterwards.
 
     Args:
         model: Freshly wrapped, without a communication hook.
         step: Gives the loss of a step.
+        transport: The workers, of whom the slowest counts.
         steps: How many are timed after two that are not.
         clock: What tells the time; ``time.thread_time`` where workers share cores and compute in one thread.
-
-    Returns:
-        The time before backward, then that of each bucket; medians over steps.
     """
     seen: list[float] = []
+    buckets: list[tuple[Slot, ...]] = []
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
 
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         seen.append(clock())
+        buckets.append(flat_slots([(names[id(each)], tuple(each.shape)) for each in bucket.parameters()]))
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -141,13 +147,16 @@ def arrivals(
     for number in range(2 + steps):
         model.zero_grad(set_to_none=True)
         seen.clear()
+        buckets.clear()
         began = clock()
         loss = step(model)
         seen.append(clock())
         loss.backward()  # type: ignore[no-untyped-call]
         if number >= 2:
             timed.append([later - earlier for earlier, later in zip([began, *seen], seen, strict=False)])
-    return [statistics.median(times) for times in zip(*timed, strict=True)]
+    medians = [statistics.median(times) for times in zip(*timed, strict=True)]
+    before, *works = largest(medians, transport, next(model.parameters()).device)
+    return Workload(tuple(buckets), tuple(works), before)
 
 
 def largest(numbers: Sequence[float], transport: Transport, device: torch.device) -> list[float]:

@@ -40,6 +40,7 @@ class Setting:
         cores: Cores that each worker has for everything: backward, encoding, and what sending takes of them.
         pace: The most of a core that a thread gets, where others' threads want it, too.
         slowest: How many times as long as the others' the slowest worker's computation takes, at least 1.
+        turn: Seconds of a core in which a step is handed to the wire's thread and back, whatever is averaged.
         near: The network within a group of workers that average densely among themselves first, if they do.
     """
 
@@ -49,6 +50,7 @@ class Setting:
     cores: float = float("inf")
     pace: float = 1.0
     slowest: float = 1.0
+    turn: float = 0.0
     near: Network | None = None
 
     def __post_init__(self) -> None:
@@ -225,7 +227,7 @@ class Worker:
         spent = {
             row: sum(each.stop - each.start for each in clock.done if each.row == row) for row in ("encode", "decode")
         }
-        seconds = clock.now + forward
+        seconds = clock.now + setting.turn / min(1.0, setting.cores) + forward
         return Prediction(
             label="",
             seconds=seconds,
