@@ -251,6 +251,7 @@ def test_nothing_is_chosen_that_was_measured_slower() -> None:
         ({"among": "topk"}, "among='topk' is no list of methods"),
         ({"among": [3]}, r"among=\[3\] is no list"),
         ({"among": ["tpok"]}, "did you mean 'topk'"),
+        ({"among": ["fp16"]}, "which compresses nothing; dense and bf16 are always tried"),
         ({"among": ["topk:granularity=model"]}, "takes the whole gradient at once"),
         ({"route": "gather"}, "route='gather' came with method='auto'"),
         ({"ratio": 0.1}, "ratio=0.1 came with method='auto'"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 
 from gradwire.attach.shards import cut_groups, local_parameters
 from gradwire.cost import group, measure, probe
@@ -108,6 +109,11 @@ class Trial(Guard):
                 "method='auto' cannot choose for a model that is cut into shards, since the replicas of each would "
                 "choose for themselves; take what 'gradwire advise' says under torchrun, or replicate() in place of "
                 "fully_shard()"
+            )
+        if dist.get_rank() == 0:
+            _log.warning(
+                "auto measures %d methods on this device and the group, some ten seconds, then steps of the training",
+                len(automatic.among),
             )
         return cls(
             automatic,

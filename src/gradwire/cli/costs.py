@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -324,17 +325,17 @@ def validate(
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise GradwireError(f"{again} is no JSON of gradwire bench validate: {error}") from error
     with console.status("measuring") as status:
-        for each in link:
-            for number in workers:
-                found, probed = bench_validate.measure(number, each, chosen, steps, status.update)
-                points += found
-                probes += probed
-                for point in found:
-                    console.print(
-                        f"{point.link:>8} {point.workers} workers {point.mode:8} {point.method:26} predicted "
-                        f"{1e3 * point.predicted:8.1f} ms, measured {1e3 * point.measured:8.1f} ms, "
-                        f"{100 * point.error:+.0f} %"
-                    )
+        for each, number in product(link, workers):
+            found, probed = bench_validate.measure(number, each, chosen, steps, status.update)
+            points, probes = points + found, probes + probed
+            for point in found:
+                console.print(
+                    f"{point.link:>8} {point.workers} workers {point.mode:8} {point.method:26} predicted "
+                    f"{1e3 * point.predicted:8.1f} ms, measured {1e3 * point.measured:8.1f} ms, "
+                    f"{100 * point.error:+.0f} %"
+                )
+            measured = report.document("bench.validate", fit=bench_validate.Fit(), points=points, probes=probes)
+            report.write_json(out / "validate.json", measured)  # for --again, if this is broken off
         first, other = bench_validate.parted(points)
         fit = bench_validate.calibrated(first, probes, status.update) if other else bench_validate.Fit()
     nothing_fitted = bench_validate.again(points, probes, bench_validate.Fit())

@@ -75,7 +75,7 @@ def measured(
     told = "" if step_time_given else " (assumed)"
     if module is not None and step is not None and not step_time_given:
         wrapped = DistributedDataParallel(module.to(device))
-        setting = replace(setting, workload=probe.arrivals(wrapped, step, transport))
+        setting = replace(setting, workload=probe.arrivals(wrapped, step, transport, clock=measure.clock_of(device)))
         told = " (measured)"
     slow = f"; its slowest worker takes {apart:.1f} times as long to encode as its quickest" if apart > APART else ""
     title = (

@@ -105,14 +105,6 @@ def _begin(kind: Kind, transport: Transport, payload: Tensor) -> Pending:
     return transport.exchange(payload, partner if partner < transport.world_size else transport.rank)
 
 
-def core_share(seconds: float = 0.3) -> float:
-    """The share of a core that a thread of this process gets when it never rests, with whatever else runs."""
-    began, processor = time.perf_counter(), time.thread_time()
-    while time.perf_counter() - began < seconds:
-        pass
-    return (time.thread_time() - processor) / (time.perf_counter() - began)
-
-
 def arrivals(
     model: DistributedDataParallel,
     step: Callable[[nn.Module], Tensor],

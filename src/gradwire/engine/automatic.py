@@ -64,6 +64,10 @@ class Automatic:
             )
         lines = {line: Configuration.of(line, {}, choices) for line in dict.fromkeys((*EXACT, *among))}
         for line, configuration in lines.items():
+            if configuration.method.bias == "exact" and line not in EXACT:
+                raise ConfigurationError(
+                    f"among has {line!r}, which compresses nothing; dense and bf16 are tried anyway"
+                )
             if configuration.whole:
                 raise ConfigurationError(
                     f"among has {line!r}, which takes the whole gradient at once and cannot take turns with others; "
