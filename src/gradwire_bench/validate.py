@@ -163,9 +163,8 @@ def setting_of(probed: dict[str, Any], fit: Fit) -> Setting:
     workload = Workload(buckets, tuple(seen["backward"]), 0.0)  # what comes before backward is not timed
     profile = Profile.of_plain(probed["profile"])
     methods = {key: replace(costs, spread=0.0) for key, costs in profile.methods.items()}  # one run each, not three
-    return Setting(
-        workload, network, replace(profile, methods=methods), probed["cores"], probed["core_share"], turn=fit.turn
-    )
+    profile = replace(profile, methods=methods)
+    return Setting(workload, network, profile, probed["cores"], turn=fit.turn)
 
 
 def parted(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:

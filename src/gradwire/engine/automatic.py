@@ -66,7 +66,7 @@ class Automatic:
         for line, configuration in lines.items():
             if configuration.method.bias == "exact" and line not in EXACT:
                 raise ConfigurationError(
-                    f"among has {line!r}, which compresses nothing; dense and bf16 are tried anyway"
+                    f"among has {line!r}, which compresses nothing; dense and bf16 are always tried"
                 )
             if configuration.whole:
                 raise ConfigurationError(
