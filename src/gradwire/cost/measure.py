@@ -190,7 +190,7 @@ def here(
     """What methods take of a model on the device that it is about to be trained on, by about ``most`` of its values."""
     sampled = sample(parameters, most)
     numel = shapes.numel(sampled)
-    noise = torch.randn(numel + (1 << 16), generator=torch.Generator().manual_seed(0)).to(device)
+    noise = torch.randn(numel + (1 << 16), generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(device)
     methods = {key_of(each): costs(each, noise, [sampled]) for each in configurations}
     about = f"{numel:,} values, torch {torch.__version__}, {date.today()}"
     return Profile(str(device), "measured", about, methods=methods)
