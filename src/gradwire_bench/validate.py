@@ -256,15 +256,8 @@ def scatter_plot(points: Sequence[Point], path: Path, error: float) -> None:
     axes.set_xlabel("measured ms a step")
     axes.set_ylabel("predicted ms a step (grey: within 25 %)")
     axes.legend(frameon=False, fontsize=8)
-    links = ", ".join(
-        f"{mark} {link}" for link, mark in (("none", "●"), ("1gbit", "■"), ("300mbit", "▼"), ("100mbit", "▲"))
-    )
-    axes.text(
-        0,
-        1.02,
-        f"small GPT-2, averages alone (filled) and with backward; median error {100 * error:.0f} %; {links}",
-        transform=axes.transAxes,
-        fontsize=8,
-        color="#666666",
-    )
+    marked = {"none": "●", "1gbit": "■", "300mbit": "▼", "100mbit": "▲"}
+    links = ", ".join(f"{mark} {link}" for link, mark in marked.items())
+    caption = f"settings that nothing was fitted to; median error {100 * error:.0f} %\nfull: averages alone; {links}"
+    axes.text(0, 1.02, caption, transform=axes.transAxes, fontsize=8, color="#666666")
     _save(figure, path)
