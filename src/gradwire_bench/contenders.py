@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
 from gradwire.methods import parse
@@ -28,7 +29,8 @@ class Contender:
 
     Attributes:
         name: ``"ddp"`` for plain DDP in fp32, ``"torch-powersgd"`` for PyTorch's ``powerSGD_hook`` over one bucket,
-            ``"floor"`` for DDP that sends nothing, which no method can be faster than, else a method of gradwire.
+            ``"floor"`` for DDP that sends nothing, which no method can be faster than, ``"auto"`` for what gradwire
+            chooses itself, else a method of gradwire.
         options: The method's options by name, in the order given, and ``granularity``, ``memory``, ``owner`` and
             ``route`` as :func:`gradwire.compress` takes them.
     """
@@ -91,7 +93,7 @@ class Contender:
         return Averaged(ddp, handle)
 
     def _check(self) -> None:
-        if self.name in (DDP, TORCH_POWERSGD, FLOOR):
+        if self.name in (DDP, TORCH_POWERSGD, FLOOR, AUTO):
             allowed = {"rank"} if self.name == TORCH_POWERSGD else set()
             for option, value in self.options:
                 if option not in allowed:
@@ -125,6 +127,14 @@ class Averaged:
     def stages(self) -> dict[str, float]:
         """Seconds of gradwire's wire thread since attach by stage; empty where nobody counts."""
         return {} if self.handle is None else dict(self.handle.stats().seconds)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is still being chosen what averages; the same on all ranks between two steps."""
+        handle = self.handle
+        if handle is None or not isinstance(handle.configuration, Automatic):
+            return False
+        return handle.wire.call(lambda: handle.advice) is None
 
     def close(self) -> None:
         """Ends what works in the background for this contender."""

@@ -78,6 +78,9 @@ class Race:
             for lane in self._lanes:
                 self._step(lane, timed=False)
         for lane in self._lanes:
+            while lane.averaged is not None and lane.averaged.undecided:
+                self._step(lane, timed=False)
+        for lane in self._lanes:
             if lane.averaged is not None:
                 lane.sent_before, lane.stages_before = lane.averaged.sent_bytes(), lane.averaged.stages()
         while any(lane.wants_more(self._steps, self._budget) for lane in self._lanes):

@@ -33,7 +33,7 @@ def shortly(body: Callable[..., Any], chosen: str | None = None, *arguments: Any
         for name, value in {"SETTLING": 1, "TIMED": 1, "SIZES": (1 << 10,)}.items():
             patch.setattr(trial, name, value)
         if chosen is not None:
-            promising = "" if chosen in EXACT else chosen
+            promising = [] if chosen in EXACT else [chosen]
             patch.setattr(trial.Trial, "_promising", lambda self: promising)
             patch.setattr(trial, "decide", lambda *measured: Decision(chosen, "a test says so", measured[0], {}))
         return body(*arguments)
@@ -242,6 +242,8 @@ def test_nothing_is_chosen_that_was_measured_slower() -> None:
         assert chosen in EXACT or seconds[chosen] < 0.95 * min(full, half)
         if third is not None and third < 0.95 * min(full, half):
             assert chosen == TOPK
+            assert decide({**seconds, LOW: 0.9 * third}, {}).line == LOW
+            assert decide({**seconds, LOW: 0.99 * third}, {}).line == TOPK  # alike, and it was named first
     assert "3.0 times as long to encode" in decide({"dense": 1.0, "bf16": 1.0}, {}, 3.0).reason
 
 

@@ -279,7 +279,7 @@ def compress(
             method object; or one of these for each pattern of parameter names, such as ``{"embed*": "topk:ratio=0.01",
             "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over.
             ``"recipe:adamw"`` is the line that was measured to keep the accuracy under an optimizer (``gradwire
-            recipes``), ``"recipe"`` that under all. ``"auto"`` tries in some 30 steps what may be fastest here,
+            recipes``), ``"recipe"`` that under all. ``"auto"`` tries in some 40 steps what may be fastest here,
             of ``among=[...]`` if given, and stays with what was: ``handle.advice``, ``handle.reconsider()``.
         process_group: The workers that hold the same shards, of a model that was sharded on a mesh of one dimension.
         granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each

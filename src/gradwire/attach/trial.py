@@ -7,6 +7,7 @@ what was measured there decides, alike on all ranks. So a wrong prediction costs
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from gradwire.attach.shards import cut_groups, local_parameters
 from gradwire.cost import group, measure, probe
 from gradwire.cost.advice import ALIKE, GAIN, Candidate, advise, as_text
 from gradwire.cost.costs import Profile
+from gradwire.cost.network import Level, Links
 from gradwire.cost.shapes import NamedShape
 from gradwire.cost.simulation import Setting
 from gradwire.cost.workload import Workload
@@ -29,7 +31,7 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.guards import Guard
 from gradwire.engine.unit import Unit
 from gradwire.errors import ConfigurationError
-from gradwire.layout import Slot
+from gradwire.layout import Slot, flat_slots
 from gradwire.wire import Transport
 from gradwire.wire.meter import Event
 
@@ -95,6 +97,8 @@ class Trial(Guard):
         rules = [replace(rule, start=0) for rule in automatic.rules]
         self._candidates = [Candidate.of(*each) for each in zip(automatic.among, rules, strict=True)]
         self._profile: Profile = measure.here(rules, parameters, device)
+        few = Workload((flat_slots(measure.sample(parameters)),), (0.0,), 0.0)
+        advise(Setting(few, Links((Level(2, 1e9, 0.0),)), self._profile), self._candidates)  # or it says what cannot be
         self.decision: Decision | None = None
 
     @classmethod
@@ -137,6 +141,7 @@ class Trial(Guard):
         self.decision = None
         self._seconds: dict[str, float] = {}
         self._predicted: dict[str, float] = {}
+        self._tried = list(EXACT)
         self._units: list[Unit] = []
         self._coming: deque[list[Event]] = deque()
         self._passed: list[tuple[list[Event], Event]] = []
@@ -193,10 +198,10 @@ class Trial(Guard):
         self._seconds[line] = statistics.median(probe.largest(taken, self._transport, self._device))
         if line == EXACT[0]:
             self._workload = self._computed(passed, buckets)
-        tried = [*EXACT, *([self._promising()] if len(self._seconds) == len(EXACT) else [])]
-        following = next((each for each in tried if each and each not in self._seconds), "")
-        if following:
-            self._use(self._automatic.trying(following))
+        if len(self._seconds) == len(EXACT):
+            self._tried += self._promising()
+        if len(self._seconds) < len(self._tried):
+            self._use(self._automatic.trying(self._tried[len(self._seconds)]))
         else:
             self._settle(decide(self._seconds, self._predicted, self._apart))
 
@@ -209,17 +214,18 @@ class Trial(Guard):
         works = [statistics.median(each) for each in zip(*spans, strict=True)] or [0.0] * count
         return Workload(tuple(buckets), tuple(probe.largest(works, self._transport, self._device)), 0.0)
 
-    def _promising(self) -> str:
-        """What is predicted to gain most, if anything is; rank 0 simulates for all."""
-        found: tuple[str, dict[str, float]] = "", {}
+    def _promising(self) -> list[str]:
+        """What would be advised and what is predicted fastest, if anything surely gains; rank 0 simulates for all."""
+        found: tuple[list[str], dict[str, float]] = [], {}
         if self._transport.rank == 0:
             told = advise(Setting(self._workload, self._network, self._merged, self._cores), self._candidates)
             lines = list(self._automatic.among)
             chosen = lines[self._candidates.index(told.chosen)] if told.chosen is not None else EXACT[0]
             predicted = {line: row.seconds for line, row in zip(lines, told.rows[1:], strict=True)}
-            found = "" if chosen in EXACT else chosen, predicted
+            quickest = min(lines, key=lambda line: predicted[line])
+            found = [] if chosen in EXACT else list(dict.fromkeys((chosen, quickest))), predicted
         promising, self._predicted = probe.agreed(found, self._transport, self._device)
-        return str(promising)
+        return list(promising)
 
     def _settle(self, decision: Decision) -> None:
         self.decision = decision
@@ -253,7 +259,9 @@ def decide(seconds: Mapping[str, float], predicted: Mapping[str, float], apart: 
     full, half = (seconds[line] for line in EXACT)
     exact = EXACT[1] if half < (1 - ALIKE) * full else EXACT[0]
     compressed = [line for line in seconds if line not in EXACT]
-    line = next((each for each in compressed if seconds[each] < (1 - GAIN) * min(full, half)), exact)
+    quickest = min((seconds[each] for each in compressed), default=math.inf)
+    alike = [each for each in compressed if seconds[each] <= (1 + ALIKE) * quickest]
+    line = next((each for each in alike if seconds[each] < (1 - GAIN) * min(full, half)), exact)
     reason = f"a step takes {', '.join(f'{as_text(each)} by {name}' for name, each in seconds.items())}"
     if line != exact:
         reason += "; compare the accuracy with that of dense averages before you rely on it"
