@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
@@ -25,7 +26,7 @@ FLOOR = "floor"
 Option = bool | int | float | str
 
 _CHOICES = ("granularity", "memory", "owner", "route", "fuse_bytes")
-_OWN_OPTIONS = {DDP: set[str](), FLOOR: set[str](), TORCH_FP16: set[str](), TORCH_POWERSGD: {"rank"}}
+_OWN_OPTIONS = {DDP: set[str](), AUTO: set[str](), FLOOR: set[str](), TORCH_FP16: set[str](), TORCH_POWERSGD: {"rank"}}
 """Contenders that are not gradwire's, and what each takes."""
 
 
@@ -36,7 +37,7 @@ class Contender:
     Attributes:
         name: ``"ddp"`` for plain DDP in fp32, ``"torch-powersgd"`` for PyTorch's ``powerSGD_hook`` over one bucket,
             ``"torch-fp16"`` for its ``fp16_compress_hook``, ``"floor"`` for DDP that sends nothing, which no method can
-            be faster than, else a method of gradwire.
+            be faster than, ``"auto"`` for what gradwire chooses itself, else a method of gradwire.
         options: The method's options by name, in the order given, and ``granularity``, ``memory``, ``owner``, ``route``
             and ``fuse_bytes`` as :func:`gradwire.compress` takes them. ``dense_below=n`` compresses all tensors of at
             least n elements, those of one dimension too. ``bucket_mb`` is DDP's, for every contender.
@@ -161,6 +162,14 @@ class Averaged:
     def stages(self) -> dict[str, float]:
         """Seconds of gradwire's wire thread since attach by stage; empty where nobody counts."""
         return {} if self.handle is None else dict(self.handle.stats().seconds)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is still being chosen what averages; the same on all ranks between two steps."""
+        handle = self.handle
+        if handle is None or not isinstance(handle.configuration, Automatic):
+            return False
+        return handle.wire.call(lambda: handle.advice) is None
 
     def close(self) -> None:
         """Ends what works in the background for this contender."""

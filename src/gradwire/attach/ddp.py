@@ -23,6 +23,7 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Methods, configure
 from gradwire.engine.policy import DensePolicy
+from gradwire.engine.recipes import RECIPE
 from gradwire.engine.unit import Unit
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import flat_slots
@@ -241,7 +242,7 @@ def _on_bucket(hook: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Te
 
 def compress(
     model: nn.Module,
-    method: Methods,
+    method: Methods = RECIPE,
     *,
     process_group: dist.ProcessGroup | DeviceMesh | None = None,
     granularity: str | None = None,
@@ -277,6 +278,9 @@ def compress(
         method: A name of ``gradwire.methods.names()``, also with options, as in ``"topk:ratio=0.01,memory=ef21"``; or a
             method object; or one of these for each pattern of parameter names, such as ``{"embed*": "topk:ratio=0.01",
             "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over.
+            ``"recipe:adamw"`` is the line that was measured to keep the accuracy under an optimizer (``gradwire
+            recipes``), ``"recipe"`` that under all. ``"auto"`` tries in some 40 steps what may be fastest here,
+            of ``among=[...]`` if given, and stays with what was: ``handle.advice``, ``handle.reconsider()``.
         process_group: The workers that hold the same shards, of a model that was sharded on a mesh of one dimension.
         granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each
             of DDP's buckets; ``"model"``, the whole gradient; ``"row"``, the weights of each unit; or ``"block:N"``,
@@ -336,8 +340,7 @@ def compress(
         >>> handle.stats().steps
         1
 
-        ``gradwire.compress(model, {"embed*": "topk:ratio=0.01", "*": "acpsgd:rank=4"}, start=100)`` has a method for
-        each pattern of names, after 100 dense steps.
+        ``gradwire.compress(model, {"embed*": "topk:ratio=0.01", "*": "acpsgd"}, start=100)``: by name, from step 100.
     """
     choices = Choices.of(locals())
     ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model
@@ -381,8 +384,7 @@ def _checked(given: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> 
         )
     if getattr(model, "_use_python_reducer", False):
         raise ConfigurationError(
-            "torch._dynamo.config.optimize_ddp='python_reducer' has DDP average without communication hooks; set "
-            "'ddp_optimizer' before the model is wrapped"
+            "optimize_ddp='python_reducer' has DDP average without hooks; set 'ddp_optimizer' before you wrap the model"
         )
     for hook in [hook.__qualname__ for hook, state in model._comm_hooks if not isinstance(state, _Detached)]:
         raise ConfigurationError(f"the model has the communication hook {hook!r} already; DDP takes one; wrap it anew")

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.attach.handle import Handle, check_left_out, default_group
+from gradwire.attach.handle import Handle, check_left_out
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local
+from gradwire.attach.sibling import default_group
 from gradwire.attach.torch_fsdp import ParameterGroup, ShardedModel, went_through_fsdp
-from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
-from gradwire.engine.mixture import Mixture
+from gradwire.engine.mixture import Configured
 from gradwire.engine.unit import Unit
 from gradwire.errors import GradwireError
 from gradwire.layout import Slot
@@ -221,9 +221,7 @@ def sharded_model(model: nn.Module, process_group: dist.ProcessGroup | DeviceMes
     return ShardedModel(model, None if process_group is None else default_group(process_group))
 
 
-def compress_sharded(
-    model: ShardedModel, configuration: Configuration | Mixture, guarding: Guarding, roll_call: RollCall
-) -> Handle:
+def compress_sharded(model: ShardedModel, configuration: Configured, guarding: Guarding, roll_call: RollCall) -> Handle:
     """Averages a model's gradients over its replicas from now on.
 
     Raises:

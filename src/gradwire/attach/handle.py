@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters, part_of
-from gradwire.attach.sibling import backends_of, sibling_of
+from gradwire.attach.sibling import check_backend, sibling_of
+from gradwire.attach.trial import Decision, Trial, check_trial
 from gradwire.engine.agreement import check_agreement, check_equal, check_same_step
+from gradwire.engine.automatic import Automatic
 from gradwire.engine.choices import Choices
-from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.guards import Audit, Auditor
 from gradwire.engine.guards.audit import ScalarWriter, write
-from gradwire.engine.mixture import Mixture
+from gradwire.engine.mixture import Configured
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.kernels import by_reference
@@ -69,7 +69,7 @@ class Handle:
 
     def __init__(
         self,
-        configuration: Configuration | Mixture,
+        configuration: Configured,
         parameters: Named,
         group: dist.ProcessGroup,
         roll_call: RollCall,
@@ -85,6 +85,7 @@ class Handle:
         if device.type == "cpu":
             for rule in configuration.rules:
                 rehearse(rule, aloud=group.rank() == 0)
+        self._trial = Trial.of(configuration, parameters) if isinstance(configuration, Automatic) else None
         parts = {name: part_of(parameter) for name, parameter in parameters}
         cuts = cut_groups(parameters) if guarding.rolls_back(configuration) else []
         parameters = local_parameters(parameters)
@@ -92,9 +93,8 @@ class Handle:
         self._parameters = {name: {**each, **parts[name]} for name, each in described(parameters).items()}
         self._ranks = Ranks(dist.get_process_group_ranks(group))
         self.buckets: tuple[tuple[str, ...], ...] = ()
-        self.configuration = configuration
         if len(configuration.rules) > 1:
-            self._laid_out(group.rank(), group.size())  # or methods that cannot be saved together
+            self._laid_out(configuration, group.rank(), group.size())  # or methods that cannot be saved together
         roll_call.ready()
         sibling = sibling_of(group, device)
         transport = ProcessGroupTransport(sibling, timeout_of(group))
@@ -112,6 +112,28 @@ class Handle:
         self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device, self.engine.later)
         self._sibling = weakref.ref(sibling)  # whose threads end when the transport lets go of it
         self._attached = True
+        if self._trial is not None:
+            self.engine.guards.insert(0, self._trial)
+            self.reconsider()
+
+    @property
+    def configuration(self) -> Configured:
+        """All choices, as they are now."""
+        return self.engine.configuration
+
+    @property
+    def advice(self) -> Decision | None:
+        """What ``"auto"`` chose, why, and what it measured; None until it has, and where a method was given."""
+        return None if self._trial is None else self._trial.decision
+
+    def reconsider(self) -> None:
+        """Has ``"auto"`` measure and choose anew, beginning with dense averages; what was remembered is forgotten.
+
+        To be called as :meth:`pause` is, and raises what that raises; and a ConfigurationError if a method was given.
+        """
+        trial = check_trial(self._trial)
+        self._agree("reconsider")
+        self.wire.call(lambda: trial.begin(self.engine, self._transport))
 
     def pause(self) -> None:
         """From the next step on averages are dense, as ``"dense"`` makes them, until :meth:`resume`.
@@ -200,7 +222,7 @@ class Handle:
         self._check_between_steps()
         return {
             "version": VERSION,
-            **self._identity(),
+            **self._identity(self.configuration),
             "step": self.engine.step,
             "dense_steps": self.engine.dense_steps,
             "paused": self.engine.paused,
@@ -222,7 +244,10 @@ class Handle:
     def _load(self, state: Mapping[str, Any]) -> None:
         self._check_between_steps()
         check_form(state)
-        check_same(state, self._identity(), "this handle")
+        configuration = self.configuration
+        if isinstance(configuration, Automatic):
+            configuration = configuration.as_saved(state["configuration"])
+        check_same(state, self._identity(configuration), "this handle")
         theirs, ours = (state["rank"], state["world_size"]), (self.engine.rank, self.engine.world_size)
         if theirs[1] != ours[1]:
             raise ConfigurationError(
@@ -238,14 +263,17 @@ class Handle:
                 f"the state was saved by a worker of ranks {tuple(state['ranks'])}, this one's are {self._ranks}; load "
                 "what this group saved; gradwire.redistribute makes states for any group of those of all workers"
             )
-        self._laid_out(*ours).check(state["tensors"], complete=state["step"] > 0)
+        self._laid_out(configuration, *ours).check(state["tensors"], complete=state["step"] > 0)
+        if self._trial is not None and isinstance(configuration, Automatic):
+            self.engine.adopt(configuration)
+            self._trial.go_on(configuration)
         self.engine.store.load(state["tensors"], state["kinds"])
         self.engine.go_on(state["step"], state["dense_steps"], paused=state["paused"])
         self.buckets = tuple(tuple(names) for names in state["buckets"])
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self, configuration: Configured) -> dict[str, Any]:
         return {
-            "configuration": self.configuration.describe(),
+            "configuration": configuration.describe(),
             "parameters": self._parameters,
             "rank": self.engine.rank,
             "world_size": self.engine.world_size,
@@ -259,9 +287,9 @@ class Handle:
                 "resume between backward passes"
             )
 
-    def _laid_out(self, rank: int, world_size: int) -> Store:
+    def _laid_out(self, configuration: Configured, rank: int, world_size: int) -> Store:
         """What is remembered of this model once all of it has been averaged, without room for any of it."""
-        nowhere = Engine(self.configuration, rank, world_size, torch.device("meta"))
+        nowhere = Engine(configuration, rank, world_size, torch.device("meta"))
         nowhere.unit(flat_slots(list(self._shapes.items())))
         return nowhere.store
 
@@ -349,43 +377,3 @@ def check_left_out(frozen: Named) -> None:
                 f"parameter {name!r} was frozen when the method was attached, so its gradient is not averaged and "
                 "ranks would drift apart; to unfreeze it, call zero_grad(), then wrap the model and attach anew"
             )
-
-
-def default_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
-    """The group given, that of a device mesh of one dimension, or the default one.
-
-    Raises:
-        ConfigurationError: If there is no process group yet, or what was given is none that this process is in.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ConfigurationError(
-            "there is no process group yet; call torch.distributed.init_process_group('gloo') (or 'nccl') first"
-        )
-    chosen: Any = dist.group.WORLD if group is None else group
-    if isinstance(chosen, DeviceMesh):
-        if chosen.ndim != 1:
-            raise ConfigurationError(
-                f"process_group is a device mesh of {chosen.ndim} dimensions; give one, such as mesh['dp']"
-            )
-        chosen = chosen.get_group() if chosen.get_coordinate() is not None else None
-    if chosen in (None, dist.GroupMember.NON_GROUP_MEMBER):
-        raise ConfigurationError("this process is not in the process group; attach on its members only")
-    if not isinstance(chosen, dist.ProcessGroup):
-        raise ConfigurationError(
-            f"process_group is {chosen!r}; give a torch.distributed.ProcessGroup or a device mesh of one dimension"
-        )
-    return chosen
-
-
-def check_backend(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raises ConfigurationError unless a group's backend carries all that is sent from tensors on ``device``."""
-    backends = backends_of(group)
-    backend = backends.get(device.type)
-    if backend is None or (backend == "gloo" and device.type != "cpu"):
-        carries = "carries " + " and ".join(backends) if backend is None else f"has gloo for {device.type}"
-        more = "" if backend is None else ", which carries all-reduces and broadcasts of them and nothing else"
-        wanted = "'nccl', or 'cpu:gloo,cuda:nccl'" if device.type == "cuda" else f"a backend for {device.type}"
-        raise ConfigurationError(
-            f"the parameters are on {device} and the process group {carries} tensors{more}; "
-            f"call init_process_group with {wanted}"
-        )

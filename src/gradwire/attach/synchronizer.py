@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.attach.handle import Handle, Named, check_left_out, default_group
+from gradwire.attach.handle import Handle, Named, check_left_out
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local, placed_as
+from gradwire.attach.sibling import default_group
 from gradwire.attach.tree import Tree
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
@@ -21,6 +22,7 @@ from gradwire.engine.choices import FUSE_BYTES, Choices
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Methods, configure
 from gradwire.engine.policy import DensePolicy
+from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.memory import Memory
@@ -76,7 +78,7 @@ class Synchronizer(Handle):
     def __init__(
         self,
         parameters: torch.nn.Module | Iterable[tuple[str, torch.nn.Parameter]],
-        method: Methods,
+        method: Methods = RECIPE,
         *,
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
         granularity: str | None = None,

@@ -69,14 +69,12 @@ class Clock:
 
     Attributes:
         cores: Cores that the worker has: less than 1 where workers share one.
-        pace: The most of a core that a thread gets, where others' threads want it, too.
         now: Seconds since the backward pass began.
         done: All work so far, in order of its end.
         waited: Seconds that the wire's thread waited for transfers.
     """
 
     cores: float = float("inf")
-    pace: float = 1.0
     now: float = 0.0
     done: list[Work] = field(default_factory=list)
     waited: float = 0.0
@@ -125,7 +123,7 @@ class Clock:
         """Until the next of what is under way is done."""
         transfer = self._link[0] if self._link else None
         carried = 0.0 if transfer is None else transfer.cost.work / transfer.cost.seconds
-        wanted = [self.pace * bool(self._backward), self.pace * (self._computing > 0), min(carried, self.pace)]
+        wanted = [float(bool(self._backward)), float(self._computing > 0), min(carried, 1.0)]
         backward, computing, carrying = shared(wanted, self.cores)
         pace = 0.0 if transfer is None else (carrying / carried if carried else 1.0) / transfer.cost.seconds
         ends = [self._backward[0][1] / backward] if self._backward else []

@@ -38,8 +38,8 @@ class Setting:
         network: What is between the workers.
         profile: What methods take on the device.
         cores: Cores that each worker has for everything: backward, encoding, and what sending takes of them.
-        pace: The most of a core that a thread gets, where others' threads want it, too.
         slowest: How many times as long as the others' the slowest worker's computation takes, at least 1.
+        turn: Seconds of a core in which a step is handed to the wire's thread and back, whatever is averaged.
         near: The network within a group of workers that average densely among themselves first, if they do.
     """
 
@@ -47,8 +47,8 @@ class Setting:
     network: Network
     profile: Profile
     cores: float = float("inf")
-    pace: float = 1.0
     slowest: float = 1.0
+    turn: float = 0.0
     near: Network | None = None
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ def simulate(configuration: Configuration, setting: Setting, label: str | None =
 
 def plain(setting: Setting) -> Prediction:
     """A step of plain DDP in float32: a bucket's all-reduce is issued when its gradients are there."""
-    clock, workload = Clock(setting.cores, setting.pace), setting.workload
+    clock, workload = Clock(setting.cores), setting.workload
     clock.backward([setting.slowest * each for each in workload.backward])
     sent, transfers = 0, []
     for number, bucket in enumerate(workload.buckets):
@@ -193,7 +193,7 @@ class Worker:
     def step(self) -> Prediction:
         """The next step."""
         setting, engine = self._setting, self._engine
-        clock = Clock(setting.cores, setting.pace)
+        clock = Clock(setting.cores)
         transport = ClockedTransport(clock, _Scaled(setting.network, self._factor))
         scheduler = Scheduler(transport, engine.meter, engine.configuration.fuse_bytes)
         clock.backward([setting.slowest * each for each in setting.workload.backward])
@@ -225,7 +225,7 @@ class Worker:
         spent = {
             row: sum(each.stop - each.start for each in clock.done if each.row == row) for row in ("encode", "decode")
         }
-        seconds = clock.now + forward
+        seconds = clock.now + setting.turn / min(1.0, setting.cores) + forward
         return Prediction(
             label="",
             seconds=seconds,

@@ -57,6 +57,11 @@ class Configuration:
             ConfigurationError: If one is unknown, out of range, or not for this method, or is both written with the
                 method and given.
         """
+        if isinstance(method, str) and method.partition(":")[0] in ("auto", "recipe"):
+            raise ConfigurationError(
+                f"method={method!r} is for gradwire.compress and gradwire.Synchronizer, for all parameters at once; "
+                "give one of gradwire.methods.names() here"
+            )
         if isinstance(method, str) and ":" in method:
             name, written = parse(method)
             given = {**options, **{key: value for key, value in choices.arguments().items() if value is not None}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from gradwire.codecs.codec import Codec
 from gradwire.deferred import Later
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
-from gradwire.engine.mixture import Mixture
+from gradwire.engine.mixture import Configured
 from gradwire.engine.unit import Share, Unit
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot, flat_slots
@@ -45,9 +45,7 @@ class Engine:
         under_way: Whether some of a step's gradients have been taken in and others not yet.
     """
 
-    def __init__(
-        self, configuration: Configuration | Mixture, rank: int, world_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, configuration: Configured, rank: int, world_size: int, device: torch.device) -> None:
         self.configuration = configuration
         self.guards: list[Guard] = []
         self.store = Store(device)
@@ -59,6 +57,7 @@ class Engine:
         self.world_size = world_size
         self._paused_at: int | None = None
         self._missed = 0
+        self._units: WeakSet[Unit] = WeakSet()
         self._uncompressed: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
 
     @property
@@ -93,8 +92,21 @@ class Engine:
         self._missed = dense_steps - min(step, self.configuration.start)
         self._paused_at = step if paused else None
 
+    def adopt(self, configuration: Configured) -> None:
+        """Goes by other choices from the next step on, as if attached then, with nothing remembered."""
+        self.configuration = configuration
+        self.store.forget()
+        for unit in self._units:
+            unit.shares = self._shares(unit.slots)
+        self.go_on(self.step, self.step, paused=self.paused)
+
     def unit(self, slots: Sequence[Slot]) -> Unit:
         """Decides who handles the parameters of a buffer, and moves their memories to its layout."""
+        unit = Unit(tuple(slots), max((slot.stop for slot in slots), default=0), self._shares(slots))
+        self._units.add(unit)
+        return unit
+
+    def _shares(self, slots: Sequence[Slot]) -> tuple[Share, ...]:
         shares = []
         for rule in self.configuration.rules:
             own = [slot for slot in slots if slot.numel and self.configuration.rule(slot.name) is rule]
@@ -108,7 +120,7 @@ class Engine:
                     rule, DENSE, alone, alone[-1].stop, DENSE.routes[0], rule.memory.uncompressed(), None
                 )
                 shares.append(replace(share, aside=Block.cut(left, rule.granularity)))
-        return Unit(tuple(slots), max((slot.stop for slot in slots), default=0), tuple(shares))
+        return tuple(shares)
 
     def _compressed(self, rule: Configuration, slots: Sequence[Slot]) -> Share:
         """What compresses some parameters, in the stretch of the buffer from the first to the last of them."""
@@ -183,6 +195,8 @@ class Engine:
             last: Whether it is a step's last buffer.
             end: Called at the end of a step whose last buffer it is.
         """
+        for guard in self.guards:
+            guard.on_arrival()
 
         def begin() -> list[Synchronization]:
             fill()

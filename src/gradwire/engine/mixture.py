@@ -8,8 +8,10 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
+from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration, written_out
+from gradwire.engine.recipes import written_out as recipe
 from gradwire.errors import ConfigurationError
 from gradwire.methods import Method, parse
 
@@ -98,16 +100,23 @@ class Mixture:
         )
 
 
-def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Configuration | Mixture:
+Configured = Configuration | Mixture | Automatic
+"""All choices of one attachment: for all parameters, for patterns of names, or still to be made."""
+
+
+def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Configured:
     """Checks all choices against each other, for every pattern if there are patterns.
 
     Choices that are given go with every method; those that are written with one stand before them.
 
     Raises:
-        ConfigurationError: As :meth:`Configuration.of`; or if there are no patterns, or options beside them.
+        ConfigurationError: As :meth:`Configuration.of`; or if there are no patterns, or options beside them; or if what
+            is to be found out cannot be.
     """
+    if method == AUTO:
+        return Automatic.of(options, choices)
     if not isinstance(method, Mapping):
-        return Configuration.of(method, options, choices)
+        return Configuration.of(recipe(method), options, choices)
     if not method or not all(isinstance(pattern, str) for pattern in method):
         raise ConfigurationError(
             f"method={dict(method)!r} is no mapping of patterns; write it as in {{'embed*': 'topk:ratio=0.01', '*': "
@@ -122,6 +131,7 @@ def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Con
 
 
 def _rule(method: str | Method, choices: Choices) -> Configuration:
+    method = recipe(method)
     if not isinstance(method, str):
         return Configuration.of(method, {}, choices)
     name, written = parse(method)

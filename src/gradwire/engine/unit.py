@@ -47,14 +47,15 @@ class Share:
             part.copy_(average)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Unit:
     """A flat buffer that is averaged at once.
 
     Attributes:
         slots: All parameters, back to back.
         numel: Elements of the buffer.
-        shares: Of each rule the compressing method's share, and the dense one's, where there are any.
+        shares: Of each rule the compressing method's share, and the dense one's, where there are any; others when the
+            engine goes by other choices.
     """
 
     slots: tuple[Slot, ...]

@@ -12,8 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gradwire.attach.handle import Named, check_parameters, default_group, named_by
+from gradwire.attach.handle import Named, check_parameters, named_by
 from gradwire.attach.roll_call import RollCall
+from gradwire.attach.sibling import default_group
 from gradwire.attach.wrappers import unwrapped_optimizer
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices

@@ -104,6 +104,12 @@ class Store:
         del self._views[field][name]
         self._buffers.get(field, {}).pop(name, None)
 
+    def forget(self) -> None:
+        """Keeps nothing any more."""
+        for kept in (self._views, self._buffers, self._kinds, self._firsts):
+            kept.clear()
+        self.layouts += 1
+
     def clear(self, kind: Kind) -> None:
         """Sets everything of a kind to zero."""
         for field, views in self._views.items():
