@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.fsdp import compress_sharded, sharded_model
-from gradwire.attach.handle import Handle, Named, check_left_out
+from gradwire.attach.given import Named, check_left_out
+from gradwire.attach.handle import Handle
 from gradwire.attach.memory_order import by_rows, by_strides, check_order, gradients, permuted
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.wrappers import unwrapped_model

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.attach.handle import Handle, check_left_out, default_group
+from gradwire.attach.given import check_left_out, default_group
+from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local
 from gradwire.attach.torch_fsdp import ParameterGroup, ShardedModel, went_through_fsdp

@@ -7,32 +7,38 @@ loaded.
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
+from gradwire.attach.given import Named, check_backend, check_parameters
 from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters, part_of
-from gradwire.attach.sibling import backends_of, sibling_of
+from gradwire.attach.sibling import sibling_of
+from gradwire.codecs.codec import Codec
+from gradwire.engine import agreement
 from gradwire.engine.agreement import check_agreement, check_equal, check_same_step
+from gradwire.engine.change import forgotten
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.guards import Audit, Auditor
 from gradwire.engine.guards.audit import ScalarWriter, write
-from gradwire.engine.mixture import Mixture
+from gradwire.engine.guards.rollback import Rollback
+from gradwire.engine.mixture import Methods, Mixture, reconfigured
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.kernels import by_reference
 from gradwire.layout import flat_slots
-from gradwire.memory import Store
+from gradwire.memory import Memory, Store
 from gradwire.state.form import VERSION, Ranks, check_form, check_same, described
 from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Wire
 from gradwire.wire.transport import timeout_of
@@ -41,9 +47,8 @@ REMEDY = (
     "give all of them rank 0's by torch.distributed.broadcast, and attach several models in the same order everywhere"
 )
 
-GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-Named = Sequence[tuple[str, torch.nn.Parameter]]
+_log = logging.getLogger("gradwire")
 
 
 class Handle:
@@ -83,8 +88,7 @@ class Handle:
         guarding.check(configuration)
         device = parameters[0][1].device
         if device.type == "cpu":
-            for rule in configuration.rules:
-                rehearse(rule, aloud=group.rank() == 0)
+            _rehearse_all(configuration, aloud=group.rank() == 0)
         parts = {name: part_of(parameter) for name, parameter in parameters}
         cuts = cut_groups(parameters) if guarding.rolls_back(configuration) else []
         parameters = local_parameters(parameters)
@@ -93,8 +97,8 @@ class Handle:
         self._ranks = Ranks(dist.get_process_group_ranks(group))
         self.buckets: tuple[tuple[str, ...], ...] = ()
         self.configuration = configuration
-        if len(configuration.rules) > 1:
-            self._laid_out(group.rank(), group.size())  # or methods that cannot be saved together
+        if len(configuration.rules) > 1 or len(configuration.stages) > 1:
+            self._check_layouts(configuration, group.rank(), group.size())
         roll_call.ready()
         sibling = sibling_of(group, device)
         transport = ProcessGroupTransport(sibling, timeout_of(group))
@@ -104,6 +108,7 @@ class Handle:
         if cuts:
             guarding = replace(guarding, agree=Agreement([sibling_of(each, device) for each in cuts]))
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
+        self._guarding = guarding
         self.engine.guards += guarding.guards(self.engine, parameters)
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
         self._written = -1
@@ -145,14 +150,97 @@ class Handle:
 
     def _agree(self, do: str) -> None:
         """Finds that all ranks do the same between the same two steps."""
+        with self._between_steps(do) as roll_call:
+            roll_call.ready()
+        device = self.engine.store.device
+        self.wire.call(lambda: check_same_step(self.engine.step, do, self._transport, device))
+
+    @contextmanager
+    def _between_steps(self, do: str) -> Iterator[RollCall]:
+        """In it this rank finds out whether it can do what all are to do between two steps, and says so."""
         group = self._sibling()
         if group is None:
             raise GradwireError(f"the handle was closed, and there is nothing to {do}; attach again")
         with RollCall(group, do) as roll_call:
             self.wire.call(self._check_between_steps)
+            yield roll_call
+
+    def change(
+        self,
+        method: Methods | None = None,
+        *,
+        granularity: str | None = None,
+        route: str | None = None,
+        memory: str | Memory | None = None,
+        owner: str | Codec | None = None,
+        **options: Any,
+    ) -> None:
+        """From the next step on the method has other options, or is another one.
+
+        To be called on every rank between the same two steps, with the same arguments; it waits for the others. What is
+        remembered goes on where the memory is of the same kind; where it is not, the next step takes along what is
+        owed, and what else was remembered is forgotten, which a warning says. Factors of low rank keep their first
+        rows, or get further ones as they begin.
+
+        Args:
+            method: As in :func:`gradwire.compress`, with its own options and choices; None for the same one, whose
+                options and choices stay what they are where none are given.
+            granularity: As in :func:`gradwire.compress`; ``"model"`` can be neither begun nor ended.
+            route: See there.
+            memory: See there; ``"ef21"`` and ``"diana"`` can be begun where ``rollback`` is on.
+            owner: See there.
+            **options: The method's hyper-parameters, values or schedules.
+
+        Raises:
+            ConfigurationError: On every rank, if one does not call it, calls it otherwise or between other steps, or
+                something cannot be as asked; nothing is changed.
+            GradwireError: If a step is under way or failed.
+
+        Example:
+            >>> handle.change(ratio=0.001)
+            >>> handle.change("acpsgd", rank=8)
+        """
+        choices = replace(
+            self._guarding.choices, granularity=granularity, route=route, memory=memory, owner=owner
+        )  # and those that cannot be changed as they are
+        with self._between_steps("change") as roll_call:
+            configuration = reconfigured(self.configuration, choices, method, options)
+            self._check_change(configuration)
+            if self.engine.store.device.type == "cpu":
+                _rehearse_all(configuration, aloud=self.engine.rank == 0)
             roll_call.ready()
-        device = self.engine.store.device
-        self.wire.call(lambda: check_same_step(self.engine.step, do, self._transport, device))
+        slots, device = flat_slots(list(self._shapes.items())), self.engine.store.device
+        lines = [f"change after step {self.engine.step}"]
+        lines += [f"{key}={value}" for key, value in configuration.describe().items()]
+
+        def change() -> None:
+            agreement.check_same(
+                lines, self._transport, device, "change to the same on all ranks, between the same two steps"
+            )
+            if self.engine.rank == 0:
+                for sentence in forgotten(self.configuration, configuration, slots):
+                    _log.warning("%s", sentence)
+            self.configuration = configuration
+            self.engine.change(configuration, slots)
+
+        self.wire.call(change)
+
+    def _check_change(self, configuration: Configuration | Mixture) -> None:
+        """Raises ConfigurationError if this handle cannot go on by other choices."""
+        configuration.check_names(list(self._shapes))
+        self._guarding.check(configuration)
+        if configuration.whole != self.configuration.whole:
+            raise ConfigurationError(
+                "granularity='model' collects whole gradients, for which there must be room from the beginning; close "
+                "this handle and attach anew"
+            )
+        rolls_back = any(isinstance(guard, Rollback) for guard in self.engine.guards)
+        if self._guarding.rolls_back(configuration) and not rolls_back:
+            raise ConfigurationError(
+                f"{configuration} takes back steps that are not finite, and this handle was attached without; attach "
+                "with rollback=True"
+            )
+        self._check_layouts(configuration, self.engine.rank, self.engine.world_size)
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
@@ -238,9 +326,10 @@ class Handle:
                 f"the state was saved by a worker of ranks {tuple(state['ranks'])}, this one's are {self._ranks}; load "
                 "what this group saved; gradwire.redistribute makes states for any group of those of all workers"
             )
-        self._laid_out(*ours).check(state["tensors"], complete=state["step"] > 0)
-        self.engine.store.load(state["tensors"], state["kinds"])
+        now = self.configuration.at(state["step"] - state["dense_steps"])
+        self._laid_out(now, *ours).check(state["tensors"], complete=state["step"] > 0)
         self.engine.go_on(state["step"], state["dense_steps"], paused=state["paused"])
+        self.engine.store.load(state["tensors"], state["kinds"])
         self.buckets = tuple(tuple(names) for names in state["buckets"])
 
     def _identity(self) -> dict[str, Any]:
@@ -259,9 +348,14 @@ class Handle:
                 "resume between backward passes"
             )
 
-    def _laid_out(self, rank: int, world_size: int) -> Store:
+    def _check_layouts(self, configuration: Configuration | Mixture, rank: int, world_size: int) -> None:
+        """Raises ConfigurationError if what is remembered at some time cannot be kept, or be saved together."""
+        for stage in configuration.stages:
+            self._laid_out(stage, rank, world_size)
+
+    def _laid_out(self, configuration: Configuration | Mixture, rank: int, world_size: int) -> Store:
         """What is remembered of this model once all of it has been averaged, without room for any of it."""
-        nowhere = Engine(self.configuration, rank, world_size, torch.device("meta"))
+        nowhere = Engine(configuration, rank, world_size, torch.device("meta"))
         nowhere.unit(flat_slots(list(self._shapes.items())))
         return nowhere.store
 
@@ -289,6 +383,12 @@ class Handle:
         )
 
 
+def _rehearse_all(configuration: Configuration | Mixture, *, aloud: bool) -> None:
+    for stage in configuration.stages:
+        for rule in stage.rules:
+            rehearse(rule, aloud=aloud)
+
+
 def _workers(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
 
@@ -297,95 +397,3 @@ def _run_by_reference(device: torch.device) -> str:
     """What runs slowly on a device, if anything does."""
     slow = by_reference(device)
     return f"; by the reference on {device.type}, slowly: {', '.join(slow)}" if slow else ""
-
-
-def named_by(optimizer: torch.optim.Optimizer) -> Named:
-    """An optimizer's parameters that require gradients, by the names it was given, or else by group and place."""
-    named: list[tuple[str, torch.nn.Parameter]] = []
-    for number, group in enumerate(optimizer.param_groups):
-        names = group.get("param_names", [f"{number}.{index}" for index in range(len(group["params"]))])
-        named += [(name, each) for name, each in zip(names, group["params"], strict=True) if each.requires_grad]
-    return named
-
-
-def check_parameters(parameters: Named) -> None:
-    """Raises ConfigurationError unless all gradients can be averaged."""
-    if not parameters:
-        raise ConfigurationError("there are no parameters that require gradients; nothing can be averaged")
-    device = parameters[0][1].device
-    names: dict[int, str] = {}
-    given: set[str] = set()
-    for name, parameter in parameters:
-        if name in given:
-            raise ConfigurationError(
-                f"two parameters have the name {name!r}; memories are kept by name, so give each its own, "
-                "such as f'encoder.{name}'"
-            )
-        if id(parameter) in names:
-            raise ConfigurationError(
-                f"{name!r} is the parameter {names[id(parameter)]!r} under another name; give shared parameters once"
-            )
-        names[id(parameter)] = name
-        given.add(name)
-        if parameter.is_meta:
-            raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
-        if parameter.dtype not in GRADIENT_DTYPES:
-            raise ConfigurationError(
-                f"parameter {name!r} has dtype {parameter.dtype}; gradwire averages gradients of "
-                f"{', '.join(str(dtype) for dtype in GRADIENT_DTYPES)}; convert it, or average it yourself"
-            )
-        if parameter.device != device:
-            raise ConfigurationError(
-                f"parameter {name!r} is on {parameter.device}, {parameters[0][0]!r} on {device}; "
-                "use one device a process"
-            )
-
-
-def check_left_out(frozen: Named) -> None:
-    """Raises ConfigurationError if a parameter that required no gradient when the method was attached now does."""
-    for name, parameter in frozen:
-        if parameter.requires_grad:
-            raise ConfigurationError(
-                f"parameter {name!r} was frozen when the method was attached, so its gradient is not averaged and "
-                "ranks would drift apart; to unfreeze it, call zero_grad(), then wrap the model and attach anew"
-            )
-
-
-def default_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
-    """The group given, that of a device mesh of one dimension, or the default one.
-
-    Raises:
-        ConfigurationError: If there is no process group yet, or what was given is none that this process is in.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ConfigurationError(
-            "there is no process group yet; call torch.distributed.init_process_group('gloo') (or 'nccl') first"
-        )
-    chosen: Any = dist.group.WORLD if group is None else group
-    if isinstance(chosen, DeviceMesh):
-        if chosen.ndim != 1:
-            raise ConfigurationError(
-                f"process_group is a device mesh of {chosen.ndim} dimensions; give one, such as mesh['dp']"
-            )
-        chosen = chosen.get_group() if chosen.get_coordinate() is not None else None
-    if chosen in (None, dist.GroupMember.NON_GROUP_MEMBER):
-        raise ConfigurationError("this process is not in the process group; attach on its members only")
-    if not isinstance(chosen, dist.ProcessGroup):
-        raise ConfigurationError(
-            f"process_group is {chosen!r}; give a torch.distributed.ProcessGroup or a device mesh of one dimension"
-        )
-    return chosen
-
-
-def check_backend(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raises ConfigurationError unless a group's backend carries all that is sent from tensors on ``device``."""
-    backends = backends_of(group)
-    backend = backends.get(device.type)
-    if backend is None or (backend == "gloo" and device.type != "cpu"):
-        carries = "carries " + " and ".join(backends) if backend is None else f"has gloo for {device.type}"
-        more = "" if backend is None else ", which carries all-reduces and broadcasts of them and nothing else"
-        wanted = "'nccl', or 'cpu:gloo,cuda:nccl'" if device.type == "cuda" else f"a backend for {device.type}"
-        raise ConfigurationError(
-            f"the parameters are on {device} and the process group {carries} tensors{more}; "
-            f"call init_process_group with {wanted}"
-        )

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.attach.handle import Handle, Named, check_left_out, default_group
+from gradwire.attach.given import Named, check_left_out, default_group
+from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local, placed_as
 from gradwire.attach.tree import Tree

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire.codecs.codec import Codec
 from gradwire.deferred import Later
+from gradwire.engine.change import carry_over, take_owed
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
 from gradwire.engine.mixture import Mixture
@@ -39,6 +40,7 @@ class Engine:
         device: Where the gradients live.
 
     Attributes:
+        configuration: As given, or changed since.
         guards: What goes along with every gradient, the outermost first.
         later: What the host is told of a step in the next.
         step: Averages made so far.
@@ -49,6 +51,7 @@ class Engine:
         self, configuration: Configuration | Mixture, rank: int, world_size: int, device: torch.device
     ) -> None:
         self.configuration = configuration
+        self._now = configuration.at(0)
         self.guards: list[Guard] = []
         self.store = Store(device)
         self.meter = Meter(mark=marks_of(device))
@@ -59,6 +62,7 @@ class Engine:
         self.world_size = world_size
         self._paused_at: int | None = None
         self._missed = 0
+        self._shares: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
         self._uncompressed: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
 
     @property
@@ -92,12 +96,43 @@ class Engine:
         self.step = step
         self._missed = dense_steps - min(step, self.configuration.start)
         self._paused_at = step if paused else None
+        self._go_by(self.configuration.at(step - dense_steps))
+
+    def change(self, configuration: Configuration | Mixture, slots: Sequence[Slot] = ()) -> None:
+        """Averages by other choices from the next step on; of what is remembered goes on what can.
+
+        Args:
+            configuration: All choices, of which ``start`` is what it was.
+            slots: Parameters that something is remembered of and that have been in no unit yet.
+        """
+        self.configuration = configuration
+        self._go_by(configuration.at(self.step - self.dense_steps), slots)
+
+    def _go_by(self, following: Configuration | Mixture, further: Sequence[Slot] = ()) -> None:
+        former, self._now = self._now, following
+        if former.rules == following.rules:
+            return
+        self.later.settle()
+        slots = {slot.name: slot for unit in self._shares for slot in unit.slots}
+        slots = {slot.name: slot for slot in further} | slots
+        carry_over(self.store, slots.values(), former, following, self.rank, self.world_size)
+        for unit in [*self._shares]:  # in the order in which they were laid out, so that the last layout is the last
+            self._shares[unit] = self._made(unit.slots)
 
     def unit(self, slots: Sequence[Slot]) -> Unit:
         """Decides who handles the parameters of a buffer, and moves their memories to its layout."""
+        unit = Unit(tuple(slots), max((slot.stop for slot in slots), default=0))
+        self._shares[unit] = self._made(slots)
+        return unit
+
+    def shares(self, unit: Unit) -> tuple[Share, ...]:
+        """Who handles what of a buffer: of each rule the compressing method's share and the dense one's, if any."""
+        return self._shares[unit]
+
+    def _made(self, slots: Sequence[Slot]) -> tuple[Share, ...]:
         shares = []
-        for rule in self.configuration.rules:
-            own = [slot for slot in slots if slot.numel and self.configuration.rule(slot.name) is rule]
+        for rule in self._now.rules:
+            own = [slot for slot in slots if slot.numel and self._now.rule(slot.name) is rule]
             taken = [slot for slot in own if rule.compresses(slot.shape)]
             left = [slot for slot in own if not rule.compresses(slot.shape)]
             if taken:
@@ -108,7 +143,7 @@ class Engine:
                     rule, DENSE, alone, alone[-1].stop, DENSE.routes[0], rule.memory.uncompressed(), None
                 )
                 shares.append(replace(share, aside=Block.cut(left, rule.granularity)))
-        return Unit(tuple(slots), max((slot.stop for slot in slots), default=0), tuple(shares))
+        return tuple(shares)
 
     def _compressed(self, rule: Configuration, slots: Sequence[Slot]) -> Share:
         """What compresses some parameters, in the stretch of the buffer from the first to the last of them."""
@@ -223,7 +258,11 @@ class Engine:
         """Starts the average of a buffer, ``float32[numel]``, in place."""
         for guard in self.guards:
             guard.before_encode(unit, gradient)
-        shares = self._dense(unit) if self.averages_densely else unit.shares
+        if self.averages_densely:
+            shares = self._dense(unit)
+        else:
+            shares = self.shares(unit)
+            take_owed(self.store, unit.slots, gradient)
         started = [share.synchronize(gradient, self.step - self.dense_steps) for share in shares]
         return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
 
@@ -236,6 +275,7 @@ class Engine:
         """To be called when all averages of a step have been handed on."""
         for guard in reversed(self.guards):
             guard.after_step()
+        self._go_by(self.configuration.at(self.step - self.dense_steps))
 
     def count(self, gradient: Tensor, last: bool) -> None:
         """Counts a gradient that was taken in, and the step if it is the step's last."""

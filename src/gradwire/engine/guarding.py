@@ -61,8 +61,9 @@ class Guarding:
         if choices.grad_scaler is not None:
             guards.append(LossScale(choices.grad_scaler, engine.store))
         if choices.learning_rate is not None:
-            rule = engine.configuration.rule
-            guards.append(LearningRate(choices.learning_rate, engine.store, lambda name: rule(name).memory))
+            guards.append(
+                LearningRate(choices.learning_rate, engine.store, lambda name: engine.configuration.rule(name).memory)
+            )
         if choices.audit_every:
             guards.append(Auditor(choices.audit_every, [name for name, _ in parameters], engine, engine.rank))
         return guards

@@ -141,6 +141,7 @@ class PendingAverages:
             if flight.dropped:
                 for part in parts:
                     part.before.restore()
+                engine.step = step
             wire.keep(landing, fragment.change)
 
         def queue(part: _Part) -> None:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gradwire.attach.handle import check_parameters, default_group, named_by
+from gradwire.attach.given import check_parameters, default_group, named_by
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import is_sharded
 from gradwire.attach.synchronizer import Synchronizer, Tensors, check_dense
