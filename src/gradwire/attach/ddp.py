@@ -320,7 +320,8 @@ def compress(
         start: Steps that are averaged as ``"dense"`` averages them before the method begins, such as those in which a
             model finds its scale. It begins as if it had been attached then, with nothing remembered.
         **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
-            publication for all that is not given.
+            publication for all that is not given. Instead of a value a schedule: values by the step from which they
+            count, such as ``ratio={0: 0.25, 100: 0.01}``; :meth:`Handle.change` changes anything at any time.
 
     Returns:
         A handle with counters and state.

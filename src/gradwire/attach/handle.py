@@ -159,7 +159,7 @@ class Handle:
     def _between_steps(self, do: str) -> Iterator[RollCall]:
         """In it this rank finds out whether it can do what all are to do between two steps, and says so."""
         group = self._sibling()
-        if group is None:
+        if group is None or not self._attached:
             raise GradwireError(f"the handle was closed, and there is nothing to {do}; attach again")
         with RollCall(group, do) as roll_call:
             self.wire.call(self._check_between_steps)

@@ -66,7 +66,8 @@ def forgotten(former: Configuration | Mixture, following: Configuration | Mixtur
         kept = before.memory_of(slot.shape)
         more = len(kept.within) > 1 or not (kept.owed("residual") or isinstance(kept, NoMemory))
         if more and before.form(slot.shape) != after.form(slot.shape):
-            found[f"what memory={kept} kept is forgotten, and memory={after.memory_of(slot.shape)} begins with nothing"]
+            now = after.memory_of(slot.shape)
+            found[f"what memory={kept} kept is forgotten, and memory={now} begins with nothing"] = None
     return list(found)
 
 

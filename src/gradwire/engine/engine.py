@@ -98,6 +98,11 @@ class Engine:
         self._paused_at = step if paused else None
         self._go_by(self.configuration.at(step - dense_steps))
 
+    def begin(self, step: int) -> None:
+        """Takes up a step that others count."""
+        self.step = step
+        self._go_by(self.configuration.at(step - self.dense_steps))
+
     def change(self, configuration: Configuration | Mixture, slots: Sequence[Slot] = ()) -> None:
         """Averages by other choices from the next step on; of what is remembered goes on what can.
 

@@ -141,7 +141,6 @@ class PendingAverages:
             if flight.dropped:
                 for part in parts:
                     part.before.restore()
-                engine.step = step
             wire.keep(landing, fragment.change)
 
         def queue(part: _Part) -> None:
@@ -150,8 +149,8 @@ class PendingAverages:
             def fill() -> None:
                 if not late:
                     stretch.measure()
+                engine.begin(step)
                 part.before.take()
-                engine.step = step
 
             def hand_on() -> None:
                 flight.dropped |= not finite(stretch.change)

@@ -104,6 +104,8 @@ class Store:
     def drop(self, field: str, name: str) -> None:
         """Keeps nothing of one parameter any more."""
         del self._views[field][name]
+        if not self._views[field]:
+            del self._views[field]
         self._buffers.get(field, {}).pop(name, None)
 
     def retain(self, goes_on: Callable[[str, str], bool]) -> None:
@@ -115,8 +117,8 @@ class Store:
             if self._kinds[field] != Kind.GIVEN:
                 for name in [name for name in views if not goes_on(field, name)]:
                     self.drop(field, name)
-            if not views:
-                del self._views[field], self._kinds[field]
+            if field not in self._views:
+                del self._kinds[field]
                 self._buffers.pop(field, None)
         self._firsts.clear()
         self.layouts += 1
