@@ -73,7 +73,7 @@ class LearningRate(Guard):
         if not self._now:
             for slot in unit.slots:
                 for (field, name), owed, _ in self._owed(slot):
-                    owed.copy_(self._waiting.pop((field, name), torch.zeros(())))
+                    owed.copy_(self._waiting.pop((field, name), torch.zeros((), dtype=torch.float32)))
                 if (OWED, slot.name) in self._waiting:  # which the step took along, as zeros
                     self._store.put(OWED, slot.name, self._waiting.pop((OWED, slot.name)))
 
