@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.fsdp import compress_sharded, sharded_model
-from gradwire.attach.given import Named, check_left_out
+from gradwire.attach.given import Named, check_left_out, default_group
 from gradwire.attach.handle import Handle
 from gradwire.attach.memory_order import by_rows, by_strides, check_order, gradients, permuted
 from gradwire.attach.roll_call import RollCall
@@ -343,12 +343,14 @@ def compress(
     """
     choices = Choices.of(locals())
     ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model
-    sharded = sharded_model(ddp, process_group) if isinstance(ddp, nn.Module) else None
-    group = getattr(ddp, "process_group", None) if sharded is None else sharded.replicas
+    sharded = sharded_model(ddp) if isinstance(ddp, nn.Module) else None
+    group: Any = getattr(ddp, "process_group", None)
+    if sharded is not None:
+        group = sharded.replicas(None if process_group is None else default_group(process_group))
     with RollCall(group) as roll_call:
         configuration, guarding = configure(method, options, choices), Guarding(choices)
         if sharded is not None:
-            return compress_sharded(sharded, configuration, guarding, roll_call)
+            return compress_sharded(sharded, group, configuration, guarding, roll_call)
         model = _checked(model, process_group)
         ignored = model.parameters_to_ignore
         theirs = [(name, each) for name, each in model.module.named_parameters() if name not in ignored]

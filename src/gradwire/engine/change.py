@@ -45,7 +45,9 @@ def carry_over(
     for slot in slots:
         before = former.rule(slot.name)
         if before.form(slot.shape) != following.rule(slot.name).form(slot.shape):
-            _owe(store, slot, before, rank, world_size)
+            owed = owed_of(store, slot, before, rank, world_size)
+            if owed is not None:
+                store.put(OWED, slot.name, owed, Kind.MEAN)
 
     def goes_on(field: str, name: str) -> bool:
         if name not in shapes:
@@ -71,11 +73,11 @@ def forgotten(former: Configuration | Mixture, following: Configuration | Mixtur
     return list(found)
 
 
-def _owe(store: Store, slot: Slot, rule: Configuration, rank: int, world_size: int) -> None:
-    """Keeps what a memory owes of a parameter, for the next step."""
+def owed_of(store: Store, slot: Slot, rule: Configuration, rank: int, world_size: int) -> Tensor | None:
+    """What a memory owes of a parameter, in units of this worker's gradient; None if it is of another kind."""
     memory = rule.memory_of(slot.shape)
     if memory.parts:  # differences, of which nothing is owed
-        return
+        return None
     owed = torch.zeros(slot.numel, dtype=torch.float32, device=store.device)
     kept = [store.get(field, slot.name) for field in (OWED, *memory.owed("residual"))]
     for each in kept:
@@ -91,7 +93,7 @@ def _owe(store: Store, slot: Slot, rule: Configuration, rank: int, world_size: i
         shard = Block.cut([Slot(slot.name, slot.shape, 0)], rule.granularity).shards(world_size)[rank]
         for start, length, position in shard.runs.tolist():
             owed[start : start + length] += world_size * each[position : position + length]
-    store.put(OWED, slot.name, owed.view(slot.shape), Kind.MEAN)
+    return owed.view(slot.shape)
 
 
 def take_owed(store: Store, slots: Iterable[Slot], gradient: Tensor) -> None:
