@@ -32,8 +32,8 @@ class Owed:
         model: Its model.
 
     Example:
-        >>> dcp.save({"model": model, "owed": gradwire.Owed(handle, model)}, checkpoint_id=path)
-        >>> dcp.load({"model": other, "owed": gradwire.Owed(another, other)}, checkpoint_id=path)
+        >>> _ = dcp.save({"model": model, "owed": gradwire.Owed(handle, model)}, checkpoint_id=path)
+        >>> dcp.load({"model": model, "owed": gradwire.Owed(handle, model)}, checkpoint_id=path)
     """
 
     def __init__(self, handle: Handle, model: nn.Module) -> None:

@@ -184,8 +184,9 @@ def compress_reduce_scatter(
         ConfigurationError: If anything cannot be as asked, or differs between ranks; the model stays as it was.
 
     Example:
-        >>> fully_shard(model, mesh=mesh)
-        >>> handle = gradwire.compress_reduce_scatter(model, "qsgd", bits=8)
+        >>> from torch.distributed.fsdp import fully_shard
+        >>> scatter = gradwire.compress_reduce_scatter(fully_shard(net), "qsgd", bits=8)
+        >>> scatter.close()
     """
     inner = unwrapped_model(model) if isinstance(model, nn.Module) else model
     sharded = sharded_model(inner) if isinstance(inner, nn.Module) else None
