@@ -320,8 +320,7 @@ def compress(
         start: Steps that are averaged as ``"dense"`` averages them before the method begins, such as those in which a
             model finds its scale. It begins as if it had been attached then, with nothing remembered.
         **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
-            publication for all that is not given. Instead of a value a schedule: values by the step from which they
-            count, such as ``ratio={0: 0.25, 100: 0.01}``; :meth:`Handle.change` changes anything at any time.
+            publication for all that is not given. A schedule has values by step: ``ratio={0: 0.25, 100: 0.01}``.
 
     Returns:
         A handle with counters and state.
@@ -344,9 +343,8 @@ def compress(
     choices = Choices.of(locals())
     ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model
     sharded = sharded_model(ddp) if isinstance(ddp, nn.Module) else None
-    group: Any = getattr(ddp, "process_group", None)
-    if sharded is not None:
-        group = sharded.replicas(None if process_group is None else default_group(process_group))
+    given = default_group(process_group) if sharded is not None and process_group is not None else None
+    group: Any = getattr(ddp, "process_group", None) if sharded is None else sharded.replicas(given)
     with RollCall(group) as roll_call:
         configuration, guarding = configure(method, options, choices), Guarding(choices)
         if sharded is not None:
