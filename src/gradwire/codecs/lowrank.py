@@ -39,10 +39,6 @@ class Matrices:
         """Each matrix as a block of its own."""
         return tuple(Block.cut([slot], Granularity("layer")) for slot in self.slots)
 
-    def views(self, buffer: Tensor) -> list[Tensor]:
-        """The matrices in a flat buffer, ``(n, m)`` each."""
-        return [buffer[slot.offset : slot.stop].view(self.n, self.m) for slot in self.slots]
-
     def rank(self, limit: int) -> int:
         """The matrix rank to use: ``limit``, or less where a side is shorter."""
         return min(limit, self.n, self.m)

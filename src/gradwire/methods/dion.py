@@ -94,8 +94,8 @@ class Dion(Method):
         requests = []
         for matrices, p in zip(state.groups, ps, strict=True):
             r = p.new_empty(len(p), p.shape[1], matrices.m)
-            for matrix, fixed, factor in zip(matrices.views(momentum), p, r, strict=True):
-                torch.mm(fixed, matrix, out=factor)
+            for block, fixed, factor in zip(matrices.blocks, p, r, strict=True):
+                kernels.project_columns(block, momentum, None, 0.0, 1.0, fixed, factor, subtract=False)
             requests.append(AllReduceMean(r))
         rs = yield requests
 

@@ -103,8 +103,8 @@ class GradiVeQ(Method):
         turn = step % (self.learn_steps + self.use_steps)
         if turn == 0:
             state.moments.zero_()
-        if turn == self.learn_steps:
-            learnt = [number for number, moment in enumerate(state.moments) if moment.any()]
+        learnt = [number for number, moment in enumerate(state.moments) if turn == self.learn_steps and moment.any()]
+        if learnt:
             if state.context.rank == 0:
                 for number in learnt:
                     state.bases[number] = principal_components(state.moments[number], self.rank)
