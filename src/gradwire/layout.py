@@ -42,11 +42,13 @@ class Slot:
         name: The parameter's qualified name, unique in the model.
         shape: The parameter's shape.
         offset: First element in the flat buffer.
+        part: Which part of the parameter it is, in words; empty for all of it.
     """
 
     name: str
     shape: tuple[int, ...]
     offset: int
+    part: str = ""
 
     @property
     def numel(self) -> int:
@@ -60,8 +62,10 @@ class Slot:
 
     @property
     def stream(self) -> int:
-        """A 63-bit number for the name, the same on every rank and in every run: it keys random numbers."""
-        return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little") >> 1
+        """A 63-bit number for name and part, the same on every rank and in every run: it keys random numbers."""
+        return (
+            int.from_bytes(hashlib.blake2b(f"{self.name}{self.part}".encode(), digest_size=8).digest(), "little") >> 1
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,11 @@
 ranks on each: parameters are cut over the ranks of a machine, and replicas lie on both. Every contender averages the
 same gradients of ResNet-50's shapes in turn; a step counts as long as its slowest rank took, from the start of backward
 to its end.
+
+With ``--shards ddp qsgd:bits=8`` parameters are cut over all four ranks, and what is raced is the reduce-scatter. There
+parameters stay gathered from forward to backward, so that a step has no other traffic.
+
+Each takes two to three minutes at 100 Mbit/s; the figures are for docs/fsdp.md, under "Speed".
 """
 
 from __future__ import annotations
@@ -86,27 +91,32 @@ class Row:
         return f"{names.get(self.method, self.method)}: {self.seconds:.3f} s a step{sent}"
 
 
-def race(shapes: Sequence[NamedShape], methods: Sequence[str], steps: int) -> Iterator[Row]:
+def race(shapes: Sequence[NamedShape], methods: Sequence[str], steps: int, shards: bool = False) -> Iterator[Row]:
     """Every contender in turn, on every rank: ``"ddp"`` is FSDP2's own average, ``"floor"`` averages over no replicas.
 
     Args:
         shapes: Of the gradients.
         methods: Contenders as on the command line.
         steps: Timed steps of each.
+        shards: Whether parameters are cut over all ranks, and the reduce-scatter is compressed.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     number, machines = dist.get_rank(), dist.get_world_size() // RANKS_OF_A_MACHINE
-    mesh = init_device_mesh("cpu", (machines, RANKS_OF_A_MACHINE), mesh_dim_names=("replicate", "shard"))
+    if shards:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+    else:
+        mesh = init_device_mesh("cpu", (machines, RANKS_OF_A_MACHINE), mesh_dim_names=("replicate", "shard"))
+    attach = gradwire.compress_reduce_scatter if shards else gradwire.compress
     for method in methods:
         model = nn.Sequential(*(Part(each, 100 * number + index) for index, each in enumerate(parts(shapes))))
         for part in (*model, model):
-            fully_shard(part, mesh=mesh["shard"] if method == FLOOR else mesh)
+            fully_shard(part, mesh=mesh["shard"] if method == FLOOR else mesh, reshard_after_forward=not shards)
         contender, handle = Contender.parse(method), None
         if method not in (DDP, FLOOR):
             options: dict[str, Any] = dict(contender.options)
-            handle = gradwire.compress(model, contender.name, **options)
+            handle = attach(model, contender.name, **options)
         seconds = []
         for step in range(WARM_UP_STEPS + steps):
             model.zero_grad()
@@ -121,10 +131,10 @@ def race(shapes: Sequence[NamedShape], methods: Sequence[str], steps: int) -> It
             handle.close()
 
 
-def rank(methods: list[str], steps: int) -> None:
+def rank(methods: list[str], steps: int, shards: bool) -> None:
     """One rank of a race, the first of which tells how it went."""
     with process_group(TIMEOUT) as (number, _):
-        for row in race(shape_sets.get("resnet50"), methods, steps):
+        for row in race(shape_sets.get("resnet50"), methods, steps, shards):
             if number == 0:
                 print(row, flush=True)
 
@@ -146,14 +156,18 @@ def machine(arguments: list[str]) -> int:
 def main() -> int:
     """Makes the machines and prints a line for every contender."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="*", default=[DDP, FLOOR, "acpsgd:rank=4"], help="name:option=value,...")
+    parser.add_argument("methods", nargs="*", help="name:option=value,...; by default some")
     parser.add_argument("--link", default="100mbit", help="rate between the machines")
+    parser.add_argument("--shards", action="store_true", help="race the reduce-scatter over all ranks")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of each")
     parser.add_argument("--as", dest="part", choices=("machine", "rank"), help=argparse.SUPPRESS)
     choices = parser.parse_args()
-    again = ["--link", choices.link, "--steps", str(choices.steps), *choices.methods]
+    choices.methods = choices.methods or ([DDP, "qsgd:bits=8"] if choices.shards else [DDP, FLOOR, "acpsgd:rank=4"])
+    if choices.shards and FLOOR in choices.methods:
+        parser.error(f"{FLOOR} sends nothing between replicas, and with --shards there are none; leave it out")
+    again = ["--link", choices.link, "--steps", str(choices.steps), *["--shards"] * choices.shards, *choices.methods]
     if choices.part == "rank":
-        rank(choices.methods, choices.steps)
+        rank(choices.methods, choices.steps, choices.shards)
     elif choices.part == "machine":
         return machine(again)
     else:

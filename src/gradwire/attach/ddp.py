@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.fsdp import compress_sharded, sharded_model
-from gradwire.attach.handle import Handle, Named, check_left_out
+from gradwire.attach.given import Named, check_left_out, default_group
+from gradwire.attach.handle import Handle
 from gradwire.attach.memory_order import by_rows, by_strides, check_order, gradients, permuted
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.wrappers import unwrapped_model
@@ -323,7 +324,7 @@ def compress(
         start: Steps that are averaged as ``"dense"`` averages them before the method begins, such as those in which a
             model finds its scale. It begins as if it had been attached then, with nothing remembered.
         **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
-            publication for all that is not given.
+            publication for all that is not given. A schedule has values by step: ``ratio={0: 0.25, 100: 0.01}``.
 
     Returns:
         A handle with counters and state.
@@ -344,12 +345,13 @@ def compress(
     """
     choices = Choices.of(locals())
     ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model
-    sharded = sharded_model(ddp, process_group) if isinstance(ddp, nn.Module) else None
-    group = getattr(ddp, "process_group", None) if sharded is None else sharded.replicas
+    sharded = sharded_model(ddp) if isinstance(ddp, nn.Module) else None
+    given = default_group(process_group) if sharded is not None and process_group is not None else None
+    group: Any = getattr(ddp, "process_group", None) if sharded is None else sharded.replicas(given)
     with RollCall(group) as roll_call:
         configuration, guarding = configure(method, options, choices), Guarding(choices)
         if sharded is not None:
-            return compress_sharded(sharded, configuration, guarding, roll_call)
+            return compress_sharded(sharded, group, configuration, guarding, roll_call)
         model = _checked(model, process_group)
         ignored = model.parameters_to_ignore
         theirs = [(name, each) for name, each in model.module.named_parameters() if name not in ignored]

@@ -7,32 +7,39 @@ loaded.
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gradwire.attach.given import Named, check_backend, check_parameters
 from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters, part_of
-from gradwire.attach.sibling import check_backend, sibling_of
+from gradwire.attach.sibling import sibling_of
 from gradwire.attach.trial import Decision, Trial, check_trial
+from gradwire.codecs.codec import Codec
+from gradwire.engine import agreement
 from gradwire.engine.agreement import check_agreement, check_equal, check_same_step
 from gradwire.engine.automatic import Automatic
+from gradwire.engine.change import forgotten
 from gradwire.engine.choices import Choices
 from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.guards import Audit, Auditor
 from gradwire.engine.guards.audit import ScalarWriter, write
-from gradwire.engine.mixture import Configured
+from gradwire.engine.guards.rollback import Rollback
+from gradwire.engine.mixture import Configured, Methods, Settled, reconfigured
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.kernels import by_reference
 from gradwire.layout import flat_slots
-from gradwire.memory import Store
+from gradwire.memory import Memory, Store
 from gradwire.state.form import VERSION, Ranks, check_form, check_same, described
 from gradwire.wire import CheckedTransport, Line, ProcessGroupTransport, Wire
 from gradwire.wire.transport import timeout_of
@@ -41,9 +48,8 @@ REMEDY = (
     "give all of them rank 0's by torch.distributed.broadcast, and attach several models in the same order everywhere"
 )
 
-GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-Named = Sequence[tuple[str, torch.nn.Parameter]]
+_log = logging.getLogger("gradwire")
 
 
 class Handle:
@@ -83,8 +89,7 @@ class Handle:
         guarding.check(configuration)
         device = parameters[0][1].device
         if device.type == "cpu":
-            for rule in configuration.rules:
-                rehearse(rule, aloud=group.rank() == 0)
+            _rehearse_all(configuration, aloud=group.rank() == 0)
         self._trial = Trial.of(configuration, parameters) if isinstance(configuration, Automatic) else None
         parts = {name: part_of(parameter) for name, parameter in parameters}
         cuts = cut_groups(parameters) if guarding.rolls_back(configuration) else []
@@ -93,8 +98,8 @@ class Handle:
         self._parameters = {name: {**each, **parts[name]} for name, each in described(parameters).items()}
         self._ranks = Ranks(dist.get_process_group_ranks(group))
         self.buckets: tuple[tuple[str, ...], ...] = ()
-        if len(configuration.rules) > 1:
-            self._laid_out(configuration, group.rank(), group.size())  # or methods that cannot be saved together
+        if len(configuration.rules) > 1 or len(configuration.stages) > 1:
+            self._check_layouts(configuration, group.rank(), group.size())
         roll_call.ready()
         sibling = sibling_of(group, device)
         transport = ProcessGroupTransport(sibling, timeout_of(group))
@@ -104,6 +109,7 @@ class Handle:
         if cuts:
             guarding = replace(guarding, agree=Agreement([sibling_of(each, device) for each in cuts]))
         self.engine = Engine(configuration, transport.rank, transport.world_size, device)
+        self._guarding = guarding
         self.engine.guards += guarding.guards(self.engine, parameters)
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
         self._written = -1
@@ -167,14 +173,96 @@ class Handle:
 
     def _agree(self, do: str) -> None:
         """Finds that all ranks do the same between the same two steps."""
-        group = self._sibling()
-        if group is None:
-            raise GradwireError(f"the handle was closed, and there is nothing to {do}; attach again")
-        with RollCall(group, do) as roll_call:
-            self.wire.call(self._check_between_steps)
+        with self._between_steps(do) as roll_call:
             roll_call.ready()
         device = self.engine.store.device
         self.wire.call(lambda: check_same_step(self.engine.step, do, self._transport, device))
+
+    @contextmanager
+    def _between_steps(self, do: str) -> Iterator[RollCall]:
+        """In it this rank finds out whether it can do what all are to do between two steps, and says so."""
+        group = self._sibling()
+        if group is None or not self._attached:
+            raise GradwireError(f"the handle was closed, and there is nothing to {do}; attach again")
+        with RollCall(group, do) as roll_call:
+            self.wire.call(self._check_between_steps)
+            yield roll_call
+
+    def change(
+        self,
+        method: Methods | None = None,
+        *,
+        granularity: str | None = None,
+        route: str | None = None,
+        memory: str | Memory | None = None,
+        owner: str | Codec | None = None,
+        **options: Any,
+    ) -> None:
+        """From the next step on the method has other options, or is another one.
+
+        To be called on every rank between the same two steps, with the same arguments; it waits for the others. What is
+        remembered goes on where the memory is of the same kind; where it is not, the next step takes along what is
+        owed, and what else was remembered is forgotten, which a warning says. Factors of low rank keep their first
+        rows, or get further ones as they begin.
+
+        Args:
+            method: As in :func:`gradwire.compress`, with its own options and choices; None for the same one, whose
+                options and choices stay what they are where none are given.
+            granularity: As in :func:`gradwire.compress`; ``"model"`` can be neither begun nor ended.
+            route: See there.
+            memory: See there; ``"ef21"`` and ``"diana"`` can be begun where ``rollback`` is on.
+            owner: See there.
+            **options: The method's hyper-parameters, values or schedules.
+
+        Raises:
+            ConfigurationError: On every rank, if one does not call it, calls it otherwise or between other steps, or
+                something cannot be as asked; nothing is changed.
+            GradwireError: If a step is under way or failed.
+
+        Example:
+            >>> handle.change(ratio=0.001)
+            >>> handle.change("acpsgd", rank=8)
+        """
+        choices = replace(
+            self._guarding.choices, granularity=granularity, route=route, memory=memory, owner=owner
+        )  # and those that cannot be changed as they are
+        with self._between_steps("change") as roll_call:
+            configuration = reconfigured(self.configuration, choices, method, options)
+            self._check_change(configuration)
+            if self.engine.store.device.type == "cpu":
+                _rehearse_all(configuration, aloud=self.engine.rank == 0)
+            roll_call.ready()
+        slots, device = flat_slots(list(self._shapes.items())), self.engine.store.device
+        lines = [f"change after step {self.engine.step}"]
+        lines += [f"{key}={value}" for key, value in configuration.describe().items()]
+
+        def change() -> None:
+            agreement.check_same(
+                lines, self._transport, device, "change to the same on all ranks, between the same two steps"
+            )
+            if self.engine.rank == 0:
+                for sentence in forgotten(self.engine.now, configuration, slots):
+                    _log.warning("%s", sentence)
+            self.engine.change(configuration, slots)
+
+        self.wire.call(change)
+
+    def _check_change(self, configuration: Settled) -> None:
+        """Raises ConfigurationError if this handle cannot go on by other choices."""
+        configuration.check_names(list(self._shapes))
+        self._guarding.check(configuration)
+        if configuration.whole != self.configuration.whole:
+            raise ConfigurationError(
+                "granularity='model' collects whole gradients, for which there must be room from the beginning; close "
+                "this handle and attach anew"
+            )
+        rolls_back = any(isinstance(guard, Rollback) for guard in self.engine.guards)
+        if self._guarding.rolls_back(configuration) and not rolls_back:
+            raise ConfigurationError(
+                f"{configuration} takes back steps that are not finite, and this handle was attached without; attach "
+                "with rollback=True"
+            )
+        self._check_layouts(configuration, self.engine.rank, self.engine.world_size)
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
@@ -263,12 +351,13 @@ class Handle:
                 f"the state was saved by a worker of ranks {tuple(state['ranks'])}, this one's are {self._ranks}; load "
                 "what this group saved; gradwire.redistribute makes states for any group of those of all workers"
             )
-        self._laid_out(configuration, *ours).check(state["tensors"], complete=state["step"] > 0)
+        now = configuration.at(state["step"] - state["dense_steps"])
+        self._laid_out(now, *ours).check(state["tensors"], complete=state["step"] > 0)
         if self._trial is not None and isinstance(configuration, Automatic):
             self.engine.adopt(configuration)
             self._trial.go_on(configuration)
-        self.engine.store.load(state["tensors"], state["kinds"])
         self.engine.go_on(state["step"], state["dense_steps"], paused=state["paused"])
+        self.engine.store.load(state["tensors"], state["kinds"])
         self.buckets = tuple(tuple(names) for names in state["buckets"])
 
     def _identity(self, configuration: Configured) -> dict[str, Any]:
@@ -286,6 +375,11 @@ class Handle:
                 "a step is under way: some of its gradients have been taken in, others not yet; save, load, pause and "
                 "resume between backward passes"
             )
+
+    def _check_layouts(self, configuration: Configured, rank: int, world_size: int) -> None:
+        """Raises ConfigurationError if what is remembered at some time cannot be kept, or be saved together."""
+        for stage in configuration.stages:
+            self._laid_out(stage, rank, world_size)
 
     def _laid_out(self, configuration: Configured, rank: int, world_size: int) -> Store:
         """What is remembered of this model once all of it has been averaged, without room for any of it."""
@@ -317,6 +411,12 @@ class Handle:
         )
 
 
+def _rehearse_all(configuration: Configured, *, aloud: bool) -> None:
+    for stage in configuration.stages:
+        for rule in stage.rules:
+            rehearse(rule, aloud=aloud)
+
+
 def _workers(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
 
@@ -325,55 +425,3 @@ def _run_by_reference(device: torch.device) -> str:
     """What runs slowly on a device, if anything does."""
     slow = by_reference(device)
     return f"; by the reference on {device.type}, slowly: {', '.join(slow)}" if slow else ""
-
-
-def named_by(optimizer: torch.optim.Optimizer) -> Named:
-    """An optimizer's parameters that require gradients, by the names it was given, or else by group and place."""
-    named: list[tuple[str, torch.nn.Parameter]] = []
-    for number, group in enumerate(optimizer.param_groups):
-        names = group.get("param_names", [f"{number}.{index}" for index in range(len(group["params"]))])
-        named += [(name, each) for name, each in zip(names, group["params"], strict=True) if each.requires_grad]
-    return named
-
-
-def check_parameters(parameters: Named) -> None:
-    """Raises ConfigurationError unless all gradients can be averaged."""
-    if not parameters:
-        raise ConfigurationError("there are no parameters that require gradients; nothing can be averaged")
-    device = parameters[0][1].device
-    names: dict[int, str] = {}
-    given: set[str] = set()
-    for name, parameter in parameters:
-        if name in given:
-            raise ConfigurationError(
-                f"two parameters have the name {name!r}; memories are kept by name, so give each its own, "
-                "such as f'encoder.{name}'"
-            )
-        if id(parameter) in names:
-            raise ConfigurationError(
-                f"{name!r} is the parameter {names[id(parameter)]!r} under another name; give shared parameters once"
-            )
-        names[id(parameter)] = name
-        given.add(name)
-        if parameter.is_meta:
-            raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
-        if parameter.dtype not in GRADIENT_DTYPES:
-            raise ConfigurationError(
-                f"parameter {name!r} has dtype {parameter.dtype}; gradwire averages gradients of "
-                f"{', '.join(str(dtype) for dtype in GRADIENT_DTYPES)}; convert it, or average it yourself"
-            )
-        if parameter.device != device:
-            raise ConfigurationError(
-                f"parameter {name!r} is on {parameter.device}, {parameters[0][0]!r} on {device}; "
-                "use one device a process"
-            )
-
-
-def check_left_out(frozen: Named) -> None:
-    """Raises ConfigurationError if a parameter that required no gradient when the method was attached now does."""
-    for name, parameter in frozen:
-        if parameter.requires_grad:
-            raise ConfigurationError(
-                f"parameter {name!r} was frozen when the method was attached, so its gradient is not averaged and "
-                "ranks would drift apart; to unfreeze it, call zero_grad(), then wrap the model and attach anew"
-            )

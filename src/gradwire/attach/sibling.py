@@ -10,53 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.errors import ConfigurationError
 from gradwire.wire.transport import timeout_of
 
 _siblings = 0
 """Groups that this process has made, or knows others to have made."""
-
-
-def default_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
-    """The group given, that of a device mesh of one dimension, or the default one.
-
-    Raises:
-        ConfigurationError: If there is no process group yet, or what was given is none that this process is in.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ConfigurationError(
-            "there is no process group yet; call torch.distributed.init_process_group('gloo') (or 'nccl') first"
-        )
-    chosen: Any = dist.group.WORLD if group is None else group
-    if isinstance(chosen, DeviceMesh):
-        if chosen.ndim != 1:
-            raise ConfigurationError(
-                f"process_group is a device mesh of {chosen.ndim} dimensions; give one, such as mesh['dp']"
-            )
-        chosen = chosen.get_group() if chosen.get_coordinate() is not None else None
-    if chosen in (None, dist.GroupMember.NON_GROUP_MEMBER):
-        raise ConfigurationError("this process is not in the process group; attach on its members only")
-    if not isinstance(chosen, dist.ProcessGroup):
-        raise ConfigurationError(
-            f"process_group is {chosen!r}; give a torch.distributed.ProcessGroup or a device mesh of one dimension"
-        )
-    return chosen
-
-
-def check_backend(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raises ConfigurationError unless a group's backend carries all that is sent from tensors on ``device``."""
-    backends = backends_of(group)
-    backend = backends.get(device.type)
-    if backend is None or (backend == "gloo" and device.type != "cpu"):
-        carries = "carries " + " and ".join(backends) if backend is None else f"has gloo for {device.type}"
-        more = "" if backend is None else ", which carries all-reduces and broadcasts of them and nothing else"
-        wanted = "'nccl', or 'cpu:gloo,cuda:nccl'" if device.type == "cuda" else f"a backend for {device.type}"
-        raise ConfigurationError(
-            f"the parameters are on {device} and the process group {carries} tensors{more}; "
-            f"call init_process_group with {wanted}"
-        )
 
 
 def sibling_of(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.attach.handle import Handle, Named, check_left_out
+from gradwire.attach.given import Named, check_left_out, default_group
+from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
-from gradwire.attach.shards import local, placed_as
-from gradwire.attach.sibling import default_group
+from gradwire.attach.shards import local, part_of, placed_as
 from gradwire.attach.tree import Tree
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
@@ -174,6 +175,9 @@ class _Bucket:
         self._handle = handle
         self._parameters = parameters
         slots = flat_slots([(name, handle._shapes[name]) for name, _ in parameters])
+        slots = tuple(
+            replace(slot, part=part_of(each).get("part", "")) for slot, (_, each) in zip(slots, parameters, strict=True)
+        )
         self._unit = handle.engine.unit(slots)
         self._flat = torch.zeros(self._unit.numel, dtype=torch.float32, device=parameters[0][1].device)
         self.views = {slot.name: self._flat[slot.offset : slot.stop].view(slot.shape) for slot in slots}

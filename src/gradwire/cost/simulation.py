@@ -184,7 +184,8 @@ class Worker:
         self._factor = factor
         self._sizes_only = shadow.runs(configuration)
         device = shadow.META if self._sizes_only else torch.device("cpu")
-        self._engine = Engine(configuration, 0, setting.network.workers, device)
+        kind = shadow.SizesOnly if self._sizes_only else Engine
+        self._engine = kind(configuration, 0, setting.network.workers, device)
         slots = setting.workload.buckets
         self._whole = configuration.granularity.scope == "model"
         self._slots = (setting.workload.whole,) if self._whole else slots
@@ -198,8 +199,7 @@ class Worker:
         scheduler = Scheduler(transport, engine.meter, engine.configuration.fuse_bytes)
         clock.backward([setting.slowest * each for each in setting.workload.backward])
         if self._units is None:
-            made = [engine.unit(slots) for slots in self._slots]
-            self._units = [shadow.sized(unit) for unit in made] if self._sizes_only else made
+            self._units = [engine.unit(slots) for slots in self._slots]
         before, last = engine.meter.wire_bytes, len(self._units) - 1
         engine.before_step()
         for number, unit in enumerate(self._units):
@@ -209,7 +209,7 @@ class Worker:
             gradient = self._gradient(unit.numel)
             asked = [
                 self._clocked(share, share.synchronize(gradient, engine.step), transport, number)
-                for share in unit.shares
+                for share in engine.shares(unit)
             ]
             engine.count(gradient, number == last)
             try:

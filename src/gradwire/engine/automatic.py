@@ -81,6 +81,15 @@ class Automatic:
         return tuple(self.among.values())
 
     @property
+    def stages(self) -> tuple[Configuration, ...]:
+        """What may hold one after the other."""
+        return self.rules
+
+    def at(self, step: int) -> Configuration:
+        """What holds in any step, until another line is adopted."""
+        return self.among[self.now]
+
+    @property
     def fuse_bytes(self) -> int:
         """Payload to gather before a collective is issued, in bytes."""
         return self.rules[0].fuse_bytes

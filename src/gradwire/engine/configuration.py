@@ -12,6 +12,7 @@ from gradwire.codecs import quantize
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import Choices
 from gradwire.engine.policy import DensePolicy
+from gradwire.engine.schedule import is_scheduled, joined, stages
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity
 from gradwire.memory import Memory
@@ -32,6 +33,7 @@ class Configuration:
         seed: Where all randomness starts.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
         start: Steps that are averaged densely before the method begins.
+        later: What takes the method's place from some steps on, in their order: the same one with other options.
     """
 
     method: Method
@@ -43,6 +45,7 @@ class Configuration:
     seed: int
     fuse_bytes: int
     start: int
+    later: tuple[tuple[int, Method], ...] = ()
 
     @classmethod
     def make(cls, method: str | Method, options: dict[str, Any], *choices: Any, **named: Any) -> Configuration:
@@ -62,6 +65,9 @@ class Configuration:
                 f"method={method!r} is for gradwire.compress and gradwire.Synchronizer, for all parameters at once; "
                 "give one of gradwire.methods.names() here"
             )
+        if is_scheduled(options):
+            first, *others = [(step, cls.of(method, each, choices)) for step, each in stages(options)]
+            return dataclasses.replace(first[1], later=tuple((step, each.method) for step, each in others))
         if isinstance(method, str) and ":" in method:
             name, written = parse(method)
             given = {**options, **{key: value for key, value in choices.arguments().items() if value is not None}}
@@ -121,6 +127,18 @@ class Configuration:
         return (self,)
 
     @property
+    def stages(self) -> tuple[Configuration, ...]:
+        """What holds one after the other, if options change with time."""
+        return tuple(map(self.at, (0, *(step for step, _ in self.later))))
+
+    def at(self, step: int) -> Configuration:
+        """What holds in one of the method's steps."""
+        if not self.later:
+            return self
+        method = next((each for start, each in reversed(self.later) if start <= step), self.method)
+        return dataclasses.replace(self, method=method, later=())
+
+    @property
     def whole(self) -> bool:
         """Whether it takes the gradient of a whole model at once."""
         return self.granularity.scope == "model"
@@ -138,12 +156,30 @@ class Configuration:
             return True
         return not self.dense.keeps_dense(shape) and self.method.accepts(shape)
 
+    def memory_of(self, shape: tuple[int, ...]) -> Memory:
+        """What is carried from step to step of a tensor of this shape."""
+        return self.memory if self.compresses(shape) else self.memory.uncompressed()
+
+    def form(self, shape: tuple[int, ...]) -> tuple[object, ...]:
+        """What decides whether a memory of a tensor of this shape can go on under other choices."""
+        kinds = [(type(each), each.borrows) for each in self.memory_of(shape).within]
+        if not (isinstance(self.method, CodecMethod) and self.compresses(shape)):
+            return tuple(kinds)
+        owned = self.owner is not None or self.method.owner_codec(self.route) is not None
+        return (*kinds, self.route, owned, self.granularity.segment(shape) if self.route == "sharded" else 0)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's, those that change by the step from which they count."""
+        methods = {0: self.method, **dict(self.later)}
+        names = [field.name for field in dataclasses.fields(self.method)]  # type: ignore[arg-type]
+        return {name: joined({step: getattr(each, name) for step, each in methods.items()}) for name in names}
+
     def describe(self) -> dict[str, str]:
         """Everything that must be the same on all ranks, as text."""
-        options = {field.name: getattr(self.method, field.name) for field in dataclasses.fields(self.method)}  # type: ignore[arg-type]
         return {
             "method": name_of(self.method),
-            **{name: str(value) for name, value in options.items()},
+            **{name: str(value) for name, value in self.options.items()},
             "granularity": str(self.granularity),
             "route": self.route,
             "memory": str(self.memory),

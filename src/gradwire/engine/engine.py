@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from gradwire.codecs.codec import Codec
 from gradwire.deferred import Later
+from gradwire.engine.change import carry_over, take_owed
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
-from gradwire.engine.mixture import Configured
+from gradwire.engine.mixture import Configured, Settled
 from gradwire.engine.unit import Share, Unit
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot, flat_slots
@@ -39,6 +40,8 @@ class Engine:
         device: Where the gradients live.
 
     Attributes:
+        configuration: As given, or changed since.
+        now: What of it holds in the step that comes next.
         guards: What goes along with every gradient, the outermost first.
         later: What the host is told of a step in the next.
         step: Averages made so far.
@@ -47,6 +50,7 @@ class Engine:
 
     def __init__(self, configuration: Configured, rank: int, world_size: int, device: torch.device) -> None:
         self.configuration = configuration
+        self.now = configuration.at(0)
         self.guards: list[Guard] = []
         self.store = Store(device)
         self.meter = Meter(mark=marks_of(device))
@@ -57,7 +61,7 @@ class Engine:
         self.world_size = world_size
         self._paused_at: int | None = None
         self._missed = 0
-        self._units: WeakSet[Unit] = WeakSet()
+        self._shares: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
         self._uncompressed: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
 
     @property
@@ -91,25 +95,58 @@ class Engine:
         self.step = step
         self._missed = dense_steps - min(step, self.configuration.start)
         self._paused_at = step if paused else None
+        self._go_by(self.configuration.at(step - dense_steps))
+
+    def begin(self, step: int) -> None:
+        """Takes up a step that others count."""
+        self.step = step
+        self._go_by(self.configuration.at(step - self.dense_steps))
+
+    def change(self, configuration: Settled, slots: Sequence[Slot] = ()) -> None:
+        """Averages by other choices from the next step on; of what is remembered goes on what can.
+
+        Args:
+            configuration: All choices, of which ``start`` is what it was.
+            slots: Parameters that something is remembered of and that have been in no unit yet.
+        """
+        self.configuration = configuration
+        self._go_by(configuration.at(self.step - self.dense_steps), slots)
+
+    def _go_by(self, following: Settled, further: Sequence[Slot] = ()) -> None:
+        former, self.now = self.now, following
+        if former.rules == following.rules:
+            return
+        self.later.settle()
+        slots = {slot.name: slot for unit in self._shares for slot in unit.slots}
+        slots = {slot.name: slot for slot in further} | slots
+        carry_over(self.store, slots.values(), former, following, self.rank, self.world_size)
+        self._make_anew()
+
+    def _make_anew(self) -> None:
+        for unit in [*self._shares]:  # in the order in which they were laid out, so that the last layout is the last
+            self._shares[unit] = self._made(unit.slots)
 
     def adopt(self, configuration: Configured) -> None:
         """Goes by other choices from the next step on, as if attached then, with nothing remembered."""
-        self.configuration = configuration
         self.store.forget()
-        for unit in self._units:
-            unit.shares = self._shares(unit.slots)
+        self.configuration, self.now = configuration, configuration.at(0)
+        self._make_anew()
         self.go_on(self.step, self.step, paused=self.paused)
 
     def unit(self, slots: Sequence[Slot]) -> Unit:
         """Decides who handles the parameters of a buffer, and moves their memories to its layout."""
-        unit = Unit(tuple(slots), max((slot.stop for slot in slots), default=0), self._shares(slots))
-        self._units.add(unit)
+        unit = Unit(tuple(slots), max((slot.stop for slot in slots), default=0))
+        self._shares[unit] = self._made(slots)
         return unit
 
-    def _shares(self, slots: Sequence[Slot]) -> tuple[Share, ...]:
+    def shares(self, unit: Unit) -> tuple[Share, ...]:
+        """Who handles what of a buffer: of each rule the compressing method's share and the dense one's, if any."""
+        return self._shares[unit]
+
+    def _made(self, slots: Sequence[Slot]) -> tuple[Share, ...]:
         shares = []
-        for rule in self.configuration.rules:
-            own = [slot for slot in slots if slot.numel and self.configuration.rule(slot.name) is rule]
+        for rule in self.now.rules:
+            own = [slot for slot in slots if slot.numel and self.now.rule(slot.name) is rule]
             taken = [slot for slot in own if rule.compresses(slot.shape)]
             left = [slot for slot in own if not rule.compresses(slot.shape)]
             if taken:
@@ -237,7 +274,11 @@ class Engine:
         """Starts the average of a buffer, ``float32[numel]``, in place."""
         for guard in self.guards:
             guard.before_encode(unit, gradient)
-        shares = self._dense(unit) if self.averages_densely else unit.shares
+        if self.averages_densely:
+            shares = self._dense(unit)
+        else:
+            shares = self.shares(unit)
+            take_owed(self.store, unit.slots, gradient)
         started = [share.synchronize(gradient, self.step - self.dense_steps) for share in shares]
         return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
 
@@ -250,6 +291,7 @@ class Engine:
         """To be called when all averages of a step have been handed on."""
         for guard in reversed(self.guards):
             guard.after_step()
+        self._go_by(self.configuration.at(self.step - self.dense_steps))
 
     def count(self, gradient: Tensor, last: bool) -> None:
         """Counts a gradient that was taken in, and the step if it is the step's last."""

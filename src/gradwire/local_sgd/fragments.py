@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.attach.handle import Named
+from gradwire.attach.given import Named
 from gradwire.attach.shards import local
 from gradwire.attach.synchronizer import BUCKET_ELEMENTS
 from gradwire.errors import ConfigurationError

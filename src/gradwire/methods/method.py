@@ -143,6 +143,10 @@ class Method(ABC):
         """Whether a tensor of this shape gains anything; others are averaged densely."""
         return True
 
+    def goes_on_from(self, former: Method) -> bool:
+        """Whether it can go on with what another one kept, beside its memory, of the parameters that both compress."""
+        return type(self) is type(former)
+
     @abstractmethod
     def init(self, context: Context) -> Any:
         """Sets up whatever :meth:`synchronize` needs in a context; called anew whenever parameters are bucketed."""

@@ -16,10 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gradwire.attach.handle import check_parameters, named_by
+from gradwire.attach.given import check_parameters, default_group, named_by
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import is_sharded
-from gradwire.attach.sibling import default_group
 from gradwire.attach.synchronizer import Synchronizer, Tensors, check_dense
 from gradwire.codecs.codec import Codec
 from gradwire.engine.agreement import check_equal, check_same

@@ -6,7 +6,7 @@ from gradwire.routes.integer import SharedLevels, check_largest, integer
 from gradwire.routes.merge import merge
 from gradwire.routes.operator import Operator
 from gradwire.routes.regions import Regions, regions
-from gradwire.routes.sharded import Shards, sharded
+from gradwire.routes.sharded import Shards, scattered, scattered_densely, sharded
 
 __all__ = [
     "Operator",
@@ -19,5 +19,7 @@ __all__ = [
     "integer",
     "merge",
     "regions",
+    "scattered",
+    "scattered_densely",
     "sharded",
 ]

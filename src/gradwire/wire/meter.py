@@ -71,6 +71,10 @@ class Meter:
         """Counts a gradient of ``nbytes`` that plain training would all-reduce."""
         self.dense_bytes += all_reduce_bytes(nbytes, world_size)
 
+    def scattered(self, nbytes: int, world_size: int) -> None:
+        """Counts a gradient of ``nbytes`` that plain sharding would reduce-scatter, which sends (n - 1) / n of it."""
+        self.dense_bytes += nbytes // world_size * (world_size - 1)
+
     def all_reduce(self, nbytes: int, world_size: int) -> None:
         """Counts a buffer of ``nbytes`` reduced in place: each worker sends 2 (n - 1) / n of it."""
         self.wire_bytes += all_reduce_bytes(nbytes, world_size)
