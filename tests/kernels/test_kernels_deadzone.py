@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of, sampli
 from gradwire.kernels.reference.deadzone_codes import CONTEXTS, ESCAPE, LONGEST, codes
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE
-from kernel_inputs import BLOCKS, blocks, gradients
+from kernel_inputs import BLOCKS, GRADIENTS, blocks, gradients
 
 BITS = [0.005, 0.1, 0.5, 2.0]
 
@@ -38,11 +39,35 @@ def test_residual_is_what_was_not_sent(block: Block, gradient: Tensor) -> None:
     codec_checks.check_residual_is_what_was_not_sent(DeadZone(1.0), block, gradient)
 
 
+@dataclass(frozen=True)
+class Tiled(DeadZone):
+    tile: int = 100
+
+
+@pytest.mark.parametrize("bits", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("name", ["normal", "one outlier", "many infinities"])
+@blocks
+def test_tiles_are_the_reference(block: Block, name: str, bits: float) -> None:
+    codec_checks.check_is_the_reference(Tiled(bits), block, GRADIENTS[name], (0.9, 0.3))
+
+
+def test_a_tile_stands_for_the_same_wherever_it_is() -> None:
+    """The codes of a tile depend on nothing before it."""
+    block = Block.cut(flat_slots([("w", (300,))]), Granularity("model"))
+    gradient = torch.randn(100, generator=torch.Generator().manual_seed(0)).repeat(3)
+    payload = codec_checks.encoded(Tiled(4.0), block, gradient, NONE)
+    sizes = payload[8:20].view(torch.int32).tolist()
+    assert sizes[0] == sizes[1] >= sizes[2] > 0
+    sent = decoded_alone(gradient, 4.0, Tiled)
+    assert torch.equal(sent[:100], sent[100:200])
+
+
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(st.lists(st.integers(0, 255), min_size=50, max_size=50), st.sampled_from(["layer", "model", "block:16"]))
 def test_any_bytes_decode_alike(content: Sequence[int], granularity: str) -> None:
     block = Block.cut(flat_slots([("a", (33,)), ("b", (1,)), ("c", (40,))]), Granularity.parse(granularity))
     codec_checks.check_any_bytes(DeadZone(1.0), block, content)
+    codec_checks.check_any_bytes(Tiled(1.0, tile=20), block, content)
 
 
 def test_codes_are_complete_and_no_one_begins_another() -> None:
@@ -82,11 +107,11 @@ def test_the_step_of_a_large_gradient_is_found_in_a_part_of_it() -> None:
     assert [sampling(block, int(bits * block.numel)) for bits in (0.005, 0.1, 8)] == [2, 26, 64]
 
 
-def decoded_alone(gradient: Tensor, bits: float) -> Tensor:
+def decoded_alone(gradient: Tensor, bits: float, kind: type[DeadZone] = DeadZone) -> Tensor:
     block = Block.cut(flat_slots([("w", (gradient.numel(),))]), Granularity("model"))
-    payload = codec_checks.encoded(DeadZone(bits), block, gradient, NONE)
+    payload = codec_checks.encoded(kind(bits), block, gradient, NONE)
     sent = torch.empty_like(gradient)
-    DeadZone(bits).decode(block, payload[None], sent, 1.0)
+    kind(bits).decode(block, payload[None], sent, 1.0)
     return sent
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.codecs.codec import Codec
 from gradwire.errors import ConfigurationError
-from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room
+from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 
@@ -32,19 +32,24 @@ class DeadZone(Codec):
         if not 0.005 <= self.bits <= 8:
             raise ConfigurationError(f"bits={self.bits!r} is out of range; choose 0.005 to 8 a value, usually 0.1")
 
+    @property
+    def tile(self) -> int:
+        """Elements whose codes are read independently of all others."""
+        return deadzone_tile(self.bits)
+
     def payload_bytes(self, block: Block) -> int:
-        """Steps, a head, and the codes' room."""
-        return deadzone_payload_bytes(block, self.bits)
+        """Steps, a head, sizes of tiles, and the codes' room."""
+        return deadzone_payload_bytes(block, self.tile, self.bits)
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Chooses the step, and writes what has room."""
         scales = kernels.deadzone_scales(block, gradient, feedback.residual, feedback.beta, feedback.gamma)
         values = feedback.buffer(gradient)
-        room = 8 * deadzone_room(block, payload)
-        step, points = kernels.deadzone_step(block, values, scales, room)
-        kernels.deadzone_encode(block, values, feedback.residual is not None, scales * step, points, payload)
+        room = 8 * deadzone_room(block, self.tile, payload)
+        step, points = kernels.deadzone_step(block, values, scales, self.tile, room)
+        kernels.deadzone_encode(block, values, feedback.residual is not None, scales * step, points, self.tile, payload)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what levels stand for."""
         self.check(block, payloads)
-        kernels.deadzone_decode(block, payloads, out, weight)
+        kernels.deadzone_decode(block, payloads, self.tile, out, weight)

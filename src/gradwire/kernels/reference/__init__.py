@@ -15,6 +15,7 @@ from gradwire.kernels.reference.deadzone import (
     deadzone_room,
     deadzone_scales,
     deadzone_step,
+    deadzone_tile,
 )
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.gaps import gaps_decode, gaps_encode, gaps_low_bytes
