@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import codec_checks
-from gradwire.codecs.quantize import DeadZone
+from gradwire.codecs.quantize import DeadZone, Dithered
 from gradwire.errors import ConfigurationError
-from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of, sampling
+from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of
 from gradwire.kernels.reference.deadzone_codes import CONTEXTS, ESCAPE, LONGEST, codes
+from gradwire.kernels.reference.deadzone_step import sampling
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE
 from kernel_inputs import BLOCKS, GRADIENTS, blocks, gradients
@@ -49,6 +50,20 @@ class Tiled(DeadZone):
 @blocks
 def test_tiles_are_the_reference(block: Block, name: str, bits: float) -> None:
     codec_checks.check_is_the_reference(Tiled(bits), block, GRADIENTS[name], (0.9, 0.3))
+
+
+@blocks
+@gradients
+def test_dithered_is_the_reference(block: Block, gradient: Tensor) -> None:
+    number = list(BLOCKS.values()).index(block) + int(gradient.count_nonzero())
+    codec_checks.check_is_the_reference(
+        Dithered((0.5, 4.0)[number % 2]), block, gradient, (None, (0.9, 0.3))[number % 3 > 0]
+    )
+
+
+@pytest.mark.parametrize("bits", [0.5, 2.0, 6.0])
+def test_dithered_is_unbiased(bits: float) -> None:
+    codec_checks.check_unbiased(Dithered(bits))
 
 
 def test_a_tile_stands_for_the_same_wherever_it_is() -> None:
@@ -148,6 +163,15 @@ def test_finer_steps_take_more_bits_and_leave_less() -> None:
     assert errors == sorted(errors, reverse=True)
     for bits, error in zip((1, 2, 4, 6), errors[2:], strict=True):
         assert 0 <= 10 * math.log10(error) + 20 * math.log10(2) * bits <= 2.7, "decibels above the bound"
+
+
+@pytest.mark.parametrize("bits", [0.005, 0.02, 0.1, 0.3, 1.0, 2.0, 8.0])
+def test_payloads_have_the_bits_asked_for_but_a_floor(bits: float) -> None:
+    def size(numel: int) -> int:
+        return DeadZone(bits).payload_bytes(Block.cut(flat_slots([("w", (numel,))]), Granularity("model")))
+
+    assert size(1) == 28
+    assert 1 <= 8 * size(20_000_000) / (bits * 20_000_000) <= 1.005
 
 
 @pytest.mark.parametrize("bits", [0, 0.004, 8.1, math.nan, -1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gradwire import kernels
@@ -12,6 +13,11 @@ from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
 from gradwire.layout import Block
 from gradwire.memory import Feedback
+
+EXACT = (128, 128, 128)
+"""Points of levels that stand for as many steps."""
+
+COARSER = 1 + 1 / 16
 
 
 @dataclass(frozen=True)
@@ -53,3 +59,27 @@ class DeadZone(Codec):
         """Sums what levels stand for."""
         self.check(block, payloads)
         kernels.deadzone_decode(block, payloads, self.tile, out, weight)
+
+
+@dataclass(frozen=True)
+class Dithered(DeadZone):
+    """Multiples of the step that values are rounded to by chance, so that they are right on average.
+
+    Codes and payloads are the same; levels stand for what they say. Where codes have no room the step is made a
+    sixteenth larger, and all is rounded again.
+    """
+
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
+        """Chooses the step, rounds, and writes all."""
+        scales = kernels.deadzone_scales(block, gradient, feedback.residual, feedback.beta, feedback.gamma)
+        values = feedback.buffer(gradient)
+        room, rounded = 8 * deadzone_room(block, self.tile, payload), torch.empty_like(values)
+        step, _ = kernels.deadzone_step(block, values, scales, self.tile, room, key)
+        fits = False
+        while not fits:
+            kernels.deadzone_dither(block, values, scales * step, key, rounded)
+            fits = kernels.deadzone_encode(block, rounded, False, scales * step, EXACT, self.tile, payload)
+            step *= COARSER
+        if feedback.residual is not None:
+            for kept, sent in zip(block.parts(feedback.residual), block.parts(rounded), strict=True):
+                kept -= sent

@@ -17,6 +17,8 @@ from gradwire.kernels.cpu._compiled import (
     compensate,
     compensation,
     compiled,
+    halves,
+    hash32,
     inlined,
     keep_finite,
     reaching_mask,
@@ -36,7 +38,8 @@ from gradwire.kernels.cpu._levels import (
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.kernels.reference.deadzone import HEAD, LARGEST, LIMIT, SMALLEST_SCALE, deadzone_room
 from gradwire.kernels.reference.deadzone_codes import ESCAPE, LEVEL_CLASSES, RAW, codes
-from gradwire.layout import Block, Int64Array
+from gradwire.layout import Block, Int64Array, UInt64Array
+from gradwire.randomness import run_keys
 
 MOST = 56
 """Bits that fit in eight bytes from any bit of the first one on."""
@@ -51,13 +54,13 @@ def deadzone_scales(block: Block, gradient: Tensor, residual: Tensor | None, bet
 
 def deadzone_encode(
     block: Block, values: Tensor, keeps: bool, steps: Tensor, points: tuple[int, int, int], tile: int, payload: Tensor
-) -> None:
+) -> bool:
     packed, head = array(payload), 4 * block.segment_count
     edge = packed.size - deadzone_room(block, tile, payload)
     packed[head:] = 0
     packed[:head].view(np.float32)[:] = array(steps)
     packed[head : head + 3] = points
-    _encode(
+    fits: bool = _encode(
         block.runs,
         block.segments,
         array(values),
@@ -70,6 +73,12 @@ def deadzone_encode(
         packed[head + HEAD : edge].view(np.uint32),
         packed[edge:],
     )
+    return fits
+
+
+def deadzone_dither(block: Block, values: Tensor, steps: Tensor, key: int, out: Tensor) -> None:
+    keys = run_keys(key, block.streams)
+    _dither(block.runs, block.segments, array(values), array(steps), keys, block.origins, array(out))
 
 
 @compiled
@@ -122,7 +131,8 @@ def _encode(
     codewords: UInt32Array,
     sizes: UInt32Array,
     packed: UInt8Array,
-) -> None:
+) -> bool:
+    """Whether all had room."""
     room, used, pending = 8 * np.int64(packed.size), np.int64(0), np.uint64(0)
     previous, end, began, base, activity = np.int64(-1), np.int64(tile), np.int64(0), np.int64(0), np.int64(0)
     for segment in range(segments.size - 1):
@@ -171,7 +181,7 @@ def _encode(
                     width += gap_width
                     if used + width + rest_width > room:
                         sizes[(end - 1) // tile] = used - began
-                        return
+                        return False
                     if width + rest_width > MOST:
                         pending = _put(packed, used, pending, code, width)
                         used += width
@@ -188,6 +198,7 @@ def _encode(
             base += length
     if sizes.size:
         sizes[(end - 1) // tile] = used - began
+    return True
 
 
 @inlined
@@ -201,3 +212,32 @@ def _put(packed: UInt8Array, at: np.int64, pending: np.uint64, code: np.uint64, 
         for i in range(packed.size - first):
             packed[first + i] = np.uint8(pending >> np.uint64(8 * i) & np.uint64(255))
     return pending >> np.uint64(filled + width & ~7)
+
+
+@compiled
+def _dither(
+    runs: Int64Array,
+    segments: Int64Array,
+    values: Float32Array,
+    steps: Float32Array,
+    keys: UInt64Array,
+    origins: Int64Array,
+    out: Float32Array,
+) -> None:
+    for segment in range(segments.size - 1):
+        step = steps[segment]
+        inverse = np.float32(1) / step
+        for run in range(segments[segment], segments[segment + 1]):
+            first, last = runs[run, 0], runs[run, 0] + runs[run, 1]
+            t, rounded = values[first:last], out[first:last]
+            low, high = halves(keys[run])
+            origin = np.uint32(origins[run])
+            if not (step > 0 and step < np.float32(np.inf)):
+                rounded[:] = np.float32(0)
+                continue
+            for i in range(t.size):
+                relative = abs(t[i]) * inverse
+                drawn = np.float32(hash32(low, high, np.uint32(origin + np.uint32(i))) >> np.uint32(8))
+                level = np.floor(relative + drawn * np.float32(2.0**-24)) * step
+                level = -level if t[i] < 0 else level
+                rounded[i] = level if relative < np.float32(LIMIT) else t[i]

@@ -50,27 +50,6 @@ TILE_BITS = 2**14
 LEAST_BODY = 16
 """Bytes of codes that there always are, more than any value takes, so that something is sent in every step."""
 
-SAMPLED_ELEMENTS = 2**18
-"""By so many elements the step is chosen,"""
-
-SAMPLED_BITS = 2**16
-"""or by more, so that their codes take so many bits; by all if there are fewer, or not so many bits."""
-
-SAMPLED_CHUNK = 256
-"""Consecutive elements that are looked at."""
-
-MARGIN = 63 / 64
-"""Share of the room that is aimed at where not all elements were looked at."""
-
-STEPS = 45 * 256
-"""Steps to choose from, 256 an octave, from :data:`FINEST` on."""
-
-FINEST = 2.0**-20
-"""Relative to the mean magnitude of a segment."""
-
-HIGHEST_POINT = 204
-"""A level stands for at most ``(HIGHEST_POINT - 128) / 256`` of a step more, lest a value be off by more than it is."""
-
 MEMORY = 3
 """How much the activity remembers: each value counts as ``2**-MEMORY`` of it."""
 
@@ -92,52 +71,9 @@ def deadzone_scales(block: Block, gradient: Tensor, residual: Tensor | None, bet
     return torch.where(found < SMALLEST_SCALE, 0.0, found)
 
 
-def deadzone_step(
-    block: Block, values: Tensor, scales: Tensor, tile: int, room: int
-) -> tuple[float, tuple[int, int, int]]:
-    """The finest step under which codes have room, by a sample of the values.
-
-    Where that leaves more than half of the room empty, because many values are alike, it is one step finer, and the
-    last ones find no room.
-
-    Args:
-        block: Which elements.
-        values: ``float32`` flat buffer of compensated values.
-        scales: As :func:`deadzone_scales` gave them.
-        tile: Elements of a tile.
-        room: Bits.
-
-    Returns:
-        The step, relative to the segments' scales, and the points of levels 1, 2 and more.
-    """
-    sample, share = _sample(block, values, scales, sampling(block, room))
-    target = room if share == 1 else int(room * share * MARGIN)
-    low, high = 0, STEPS
-    while low < high:
-        middle = (low + high) // 2
-        if _size(sample, middle, tile, target) <= target:
-            high = middle
-        else:
-            low = middle + 1
-    if low and 2 * _size(sample, low, tile, target) < target:
-        low -= 1
-    return step_of(low), _points(sample, low)
-
-
-def sampling(block: Block, room: int) -> int:
-    """Of how many chunks one is looked at."""
-    return max(min(-(-block.numel // SAMPLED_ELEMENTS), -(-room // SAMPLED_BITS)), 1)
-
-
-def step_of(index: int) -> float:
-    """The float32 so many steps above the finest one, evenly spaced within an octave."""
-    first = np.float32(FINEST).view(np.uint32)
-    return float(np.uint32(first + (index << 15)).view(np.float32))
-
-
 def deadzone_encode(
     block: Block, values: Tensor, keeps: bool, steps: Tensor, points: tuple[int, int, int], tile: int, payload: Tensor
-) -> None:
+) -> bool:
     """Writes values until the room is full, and takes what it wrote from them if they are a memory.
 
     Args:
@@ -148,10 +84,13 @@ def deadzone_encode(
         points: Of levels.
         tile: Elements of a tile.
         payload: ``uint8[deadzone_payload_bytes]``.
+
+    Returns:
+        Whether all had room.
     """
     edge = payload.numel() - deadzone_room(block, tile, payload)
     room, offsets = 8 * (payload.numel() - edge), _offsets(points)
-    coder, base = _Coder(), 0
+    coder, base = Coder(), 0
     streams = [""] * tiles_of(block, tile)
     for segment in range(block.segment_count):
         step = steps[segment]
@@ -160,7 +99,7 @@ def deadzone_encode(
             if bool(step > 0) and bool(step.isfinite()):
                 magnitudes, inverse = t.abs(), 1 / step
                 places = (magnitudes >= step * THRESHOLD).nonzero()[:, 0]
-                levels = _levels(magnitudes[places] * inverse)
+                levels = levels_of(magnitudes[places] * inverse)
                 sent = _sent(levels, offsets, step, t[places])
                 for place, level, value, stands_for in zip(
                     places.tolist(), levels.tolist(), t[places], sent, strict=True
@@ -181,6 +120,7 @@ def deadzone_encode(
     payload[4 * block.segment_count + HEAD : edge] = as_bytes(torch.tensor([*map(len, streams)], dtype=torch.int32))
     packed = torch.from_numpy(np.packbits(bits, bitorder="little"))
     payload[edge : edge + packed.numel()] = packed
+    return room >= 0
 
 
 def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weight: float) -> None:
@@ -219,7 +159,7 @@ def tiles_of(block: Block, tile: int) -> int:
 
 
 @dataclass
-class _Coder:
+class Coder:
     """What both sides know of the values before in a tile.
 
     Attributes:
@@ -232,9 +172,11 @@ class _Coder:
 
     @property
     def context(self) -> int:
+        """Which code the next value has."""
         return min(max((self.activity >> 6) - QUIETEST, 0), CONTEXTS - 1)
 
     def heard(self, gap_class: int, level_class: int) -> None:
+        """The activity follows a value."""
         self.activity += ((level_class - gap_class) * 64 - self.activity) >> MEMORY
 
     def gap_to(self, place: int, tile: int) -> int:
@@ -246,8 +188,8 @@ class _Coder:
 
     def told(self, gap: int, level: int, value: Tensor) -> str:
         """The bits of a value, the first one first; the activity follows."""
-        gap_class, gap_low, gap_width = _class_of(gap)
-        level_class, low, width = (RAW, 0, 0) if level == LIMIT else _class_of(level)
+        gap_class, gap_low, gap_width = class_of(gap)
+        level_class, low, width = (RAW, 0, 0) if level == LIMIT else class_of(level)
         symbol = gap_class * LEVEL_CLASSES + level_class
         word, length = int(codes().words[self.context, symbol]), int(codes().lengths[self.context, symbol])
         self.heard(gap_class, level_class)
@@ -263,7 +205,7 @@ def _bits(number: int, width: int) -> str:
     return f"{number:0{width}b}"[::-1] if width else ""
 
 
-def _class_of(number: int) -> tuple[int, int, int]:
+def class_of(number: int) -> tuple[int, int, int]:
     """Two classes an octave: which one, how far from its first number, and in how many bits that is."""
     exponent = number.bit_length() - 1
     width = max(exponent - 1, 0)
@@ -278,51 +220,7 @@ def first_of(number: int) -> tuple[int, int]:
     return ((2 + (number + 1) % 2) << width if number else 1), width
 
 
-def _sample(block: Block, values: Tensor, scales: Tensor, stride: int) -> tuple[Tensor, float]:
-    """Magnitudes relative to their segment's scale, and which share of all they are."""
-    found, number = [], 0
-    for segment in range(block.segment_count):
-        scale = scales[segment]
-        for _, start, stop, _ in flat_runs(block, segment):
-            for first in range(start, stop, SAMPLED_CHUNK):
-                if number % stride == 0:
-                    chunk = values[first : min(first + SAMPLED_CHUNK, stop)].abs()
-                    found.append(chunk * (1 / scale) if bool(scale > 0) else torch.zeros_like(chunk))
-                number += 1
-    sample = torch.cat(found) if found else torch.empty(0)
-    return sample, sample.numel() / max(block.numel, 1)
-
-
-def _size(sample: Tensor, index: int, tile: int, most: int) -> int:
-    """Bits of all codes, or more than ``most``."""
-    step = torch.tensor(step_of(index))
-    places = (sample >= step * THRESHOLD).nonzero()[:, 0]
-    levels = _levels(sample[places] * (1 / step)).tolist()
-    coder, size, lengths = _Coder(), 0, codes().lengths
-    for place, level in zip(places.tolist(), levels, strict=True):
-        gap_class, _, gap_width = _class_of(coder.gap_to(place, tile))
-        level_class, _, width = (RAW, 0, 31) if level == LIMIT else _class_of(level)
-        size += int(lengths[coder.context, gap_class * LEVEL_CLASSES + level_class]) + gap_width + 1 + width
-        coder.heard(gap_class, level_class)
-        if size > most:
-            break
-    return size
-
-
-def _points(sample: Tensor, index: int) -> tuple[int, int, int]:
-    """Where in their intervals the magnitudes of levels 1, 2 and more are in the mean, in 256ths of a step plus 128."""
-    step = torch.tensor(step_of(index))
-    relative = sample[sample >= step * THRESHOLD] * (1 / step)
-    levels = _levels(relative)
-    places = ((relative - levels) * 256 + 128).clamp(0, 255).long()
-    groups = [places[levels == 1], places[levels == 2], places[(levels > 2) & (levels < LIMIT)]]
-    first, second, others = (
-        min(int(each.sum()) // each.numel(), HIGHEST_POINT) if each.numel() else 128 for each in groups
-    )
-    return first, second, others
-
-
-def _levels(relative: Tensor) -> Tensor:
+def levels_of(relative: Tensor) -> Tensor:
     """Of magnitudes in steps that reach the threshold: ``int64``."""
     return (relative + ROUNDING).clamp(1, LIMIT).long()
 
@@ -358,7 +256,7 @@ def _read(block: Block, payload: Tensor, tile: int) -> Tensor:
 
 def _read_tile(stream: _Stream, steps: Tensor, offsets: Tensor, found: Tensor) -> None:
     """Values of a tile, until its codes or its elements end."""
-    coder, place = _Coder(), -1
+    coder, place = Coder(), -1
     while stream.at < stream.stop:
         entry = int(codes().symbols[coder.context, stream.peek(LONGEST)])
         symbol = entry & (1 << LONGEST) - 1
