@@ -46,10 +46,10 @@ class DeadZone(CodecMethod):
 @register("dithered")
 @dataclass(frozen=True, kw_only=True)
 class Dithered(DeadZone):
-    """The same codes of magnitudes that are rounded up or down by chance: unbiased, so it needs no memory.
+    """Magnitudes rounded by chance to a multiple of one step, entropy-coded: unbiased, so it needs no memory.
 
-    In half the bits of QSGD, or fewer, for the same variance. A step that leaves no room for the codes of a draw is
-    made larger, and all is drawn again.
+    Codes are those of ``deadzone``. Where those of a draw have no room, the step is made larger, and all is drawn
+    again.
 
     Attributes:
         bits: For each value, 0.005 to 8; few bits make much noise.
