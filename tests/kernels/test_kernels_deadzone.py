@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import codec_checks
+from fuzz import HEAD, made
 from gradwire.codecs.quantize import DeadZone, Dithered
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of
@@ -21,6 +23,7 @@ from gradwire.kernels.reference.deadzone_codes import CONTEXTS, ESCAPE, LONGEST,
 from gradwire.kernels.reference.deadzone_step import sampling
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE
+from hostile import decodings
 from kernel_inputs import BLOCKS, GRADIENTS, blocks, gradients
 
 BITS = [0.005, 0.1, 0.5, 2.0]
@@ -83,6 +86,14 @@ def test_any_bytes_decode_alike(content: Sequence[int], granularity: str) -> Non
     block = Block.cut(flat_slots([("a", (33,)), ("b", (1,)), ("c", (40,))]), Granularity.parse(granularity))
     codec_checks.check_any_bytes(DeadZone(1.0), block, content)
     codec_checks.check_any_bytes(Tiled(1.0, tile=20), block, content)
+
+
+def test_payloads_that_are_spoilt_stay_in_their_bounds() -> None:
+    """A share of what `tests/fuzz.py --decoders --methods deadzone` does for as long as one likes."""
+    draw = random.Random(0)
+    for each in decodings("deadzone"):
+        for _ in range(25):
+            each.check(made(draw)[HEAD:], only_compiled=True)
 
 
 def test_codes_are_complete_and_no_one_begins_another() -> None:

@@ -53,7 +53,9 @@ class Matrices:
 
         def start(name: str) -> Tensor:
             slot = Slot(f"{field} of {name}", (rank, length), 0)
-            return torch.randn(slot.shape, generator=torch.Generator().manual_seed(slot.stream ^ seed))
+            return torch.randn(
+                slot.shape, generator=torch.Generator().manual_seed(slot.stream ^ seed), dtype=torch.float32
+            )
 
         return store.stacked(field, [slot.name for slot in self.slots], start, Kind.SHARED)
 

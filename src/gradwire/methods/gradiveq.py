@@ -85,8 +85,12 @@ class GradiVeQ(Method):
     def init(self, context: Context) -> _State:
         """Finds what was learnt."""
         names = [slot.name for slot in context.block.slots]
-        moments = context.store.stacked("moment", names, lambda _: torch.zeros(self.slice, self.slice), Kind.SHARED)
-        bases = context.store.stacked("basis", names, lambda _: torch.zeros(self.rank, self.slice), Kind.SHARED)
+        moments = context.store.stacked(
+            "moment", names, lambda _: torch.zeros(self.slice, self.slice, dtype=torch.float32), Kind.SHARED
+        )
+        bases = context.store.stacked(
+            "basis", names, lambda _: torch.zeros(self.rank, self.slice, dtype=torch.float32), Kind.SHARED
+        )
         slices = [Slices(slot, self.slice) for slot in context.block.slots]
         return _State(context, context.feedback(), slices, moments, bases)
 

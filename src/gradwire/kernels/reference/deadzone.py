@@ -128,7 +128,7 @@ def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weig
 
     Codes go on with zeros where the payload ends, and end with the last element of their tile.
     """
-    total = torch.zeros(block.numel)
+    total = torch.zeros(block.numel, dtype=torch.float32)
     for payload in payloads:
         total = total + _read(block, payload, tile)
     base = 0
@@ -245,7 +245,7 @@ def _read(block: Block, payload: Tensor, tile: int) -> Tensor:
     sizes = words[head : head + tiles_of(block, tile)].tolist()
     content = int.from_bytes(bytes(payload[4 * (head + len(sizes)) :].tolist()), "little")
     step_of_element = steps.repeat_interleave(torch.from_numpy(block.segment_numels))
-    found, start = torch.zeros(block.numel), 0
+    found, start = torch.zeros(block.numel, dtype=torch.float32), 0
     for number, size in enumerate(sizes):
         first = number * tile
         stop = start + (size & 0xFFFFFFFF)

@@ -110,19 +110,19 @@ def _sample(block: Block, values: Tensor, scales: Tensor, stride: int) -> tuple[
                     chunk = values[first : min(first + SAMPLED_CHUNK, stop)].abs()
                     found.append(chunk * (1 / scale) if bool(scale > 0) else torch.zeros_like(chunk))
                 number += 1
-    sample = torch.cat(found) if found else torch.empty(0)
+    sample = torch.cat(found) if found else torch.empty(0, dtype=torch.float32)
     return sample, sample.numel() / max(block.numel, 1)
 
 
 def _rounded(sample: Tensor, index: int, drawn: Tensor | None) -> Tensor:
     """Multiples of a step, if numbers are drawn."""
-    step = torch.tensor(step_of(index))
+    step = torch.tensor(step_of(index), dtype=torch.float32)
     return sample if drawn is None else (sample * (1 / step) + drawn).floor() * step
 
 
 def _size(sample: Tensor, index: int, tile: int, most: int) -> int:
     """Bits of all codes, or more than ``most``."""
-    step = torch.tensor(step_of(index))
+    step = torch.tensor(step_of(index), dtype=torch.float32)
     places = (sample >= step * THRESHOLD).nonzero()[:, 0]
     levels = levels_of(sample[places] * (1 / step)).tolist()
     coder, size, lengths = Coder(), 0, codes().lengths
@@ -138,7 +138,7 @@ def _size(sample: Tensor, index: int, tile: int, most: int) -> int:
 
 def _points(sample: Tensor, index: int) -> tuple[int, int, int]:
     """Where in their intervals the magnitudes of levels 1, 2 and more are in the mean, in 256ths of a step plus 128."""
-    step = torch.tensor(step_of(index))
+    step = torch.tensor(step_of(index), dtype=torch.float32)
     relative = sample[sample >= step * THRESHOLD] * (1 / step)
     levels = levels_of(relative)
     places = ((relative - levels) * 256 + 128).clamp(0, 255).long()
