@@ -45,7 +45,7 @@ class DeadZone(CodecMethod):
 
 @register("dithered")
 @dataclass(frozen=True, kw_only=True)
-class Dithered(DeadZone):
+class Dithered(CodecMethod):
     """Magnitudes rounded by chance to a multiple of one step, entropy-coded: unbiased, so it needs no memory.
 
     Codes are those of ``deadzone``. Where those of a draw have no room, the step is made larger, and all is drawn
@@ -56,12 +56,16 @@ class Dithered(DeadZone):
     """
 
     citation = "gradwire; Roberts 1962, doi:10.1109/TIT.1962.1057702"
-    memory = "none"
+    granularities = DeadZone.granularities
     bias = "unbiased"
+    wire_bits = DeadZone.wire_bits
 
     bits: float = 2.0
 
-    def codec(self) -> Levels:
+    def __post_init__(self) -> None:
+        self.codec()
+
+    def codec(self) -> DitheredLevels:
         """Levels drawn, and their codes."""
         return DitheredLevels(self.bits)
 
