@@ -12,7 +12,7 @@ from gradwire.codecs.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
 from gradwire.layout import Block
-from gradwire.memory import Feedback
+from gradwire.memory import Feedback, Remainder
 
 EXACT = (128, 128, 128)
 """Points of levels that stand for as many steps."""
@@ -68,6 +68,10 @@ class Dithered(DeadZone):
     Codes and payloads are the same; levels stand for what they say. Where codes have no room the step is made a
     sixteenth larger, and all is rounded again.
     """
+
+    def remainder(self, most: int) -> Remainder:
+        """A step may be longer than most values, which are then off by more than they are."""
+        return "grows"
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Chooses the step, rounds, and writes all."""
