@@ -79,8 +79,9 @@ class PowerSGD(Method):
         requests = []
         for matrices, p in zip(state.groups, ps, strict=True):
             q = p.new_empty(len(p), p.shape[1], matrices.m)
-            for matrix, fixed, factor in zip(matrices.views(feedback.buffer(gradient)), p, q, strict=True):
-                torch.mm(fixed, matrix, out=factor)
+            values = feedback.buffer(gradient)
+            for block, fixed, factor in zip(matrices.blocks, p, q, strict=True):
+                kernels.project_columns(block, values, None, 0.0, 1.0, fixed, factor, subtract=False)
             requests.append(AllReduceMean(q))
         qs = yield requests
 

@@ -58,7 +58,8 @@ class Chunks:
         """Puts the coefficients in the place of the values."""
         left, right = cosines(self.n, buffer.device), cosines(self.m, buffer.device).T
         for values, first, second in self._strips(buffer):
-            torch.mm(values.view(-1, self.m), right, out=first.view(-1, self.m))
+            second.copy_(values)
+            torch.mm(second.view(-1, self.m), right, out=first.view(-1, self.m))
             self._mix_rows(left, first, second)
             values.view(-1, self.across, self.n, self.m).copy_(
                 second.view(-1, self.n, self.across, self.m).permute(0, 2, 1, 3)
@@ -68,11 +69,13 @@ class Chunks:
         """Puts the values in the place of the coefficients."""
         left, right = cosines(self.n, buffer.device).T, cosines(self.m, buffer.device)
         for values, first, second in self._strips(buffer):
-            torch.mm(values.view(-1, self.m), right, out=first.view(-1, self.m))
+            second.copy_(values)
+            torch.mm(second.view(-1, self.m), right, out=first.view(-1, self.m))
             second.view(-1, self.n, self.across, self.m).copy_(
                 first.view(-1, self.across, self.n, self.m).permute(0, 2, 1, 3)
             )
-            self._mix_rows(left, second, values)
+            self._mix_rows(left, second, first)
+            values.copy_(first)
 
     def _mix_rows(self, left: Tensor, values: Tensor, out: Tensor) -> None:
         """Multiplies each row of chunks by a matrix from the left."""
@@ -80,10 +83,13 @@ class Chunks:
         torch.bmm(left.expand(len(rows), -1, -1), rows, out=out.view(rows.shape))
 
     def _strips(self, buffer: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Some rows of chunks at a time, and twice as much scratch."""
+        """Some rows of chunks at a time, and twice as much scratch.
+
+        All products are of scratch, since their last bits depend on where in memory an operand begins.
+        """
         flat, row = buffer[self.slot.offset : self.slot.stop], self.n * self.across * self.m
         most = min(max(1, STRIP // row) * row, flat.numel())
-        first, second = torch.empty(2, most, dtype=flat.dtype, device=flat.device)
+        first, second = (torch.empty(most, dtype=flat.dtype, device=flat.device) for _ in range(2))
         for values in torch.split(flat, most):
             yield values, first[: values.numel()], second[: values.numel()]
 
