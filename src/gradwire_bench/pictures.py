@@ -141,7 +141,7 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
         zip(panels, figure.subplots(lines, columns, squeeze=False).flat, strict=False)
     ):
         limit = recipes.POINTS if dense.workload == "image" else 100 * recipes.SHARE_OF_LOSS
-        worst = min(max(3 * limit, *(1.2 * row.lost for row in others)), 8 * limit)
+        worst = min(max([3 * limit, *(1.2 * row.lost for row in others)]), 8 * limit)
         axes.axhspan(-2 * limit, limit, color="#e4f1ea", zorder=0, linewidth=0)
         axes.axhline(0, color=BASELINE_COLOUR, linewidth=0.8)
         for row in others:

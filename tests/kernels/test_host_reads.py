@@ -30,6 +30,7 @@ READS = {
     "adaptive": "counts and means of each sign",
     "atomo": "whether values are finite, and chances of singular values",
     "deadzone": "the step that fits",
+    "dithered": "the step that fits, and whether all did",
     "dryden": "counts of each sign",
     "gradiveq": "whether a basis was learnt, which decides on sizes",
     "gtopk": "positions that are merged",
