@@ -23,7 +23,7 @@ from gradwire.engine import Choices, Methods, Unit
 from gradwire.engine.agreement import check_equal
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import configure
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.integrations import parts
 from gradwire.integrations.ranks import Agreed
 from gradwire.layout import as_matrix
@@ -102,14 +102,37 @@ class Bridge(Handle):
             self.close()
             raise
 
-    def average_buckets(self, buffers: Sequence[Tensor], fill: Work | None = None, hand_on: Work | None = None) -> None:
-        """Averages one step's buckets in place, as ``Buckets.average`` does, one step at a time."""
+    def average_buckets(
+        self,
+        buffers: Sequence[Tensor],
+        fill: Work | None = None,
+        hand_on: Work | None = None,
+        after: int | None = None,
+    ) -> None:
+        """Averages one step's buckets in place, as ``Buckets.average`` does, one step at a time.
+
+        Whatever is raised ends the handle, as the other ranks may be waiting for this one's part.
+
+        Args:
+            buffers: See there.
+            fill: See there.
+            hand_on: See there.
+            after: How many averages there have been, by the framework's count; None if it has none.
+        """
         work = {name: each for name, each in (("fill", fill), ("hand_on", hand_on)) if each is not None}
         with self._one_at_a_time:
             try:
+                if after is not None and after != (made := self.steps()):
+                    raise GradwireError(
+                        f"the optimizer's state is at average {after}, what gradwire remembers at {made}; save and "
+                        "restore both together, accumulate gradients before they are averaged instead of in "
+                        "optax.MultiSteps around it, and give rollback=True where steps that are not finite are left out"
+                    )
                 self._buckets.average(buffers, **work)
             except BaseException as error:
                 self.failed = self.failed or error
+                if self._attached:
+                    self.wire.fail(error, raised=True)
                 raise
 
     @property

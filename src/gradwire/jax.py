@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gradwire import bridge
 from gradwire.bridge import Bridge, Described
 from gradwire.engine import Methods
-from gradwire.errors import ConfigurationError, GradwireError
+from gradwire.errors import ConfigurationError
 
 try:
     import jax
@@ -95,10 +95,14 @@ class Synchronizer(Bridge):
         leaves, tree = jax.tree_util.tree_flatten(gradients)
         found, wanted = [jnp.shape(leaf) for leaf in leaves], [each.shape for each in self.arrays]
         if found != wanted:
-            place = next((p for p, (ours, theirs) in enumerate(zip(wanted, found, strict=False)) if ours != theirs), None)
+            place = next(
+                (p for p, (ours, theirs) in enumerate(zip(wanted, found, strict=False)) if ours != theirs), None
+            )
             what = f"{len(found)} arrays" if place is None else f"shape {found[place]} for {self.arrays[place].name!r}"
             of = f"{len(wanted)} parameters" if place is None else f"a parameter of shape {wanted[place]}"
-            raise ConfigurationError(f"the gradients have {what}; the synchronizer was made for {of}; give their gradients")
+            raise ConfigurationError(
+                f"the gradients have {what}; the synchronizer was made for {of}; give their gradients"
+            )
         averages, step = averaged(self, leaves, None if state is None else state.step)
         return jax.tree_util.tree_unflatten(tree, averages), None if step is None else State(step)
 
@@ -164,9 +168,8 @@ def averaged(handle: Bridge, arrays: Sequence[jax.Array], step: jax.Array | None
     given = [*packed, *([] if step is None else [step])]
 
     def in_place(context: Any, out: Sequence[Any], *inputs: Any) -> None:
-        for each in inputs[len(packed) :]:
-            _check_step(int(np.asarray(each)), handle.steps())
-        handle.average_buckets([torch.from_numpy(np.asarray(each)) for each in out[: len(packed)]])
+        count = None if step is None else int(np.asarray(inputs[-1]))
+        handle.average_buckets([torch.from_numpy(np.asarray(each)) for each in out[: len(packed)]], after=count)
         for each in out[len(packed) :]:
             np.asarray(each)[...] = handle.steps()
 
@@ -182,12 +185,3 @@ def averaged(handle: Bridge, arrays: Sequence[jax.Array], step: jax.Array | None
         for place, start, stop in each:
             averages[place] = flat[start:stop].reshape(arrays[place].shape).astype(arrays[place].dtype)
     return averages, None if step is None else back[-1]
-
-
-def _check_step(theirs: int, ours: int) -> None:
-    if theirs != ours:
-        raise GradwireError(
-            f"the optimizer's state is at average {theirs}, what gradwire remembers at {ours}; save and restore both "
-            "together, accumulate gradients before they are averaged instead of in optax.MultiSteps around it, and give "
-            "rollback=True where steps that are not finite are left out"
-        )
