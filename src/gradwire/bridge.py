@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -126,7 +125,7 @@ class Bridge(Handle):
                     raise GradwireError(
                         f"the optimizer's state is at average {after}, what gradwire remembers at {made}; save and "
                         "restore both together, accumulate gradients before they are averaged instead of in "
-                        "optax.MultiSteps around it, and give rollback=True where steps that are not finite are left out"
+                        "optax.MultiSteps around it, and give rollback=True where bad steps are left out"
                     )
                 self._buckets.average(buffers, **work)
             except BaseException as error:
@@ -183,17 +182,17 @@ class Rooms:
         return self._rooms[-1]
 
 
-def names(paths: Sequence[str]) -> list[str]:
-    """Names that are the same in every process: by place, with what frameworks count in a process taken off.
+def names(variables: Sequence[Any]) -> list[str]:
+    """Names of TensorFlow's or Keras' variables that are the same in every process and after a restart: by place.
+
+    What stands before the last part of their names, and what is counted behind it, depends on what else was made.
 
     Example:
-        >>> names(["sequential_3/conv2d_7/kernel", "sequential_3/conv2d_7/bias:0"])
-        ['0.sequential.conv2d.kernel', '1.sequential.conv2d.bias']
+        >>> names([keras.Variable(0.0, name="kernel"), tf.Variable(0.0, name="dense_3/bias")])
+        ['0.kernel', '1.bias']
     """
-    return [
-        ".".join([str(place), *(re.sub(r"(_\d+)?(:\d+)?$", "", part) for part in path.split("/"))])
-        for place, path in enumerate(paths)
-    ]
+    short = [each.name.rpartition("/")[2].partition(":")[0] for each in variables]
+    return [f"{place}.{name}" for place, name in enumerate(short)]
 
 
 def broadcast(values: Iterable[Array], process_group: Any = None) -> None:

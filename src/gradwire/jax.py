@@ -51,11 +51,11 @@ class Synchronizer(Bridge):
 
     def __init__(self, params: Any, method: Methods, *, process_group: Any = None, **options: Any) -> None:
         leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-        paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 
         def arrays() -> list[Described]:
             check_devices()
-            named = zip(bridge.names(paths), leaves, strict=True)
+            names = [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in leaves]
+            named = zip(names, leaves, strict=True)
             return [Described(name, tuple(jnp.shape(leaf)), jnp.result_type(leaf).name) for name, (_, leaf) in named]
 
         super().__init__(arrays, method, process_group, options)

@@ -43,8 +43,8 @@ class Handle(Bridge):
         def arrays() -> list[Described]:
             _check(self.optimizer, self.model)
             variables = self.optimizer._trainable_variables
-            paths = bridge.names([each.path for each in variables])
-            return [Described(name, tuple(v.shape), v.dtype) for name, v in zip(paths, variables, strict=True)]
+            named = zip(bridge.names(variables), variables, strict=True)
+            return [Described(name, tuple(v.shape), v.dtype) for name, v in named]
 
         super().__init__(
             arrays,
@@ -90,10 +90,8 @@ def compress(
         model.fit(inputs, labels, callbacks=[gradwire.keras.AverageMetrics()])
     """
     handle = Handle(target, method, process_group, options)
-    weights = [] if handle.model is None else handle.model.weights
-    variables = list(
-        {id(v): v for v in [*weights, *handle.optimizer._trainable_variables, *handle.optimizer.variables]}.values()
-    )
+    weights = handle.optimizer._trainable_variables if handle.model is None else handle.model.weights
+    variables = [*weights, *handle.optimizer.variables]
     values = [np.array(ops.convert_to_numpy(v.value)) for v in variables]
     if not broadcast:
         handle.check_equal((v.path, value) for v, value in zip(variables, values, strict=True))
@@ -141,9 +139,10 @@ class AverageMetrics(keras.callbacks.Callback):  # type: ignore[misc]
 def _check(optimizer: Any, model: Any) -> None:
     """Raises ConfigurationError if anything is not as it has to be, before anything is changed."""
     if not isinstance(optimizer, keras.optimizers.Optimizer) or (model is not None and not model.built):
+        given = f"target is {optimizer!r}" if model is None else "the model is not compiled and built"
         raise ConfigurationError(
-            f"{'the model is not compiled and built' if model is not None else f'target is {optimizer!r}'}; give a model "
-            "after model.compile(optimizer=...), built by keras.Input or model.build(...), or an optimizer that is built"
+            f"{given}; give a model after model.compile(optimizer=...), built by keras.Input or model.build(...), or "
+            "an optimizer that is built"
         )
     if "apply" in vars(optimizer):
         raise ConfigurationError("the optimizer has a method of gradwire's already; close its handle first")
@@ -161,9 +160,7 @@ def _check(optimizer: Any, model: Any) -> None:
     if not optimizer.built:
         raise ConfigurationError("the optimizer is not built; call optimizer.build(model.trainable_variables) first")
     if any(getattr(each, "overwrite_with_gradient", False) for each in optimizer._trainable_variables):
-        raise ConfigurationError(
-            "variables are overwritten with their gradients (float8), of which averages make no sense"
-        )
+        raise ConfigurationError("variables are overwritten by their gradients (float8), which have no average")
     if keras.backend.backend() == "jax":
         from gradwire.jax import check_devices
 
@@ -171,9 +168,7 @@ def _check(optimizer: Any, model: Any) -> None:
     if keras.backend.backend() == "tensorflow":
         from gradwire.tensorflow import check_strategy
 
-        check_strategy()
-        if model is not None and model.distribute_strategy is not None:
-            raise ConfigurationError("the model was made within a tf.distribute strategy; make it outside")
+        check_strategy(None if model is None else model.distribute_strategy)
         if model is not None and model.jit_compile:
             raise ConfigurationError(
                 "jit_compile is True, and XLA cannot call gradwire from within TensorFlow; give "

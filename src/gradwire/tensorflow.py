@@ -53,7 +53,8 @@ class Synchronizer(Bridge):
 
         def arrays() -> list[Described]:
             check_strategy()
-            return described(self.variables)
+            named = zip(bridge.names(self.variables), self.variables, strict=True)
+            return [Described(name, tuple(each.shape), tf.as_dtype(each.dtype).name) for name, each in named]
 
         super().__init__(arrays, method, process_group, options, alignment=ALIGNMENT)
         values = zip(self.arrays, self.variables, strict=True)
@@ -75,8 +76,8 @@ class Synchronizer(Bridge):
         """
         if len(gradients) != len(self.arrays):
             raise ConfigurationError(
-                f"there are {len(gradients)} gradients and {len(self.arrays)} variables; give one of each, in the order "
-                "in which the synchronizer was given the variables"
+                f"there are {len(gradients)} gradients and {len(self.arrays)} variables; give one of each variable, in "
+                "the order in which the synchronizer was given them"
             )
         return self._average(gradients)
 
@@ -136,22 +137,14 @@ def broadcast(variables: Sequence[Any], process_group: Any = None) -> None:
         variable.assign(value)
 
 
-def check_strategy() -> None:
-    """Raises ConfigurationError within a ``tf.distribute`` strategy."""
-    if tf.distribute.has_strategy():
+def check_strategy(strategy: Any = None) -> None:
+    """Raises ConfigurationError within a ``tf.distribute`` strategy, or for another than TensorFlow's own."""
+    now = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy() or strategy not in (None, now):
         raise ConfigurationError(
-            f"a {type(tf.distribute.get_strategy()).__name__} of tf.distribute averages by itself; leave it out, and "
-            "start a process for each worker, as torchrun does"
+            f"{type(strategy or now).__name__} of tf.distribute averages by itself; leave it out, and start a process "
+            "for each worker, as torchrun does"
         )
-
-
-def described(variables: Sequence[Any]) -> list[Described]:
-    """Names, shapes and dtypes of TensorFlow's or Keras' variables."""
-    names = bridge.names([getattr(each, "path", each.name) for each in variables])
-    return [
-        Described(name, tuple(each.shape), tf.as_dtype(each.dtype).name)
-        for name, each in zip(names, variables, strict=True)
-    ]
 
 
 class Averaged:
