@@ -124,8 +124,8 @@ class Bridge(Handle):
                 if after is not None and after != (made := self.steps()):
                     raise GradwireError(
                         f"the optimizer's state is at average {after}, what gradwire remembers at {made}; save and "
-                        "restore both together, accumulate gradients before they are averaged instead of in "
-                        "optax.MultiSteps around it, and give rollback=True where bad steps are left out"
+                        "restore both together, and accumulate gradients before they are averaged, not in "
+                        "optax.MultiSteps around it"
                     )
                 self._buckets.average(buffers, **work)
             except BaseException as error:
@@ -186,10 +186,6 @@ def names(variables: Sequence[Any]) -> list[str]:
     """Names of TensorFlow's or Keras' variables that are the same in every process and after a restart: by place.
 
     What stands before the last part of their names, and what is counted behind it, depends on what else was made.
-
-    Example:
-        >>> names([keras.Variable(0.0, name="kernel"), tf.Variable(0.0, name="dense_3/bias")])
-        ['0.kernel', '1.bias']
     """
     short = [each.name.rpartition("/")[2].partition(":")[0] for each in variables]
     return [f"{place}.{name}" for place, name in enumerate(short)]

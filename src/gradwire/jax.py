@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from gradwire import bridge
 from gradwire.bridge import Bridge, Described
@@ -78,7 +79,8 @@ class Synchronizer(Bridge):
 
         Its state counts averages, which keeps them in order. A state that is not of as many as the handle has made
         raises in place of an average: parameters and handle were saved at different steps, or ``optax.MultiSteps``
-        around it averages every small step. (Within :func:`optax.apply_if_finite` give ``rollback=True``.)
+        around it averages every small step. ``optax.apply_if_finite``, which looks at what it is given, goes after it
+        in the chain, with ``rollback=True`` for the synchronizer: around it, ranks would decide each by itself.
         """
         import optax
 
@@ -134,11 +136,11 @@ def init_process_group(**options: Any) -> None:
     host = global_state.coordinator_address.rpartition(":")[0]
     key, seconds = "gradwire/store", 300
     if rank == 0:
-        store = dist.TCPStore(host, 0, workers, is_master=True, wait_for_workers=False)
+        store = TCPStore(host, 0, workers, is_master=True, wait_for_workers=False)
         global_state.client.key_value_set(key, str(store.port))
     else:
         port = int(global_state.client.blocking_key_value_get(key, seconds * 1000))
-        store = dist.TCPStore(host, port, workers, is_master=False)
+        store = TCPStore(host, port, workers, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, **options)
 
 

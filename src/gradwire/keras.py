@@ -36,7 +36,7 @@ class Handle(Bridge):
 
     def __init__(self, target: Any, method: Methods, process_group: Any, options: Mapping[str, Any]) -> None:
         self.model = target if isinstance(target, keras.Model) else None
-        self.optimizer = getattr(target, "optimizer", None) if self.model is not None else target
+        self.optimizer: Any = getattr(target, "optimizer", None) if self.model is not None else target
         scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         on_torch, on_tensorflow = (keras.backend.backend() == each for each in ("torch", "tensorflow"))
 

@@ -161,7 +161,7 @@ class Averaged:
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:
         """Averages in the dtypes of the gradients; None for None."""
         arrays = self._handle.arrays
-        dense = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+        dense: list[Any] = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
         for each, array in zip(dense, arrays, strict=True):
             if each is not None and not each.shape.is_compatible_with(array.shape):
                 raise ConfigurationError(

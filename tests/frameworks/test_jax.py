@@ -54,7 +54,8 @@ def test_every_method_averages_as_with_torch(jax_pool: Pool) -> None:
 def start() -> dict[str, Any]:
     noise = np.random.default_rng(3)
     return {
-        name: noise.normal(size=s).astype("float32") for name, s in {"a": (12, 30), "b": (30,), "c": (30, 4)}.items()
+        name: 0.3 * noise.normal(size=s).astype("float32")
+        for name, s in {"a": (12, 30), "b": (30,), "c": (30, 4)}.items()
     }
 
 
@@ -164,14 +165,14 @@ def test_a_run_that_goes_on_gives_the_same_bits(
 
 
 def within_others() -> None:
-    """What optax puts around the chain: bad steps are left out together, accumulation around it is told of."""
+    """Bad steps are left out together where averages are looked at; accumulation around the chain is told of."""
     import jax
     import optax
 
     import gradwire.jax
 
     sync = gradwire.jax.Synchronizer(start(), "topk", ratio=0.05, rollback=True)
-    optimizer = optax.apply_if_finite(optax.chain(sync.transformation(), optax.sgd(0.1)), 5)
+    optimizer = optax.chain(sync.transformation(), optax.apply_if_finite(optax.sgd(0.1), 5))
     good = [inputs(dist.get_rank(), step) for step in range(4)]
     before = steps(optimizer, start(), optimizer.init(start()), good[:2])
     kept = remembered(sync)
@@ -186,9 +187,7 @@ def within_others() -> None:
 
     sync = gradwire.jax.Synchronizer(start(), "topk", ratio=0.05)
     optimizer = optax.MultiSteps(optax.chain(sync.transformation(), optax.sgd(0.1)), 2)
-    with pytest.raises(
-        Exception, match=r"accumulate gradients before they are averaged instead of in optax\.MultiSteps"
-    ):
+    with pytest.raises(Exception, match=r"accumulate gradients before they are averaged, not in optax\.MultiSteps"):
         jax.block_until_ready(steps(optimizer, start(), optimizer.init(start()), good))
     sync.close()
 
@@ -217,7 +216,7 @@ def libraries() -> None:
     sync = gradwire.jax.Synchronizer(params, "topk", ratio=0.05)
     grads = jax.jit(lambda p: sync.average(jax.grad(lambda p: jnp.sum(linen.apply(p, values) ** 2))(p)))(params)
     assert same(gradwire.jax.broadcast(grads), grads)
-    with pytest.raises(ConfigurationError, match=r"the gradients have shape \(4, 30\) for 'params\.kernel'"):
+    with pytest.raises(ConfigurationError, match=r"the gradients have shape \(4,\) for 'params\.bias'"):
         sync.average(jax.tree.map(lambda each: each[:4], grads))
     with pytest.raises(ConfigurationError, match="the gradients have 1 arrays; the synchronizer was made for 2 param"):
         sync.average(grads["params"]["bias"])
@@ -263,7 +262,7 @@ def a_rank_fails() -> float:
     if dist.get_rank() == 1:
         sync.close()
         return 0
-    with pytest.raises(jax.errors.JaxRuntimeError, match="the connection was closed.*a worker ended or failed"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"the connection was closed.*a worker ended or failed"):
         jax.block_until_ready(average(start()))
     assert isinstance(sync.failed, WireError)
     sync.close()

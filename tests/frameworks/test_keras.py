@@ -227,10 +227,10 @@ def metrics_of_all() -> None:
     assert len(history["loss"]) > 1
     assert_same_everywhere([history[name] for name in sorted(history)])
     assert_same_everywhere(flat(net))
+    count = 64 - 16 * dist.get_rank()
     with pytest.raises(
         ConfigurationError, match=r"rank 0 has 'steps=4', rank 1 has 'steps=3'; give every rank as many"
     ):
-        count = 64 - 16 * dist.get_rank()
         fit(net, inputs[:count], labels[:count], batch=16, callbacks=[first])
     validated = {"validation_data": (inputs, labels)} if dist.get_rank() else {}
     with pytest.raises(ConfigurationError, match=r"rank 1 has 'val_\w+'; give every rank the same metrics"):
@@ -272,7 +272,7 @@ def misused() -> None:
             inside = model()
             refused(inside, r"MirroredStrategy of tf\.distribute averages by itself; leave it out")
         refused(inside, r"MirroredStrategy of tf\.distribute averages by itself; leave it out")
-    with pytest.raises(ConfigurationError, match="has other values on rank 1 than on rank 0.*broadcast rank 0's"):
+    with pytest.raises(ConfigurationError, match=r"has other values on rank 1 than on rank 0.*broadcast rank 0's"):
         gradwire.keras.compress(model(seed=1 + dist.get_rank()), "topk", broadcast=False)
 
     net = model()
