@@ -153,20 +153,22 @@ def addresses() -> None:
     import gradwire.tensorflow
 
     def address(tensor: Any) -> int:
-        return int(torch.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor)).data_ptr())
+        return torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor)).data_ptr()
 
-    sync = gradwire.tensorflow.Synchronizer(variables(), "topk", ratio=0.05)
+    arrays = [shape for shape in SHAPES.values() if shape]  # of scalars numpy has no memory
+    zeros = [tf.Variable(tf.zeros(shape)) for shape in arrays]
+    sync = gradwire.tensorflow.Synchronizer(zeros, "topk", ratio=0.05)
     on_host, seen = sync._average._on_host, []
 
     def watched(given: dict[str, Any]) -> list[Any]:
         averages = on_host(given)
-        seen[:] = [[each.ctypes.data for each in arrays] for arrays in (given.values(), averages)]
+        seen[:] = [[each.ctypes.data for each in side] for side in (given.values(), averages)]
         return averages
 
     sync._average._on_host = watched  # type: ignore[method-assign]
     average = tf.function(sync.average)
     for _ in range(5):
-        given = [tf.random.normal(shape) for shape in SHAPES.values()]
+        given = [tf.random.normal(shape) for shape in arrays]
         averages = average(given)
         assert [[address(each) for each in tensors] for tensors in (given, averages)] == seen
     assert len(sync._average._rooms._rooms) == 2  # the last averages are still there when the next are made
