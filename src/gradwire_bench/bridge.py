@@ -55,7 +55,7 @@ def by_tensorflow(values: list[Any], method: str) -> tuple[Bridge, Average]:
     given = [tf.constant(each) for each in values]
     variables = [tf.Variable(tf.zeros_like(each)) for each in given]
     sync = gradwire.tensorflow.Synchronizer(variables, method, **METHODS[method])
-    function = tf.function(sync.average)
+    function = tf.function(sync.average, autograph=False)
     return sync, lambda: function(given)
 
 
@@ -67,8 +67,8 @@ def by_jax(values: list[Any], method: str) -> tuple[Bridge, Average]:
     return sync, lambda: jax.block_until_ready(function(given))
 
 
-def empty_callbacks(values: list[Any], rounds: int) -> Iterator[tuple[str, float, int]]:
-    """Into a callback that does nothing and out of it: name, milliseconds, arrays that stayed where they were."""
+def empty_callbacks(values: list[Any], rounds: int) -> Iterator[tuple[str, float, str]]:
+    """Into a callback that does nothing and out of it: name, milliseconds, how many stayed where they were."""
     rooms, kept = Rooms([-(-each.size // 16) * 16 for each in values]), {}
 
     def shared(*arrays: Any) -> list[Any]:
@@ -78,14 +78,15 @@ def empty_callbacks(values: list[Any], rounds: int) -> Iterator[tuple[str, float
         return outs
 
     given = [tf.constant(each) for each in values]
-    through = tf.function(lambda: tf.numpy_function(shared, given, [tf.float32] * len(given)))
+    through = tf.function(lambda: tf.numpy_function(shared, given, [tf.float32] * len(given)), autograph=False)
     ms, outs = least_ms(through, rounds), through()
 
     def address(tensor: Any) -> int:
         return int(torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor)).data_ptr())
 
     pairs = zip(given, outs, *kept["tf"], strict=True)
-    yield "tf.numpy_function", ms, sum(address(a) == i and address(b) == o for a, b, i, o in pairs)
+    same = sum(address(a) == i and address(b) == o for a, b, i, o in pairs)
+    yield "tf.numpy_function", ms, f"{same} of {len(values)} arrays"
 
     def in_place(context: Any, out: Any, *arrays: Any) -> None:
         kept["jax"] = [[np.asarray(each).ctypes.data for each in side] for side in (arrays, out)]
@@ -104,7 +105,7 @@ def empty_callbacks(values: list[Any], rounds: int) -> Iterator[tuple[str, float
     run()
     after = [each.unsafe_buffer_pointer() for each in held[0]]
     same = sum(a == b == i == o for a, b, i, o in zip(before, after, *kept["jax"], strict=True))
-    yield "JAX buffer_callback", ms, len(values) if same == len(flats) else same
+    yield "JAX buffer_callback", ms, f"{same} of {len(flats)} buckets"
 
 
 def main() -> None:
@@ -122,9 +123,9 @@ def main() -> None:
         if first:
             print("| " + " | ".join(cells) + " |", flush=True)
 
-    say("an empty callback", "ms", f"arrays of {len(values)} that are where they were")
+    say("in and out of an empty callback", "ms", "where they were")
     for name, ms, same in empty_callbacks(values, rounds):
-        say(name, f"{ms:.1f}", str(same))
+        say(name, f"{ms:.1f}", same)
     begun = time.perf_counter()
     torch.cat([torch.from_numpy(each).view(-1) for each in values])
     say("copying all of it once", f"{1e3 * (time.perf_counter() - begun):.1f}", "")
