@@ -39,11 +39,12 @@ SMALL = (("matrix", (6, 7)), ("vector", (5,)))
 """What every route of a method averages in one step as well: its payloads are stored byte by byte."""
 
 ROUNDED = {
-    "acpsgd": "matrix products and QR",
+    "acpsgd": "matrix products",
     "atomo": "eigenvectors",
     "demo": "cosines and matrix products",
+    "dion": "matrix products",
     "gradiveq": "eigenvectors",
-    "powersgd": "matrix products and QR",
+    "powersgd": "matrix products",
 }
 """Methods whose last bits may differ between machines, and why: no hashes of these, but magnitudes of values.
 

@@ -191,7 +191,7 @@ class _ShardedAverages:
         engine.average(wire, lambda: unit, buffer, fill=fill, counted=nothing, last=True, end=end)
 
     def _nothing(self) -> Tensor:
-        return torch.empty(0, device=self._handle.engine.store.device)
+        return torch.empty(0, device=self._handle.engine.store.device, dtype=torch.float32)
 
 
 def _slots(group: ParameterGroup, names: dict[int, str]) -> tuple[Slot, ...]:

@@ -89,7 +89,9 @@ class SecondMoments:
     def _begin(self, parameter: Tensor) -> None:
         name = self._names[id(parameter)]
         if self._store.get(SQUARES, name) is None:
-            self._store.stacked(SQUARES, [name], lambda _: torch.zeros(parameter.shape), Kind.GIVEN)
+            self._store.stacked(
+                SQUARES, [name], lambda _: torch.zeros(parameter.shape, dtype=torch.float32), Kind.GIVEN
+            )
 
     def _check(self, layers: list[nn.Linear | nn.Conv2d], parameters: set[int]) -> None:
         covered = {id(each) for layer in layers for each in layer.parameters(recurse=False)}

@@ -68,7 +68,7 @@ def _run(configuration: Configuration) -> None:
     noise = torch.Generator().manual_seed(0)
     world = LocalWorld(everything, slots, workers=2)
     for _ in range(_STEPS):
-        world.average([torch.randn(slots[-1].stop, generator=noise) for _ in range(2)])
+        world.average([torch.randn(slots[-1].stop, generator=noise, dtype=torch.float32) for _ in range(2)])
 
 
 @contextmanager

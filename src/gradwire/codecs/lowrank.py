@@ -10,12 +10,14 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.errors import ConfigurationError
+from gradwire.exact import magnitudes, power_above
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.memory import Kind, Store
+from gradwire.randomness import gaussian, mix64
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ class Matrices:
 
         def start(name: str) -> Tensor:
             slot = Slot(f"{field} of {name}", (rank, length), 0)
-            return torch.randn(slot.shape, generator=torch.Generator().manual_seed(slot.stream ^ seed))
+            return gaussian(mix64(slot.stream ^ seed), slot.numel).view(slot.shape)
 
         return store.stacked(field, [slot.name for slot in self.slots], start, Kind.SHARED)
 
@@ -84,18 +86,14 @@ def scaled_rows(rows: Tensor) -> Tensor:
     So products with it are no larger than the values multiplied, and however large or small it was, its direction is
     all that counts. Nothing is rounded but what becomes denormal. (A power beyond float32's is taken as 2^127.)
     """
-    sums = rows.abs().sum(2, keepdim=True, dtype=torch.float64)
-    powers = torch.where(sums > 0, sums / torch.frexp(sums).mantissa, 1.0).clamp_(max=2.0**127)
-    return rows / powers.to(rows.dtype)
+    return rows / power_above(magnitudes(rows)).clamp_(max=2.0**127).to(rows.dtype)
 
 
 def orthonormal_rows(rows: Tensor) -> Tensor:
-    """Orthonormal rows that span at least what ``rows``, ``[k, r, n]``, do.
-
-    Householder reflections keep them orthonormal for dependent and for zero rows, too.
-    """
-    columns: Tensor = torch.linalg.qr(scaled_rows(rows).mT).Q
-    return columns.mT.contiguous()
+    """Orthonormal rows that span at least what ``rows``, ``[k, r, n]``, do."""
+    basis = rows.clone()
+    kernels.orthonormalise(basis)
+    return basis
 
 
 def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:

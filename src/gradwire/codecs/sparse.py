@@ -118,7 +118,7 @@ class Sparse(Codec):
             self.values.decode(chosen, payload[:edge], values)
             wanted = self.indices.wanted(payload[edge:], chosen.numel, block.positions)
             shares.append(wanted if bool(values.isfinite().all()) else torch.nan)
-        return torch.tensor(shares, device=payloads.device).max().view(1).view(torch.uint8)
+        return torch.tensor(shares, device=payloads.device, dtype=torch.float32).max().view(1).view(torch.uint8)
 
     def heard(self, block: Block, news: Tensor) -> None:
         """Keeps the share of the neediest with some to spare; the former one after values that are not finite."""

@@ -91,7 +91,7 @@ def stage_seconds(
     watched = Watched(configuration.method)
     world = LocalWorld(replace(configuration, method=watched), slots, workers)
     numel = slots[-1].stop
-    gradients = [torch.empty(numel) for _ in range(workers)]
+    gradients = [torch.empty(numel, dtype=torch.float32) for _ in range(workers)]
     for step in range(WARM_UP_STEPS + TIMED_STEPS):
         for rank, gradient in enumerate(gradients):
             start = (step * workers + rank) * 4096 % (len(noise) - numel + 1)
@@ -153,7 +153,7 @@ def measured(
     torch.set_num_threads(1)
     try:
         numel = max(shapes.get("resnet50").numel, shapes.numel(LARGE))
-        noise = torch.randn(numel + (1 << 16), generator=torch.Generator().manual_seed(0))
+        noise = torch.randn(numel + (1 << 16), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         methods = {}
         for configuration in configurations:
             report(str(configuration))

@@ -62,12 +62,12 @@ def _exchanges(transport: Transport, ranks: tuple[int, int], size: int, device: 
         (partner,) = set(ranks) - {transport.rank}
     payload = torch.zeros(size, dtype=torch.uint8, device=device)
     for _ in range(REPEATS):
-        transport.all_reduce(torch.zeros(1, device=device), dist.ReduceOp.SUM)()
+        transport.all_reduce(torch.zeros(1, device=device, dtype=torch.float32), dist.ReduceOp.SUM)()
         start = time.perf_counter()
         transport.exchange(payload, partner)()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds = torch.tensor([time.perf_counter() - start], device=device)
+        seconds = torch.tensor([time.perf_counter() - start], device=device, dtype=torch.float32)
         slowest: Tensor = transport.all_reduce(seconds, dist.ReduceOp.MAX)()
         yield float(slowest)
 

@@ -71,7 +71,7 @@ def _line(kind: Kind, transport: Transport, device: torch.device, sizes: Sequenc
 
 def _once(kind: Kind, transport: Transport, payload: Tensor) -> tuple[float, float]:
     """The slowest rank's time of one collective, and the mean of all ranks' processor time."""
-    together = torch.zeros(1, device=payload.device)
+    together = torch.zeros(1, device=payload.device, dtype=torch.float32)
     transport.all_reduce(together, dist.ReduceOp.SUM)()
     processor, start = time.process_time(), time.perf_counter()
     _begin(kind, transport, payload)()
@@ -79,7 +79,7 @@ def _once(kind: Kind, transport: Transport, payload: Tensor) -> tuple[float, flo
         torch.cuda.synchronize(payload.device)
     seconds, work = time.perf_counter() - start, time.process_time() - processor
     # float32 carries microseconds of a second; both are needed no better.
-    seen = torch.tensor([seconds, work], device=payload.device)
+    seen = torch.tensor([seconds, work], device=payload.device, dtype=torch.float32)
     slowest = transport.all_reduce(seen.clone(), dist.ReduceOp.MAX)()
     mean = transport.all_reduce(seen, dist.ReduceOp.SUM)() / transport.world_size
     return float(slowest[0]), float(mean[1])

@@ -89,7 +89,7 @@ def runs(configuration: Configuration) -> bool:
     engine = Engine(configuration, 0, 2, META)
     unit = sized(engine.unit(flat_slots([("matrix", (72, 48)), ("vector", (70,))])))
     for _ in range(2):
-        rounds = lockstep(engine.synchronizations(unit, torch.empty(unit.numel, device=META)))
+        rounds = lockstep(engine.synchronizations(unit, torch.empty(unit.numel, device=META, dtype=torch.float32)))
         try:
             asked = next(rounds, None)
             while asked is not None:

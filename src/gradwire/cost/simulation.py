@@ -242,8 +242,8 @@ class Worker:
 
     def _gradient(self, numel: int) -> torch.Tensor:
         if self._sizes_only:
-            return torch.empty(numel, device=shadow.META)
-        return torch.randn(numel, generator=torch.Generator().manual_seed(self._engine.step))
+            return torch.empty(numel, device=shadow.META, dtype=torch.float32)
+        return torch.randn(numel, generator=torch.Generator().manual_seed(self._engine.step), dtype=torch.float32)
 
     def _clocked(
         self, share: Share, average: Synchronization, transport: ClockedTransport, number: int

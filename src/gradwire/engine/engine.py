@@ -210,7 +210,7 @@ class Engine:
         """
 
         def begin() -> list[Synchronization]:
-            self.count(torch.empty(0), True)
+            self.count(torch.empty(0, dtype=torch.float32), True)
             return []
 
         def ended() -> None:

@@ -69,8 +69,9 @@ class LocalWorld:
         for engine in self.engines:
             engine.before_step()
         ranks = zip(self.engines, self._units, self._schedulers, gradients, strict=True)
-        for _ in zip_longest(*[_averaging(*rank) for rank in ranks]):
-            pass
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):  # as on the wire
+            for _ in zip_longest(*[_averaging(*rank) for rank in ranks]):
+                pass
         for engine in self.engines:
             engine.after_step()
         after = self.engines[0].meter

@@ -235,7 +235,9 @@ class Periodic(Handle):
     def _compare(self, drift: Drift) -> None:
         """Waits until all ranks have compared what their last averages left."""
         compared = self.wire.promise()
-        self.wire.submit(drift.compare, lambda: None, lambda: self.wire.keep(compared, torch.empty(0)))
+        self.wire.submit(
+            drift.compare, lambda: None, lambda: self.wire.keep(compared, torch.empty(0, dtype=torch.float32))
+        )
         self.wire.wait(compared)
 
     def _begin_period(self) -> None:

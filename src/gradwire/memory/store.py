@@ -16,7 +16,7 @@ Tensors = dict[str, dict[str, Tensor]]
 
 
 def _zero(name: str) -> Tensor:
-    return torch.zeros(())
+    return torch.zeros((), dtype=torch.float32)
 
 
 class Store:

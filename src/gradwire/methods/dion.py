@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.codecs.lowrank import Matrices, gains, group, orthonormal_rows
 from gradwire.errors import ConfigurationError
+from gradwire.exact import length
 from gradwire.memory import Feedback, Residual
 from gradwire.methods.method import Context, Method
 from gradwire.methods.registry import register
@@ -99,10 +100,10 @@ class Dion(Method):
         rs = yield requests
 
         for matrices, p, r, q in zip(state.groups, ps, rs, state.q, strict=True):
-            length = torch.linalg.vector_norm(r, dim=2, keepdim=True, dtype=torch.float64)
-            unit = torch.where(length == 0, 0, r / length).float()
+            lengths = length(r)
+            unit = torch.where(lengths == 0, 0, r / lengths).float()
             finite = r.isfinite().all()
-            q.copy_(torch.where((length != 0) & finite, unit, q))
+            q.copy_(torch.where((lengths != 0) & finite, unit, q))
             sent = torch.where(finite, (1 - self.momentum) * r, torch.nan)  # which leaves momenta as they are
             scale = math.sqrt(matrices.n / matrices.m)
             for block, p_row, r_row, q_row in zip(matrices.blocks, p, sent, unit, strict=True):

@@ -15,7 +15,7 @@ from gradwire.memory import Feedback, Kind
 from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.wire.requests import AllReduceMean, Request, Synchronization
+from gradwire.wire.requests import AllReduceMean, Broadcast, Request, Synchronization
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +33,9 @@ class GradiVeQ(Method):
     """Slices of a gradient as coordinates in a basis that is learnt now and then: linear, so coordinates all-reduce.
 
     For ``learn_steps`` gradients are averaged densely, and the second moment of the average's slices is added up; its
-    ``rank`` principal components serve for ``use_steps``. Every rank learns from the same averages, so all have the
-    same basis, provided that they run the same LAPACK. Then only ``rank`` of ``slice`` numbers are sent, and a tail of
-    less than a slice; with the defaults 30 % of a dense average's bytes over a whole turn.
+    ``rank`` principal components, as rank 0 finds them, serve for ``use_steps``. Then only ``rank`` of ``slice``
+    numbers are sent, and a tail of less than a slice; with the defaults 30 % of a dense average's bytes over a whole
+    turn.
 
     No reference code is public and the paper's text was not at hand: slices, a basis shared by a layer's slices,
     learning on averages for 100 steps and using them for 400 are taken from descriptions of it. The paper treats
@@ -85,19 +85,28 @@ class GradiVeQ(Method):
     def init(self, context: Context) -> _State:
         """Finds what was learnt."""
         names = [slot.name for slot in context.block.slots]
-        moments = context.store.stacked("moment", names, lambda _: torch.zeros(self.slice, self.slice), Kind.SHARED)
-        bases = context.store.stacked("basis", names, lambda _: torch.zeros(self.rank, self.slice), Kind.SHARED)
+        moments = context.store.stacked(
+            "moment", names, lambda _: torch.zeros(self.slice, self.slice, dtype=torch.float32), Kind.SHARED
+        )
+        bases = context.store.stacked(
+            "basis", names, lambda _: torch.zeros(self.rank, self.slice, dtype=torch.float32), Kind.SHARED
+        )
         slices = [Slices(slot, self.slice) for slot in context.block.slots]
         return _State(context, context.feedback(), slices, moments, bases)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
-        """One round. A basis that is zero was never learnt, so there the average is dense."""
+        """A round, and one before it when bases are new. A zero basis was never learnt: there the average is dense."""
         turn = step % (self.learn_steps + self.use_steps)
         if turn == 0:
             state.moments.zero_()
-        for moment, basis in zip(state.moments, state.bases, strict=True):
-            if turn == self.learn_steps and moment.any():
-                basis.copy_(principal_components(moment, self.rank))
+        if turn == self.learn_steps:
+            learnt = [number for number, moment in enumerate(state.moments) if moment.any()]
+            if state.context.rank == 0:
+                for number in learnt:
+                    state.bases[number] = principal_components(state.moments[number], self.rank)
+            bases = yield [Broadcast(state.bases[number], 0) for number in learnt]
+            for number, basis in zip(learnt, bases, strict=True):
+                state.bases[number] = basis
         used = [turn >= self.learn_steps and bool(basis.any()) for basis in state.bases]
 
         feedback, block = state.feedback, state.context.block

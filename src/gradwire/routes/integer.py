@@ -60,7 +60,7 @@ class SharedLevels:
     def scales(self, block: Block, admitted: Tensor, feedback: Feedback) -> Tensor:
         """This worker's largest magnitudes; the residual keeps the compensated values."""
         residual = feedback.residual
-        scales = torch.empty(block.segment_count, device=admitted.device)
+        scales = torch.empty(block.segment_count, device=admitted.device, dtype=torch.float32)
         kernels.integer_scales(self._code(1), block, admitted, residual, feedback.beta, feedback.gamma, scales)
         return scales
 

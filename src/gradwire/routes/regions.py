@@ -170,7 +170,7 @@ def regions(
     chosen = largest(added, k)
     union, added = union[chosen], added[chosen]
     if not whole:
-        union, added = _first(block, k, device), torch.full((k,), torch.nan, device=device)
+        union, added = _first(block, k, device), torch.full((k,), torch.nan, device=device, dtype=torch.float32)
 
     kernels.survivors(positions, union, added, travelling)
     sent = positions[travelling]
@@ -186,9 +186,9 @@ def regions(
 def _reduced(cut: Regions, rank: int, incoming: Tensor) -> tuple[Tensor, bool]:
     """The sum of everybody's values in a rank's own region, in rank order, and whether it is finite."""
     width, shape = cut.width(rank), (len(incoming), cut.capacity)
-    sums = torch.zeros(width, device=incoming.device)
+    sums = torch.zeros(width, device=incoming.device, dtype=torch.float32)
     positions = torch.empty(shape, dtype=torch.int64, device=incoming.device)
-    values = torch.empty(shape, device=incoming.device)
+    values = torch.empty(shape, device=incoming.device, dtype=torch.float32)
     for row, payload in enumerate(incoming):
         positions[row], values[row] = cut.read(rank, payload)
     if not _finite(values):

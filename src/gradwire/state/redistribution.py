@@ -220,7 +220,7 @@ def _cut_anew(kept: Sequence[Mapping[str, Tensor]], workers: int, state: State) 
         whole = torch.zeros(math.prod(shape), dtype=torch.float32)
         for shard, tensors in zip(block.shards(len(kept)), kept, strict=True):
             size = int(shard.runs[-1, 1:].sum()) if len(shard.runs) else 0
-            share = tensors.get(name, torch.zeros(0))
+            share = tensors.get(name, torch.zeros(0, dtype=torch.float32))
             if share.shape != (size,):
                 raise ConfigurationError(
                     f"an owner's share of {name!r} has shape {tuple(share.shape)}, not ({size},); give states of one "

@@ -58,7 +58,7 @@ class CheckedTransport:
         self._number = 0
         self.rank = inner.rank
         self.world_size = inner.world_size
-        checksum_of(torch.zeros(1))  # so that nothing is left to compile within a step
+        checksum_of(torch.zeros(1, dtype=torch.float32))  # so that nothing is left to compile within a step
 
     def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
         """Passes ``buffer`` on, unchecked."""

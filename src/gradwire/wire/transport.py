@@ -165,7 +165,9 @@ class ProcessGroupTransport:
             # gloo has no abort of its own; a receive that times out makes it close all its connections.
             other = (self.rank + 1) % self.world_size
             with suppress(RuntimeError):
-                self._group.recv([torch.empty(1)], other, _ABORT_TAG).wait(timedelta(milliseconds=1))
+                self._group.recv([torch.empty(1, dtype=torch.float32)], other, _ABORT_TAG).wait(
+                    timedelta(milliseconds=1)
+                )
 
     def close(self) -> None:
         """Destroys the group, and lets go of it: only when nobody holds it do its threads end."""

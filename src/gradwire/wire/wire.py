@@ -206,7 +206,7 @@ class Wire:
                 answer.set_result(work())
             except Exception as error:
                 answer.set_exception(error)
-            self.keep(done, torch.empty(0))
+            self.keep(done, torch.empty(0, dtype=torch.float32))
 
         self._orders.put(order)
         self.wait(done)
@@ -278,7 +278,9 @@ class Wire:
             promised, self._promised = self._promised, {}
         self._scheduler.abandon()
         for future, otherwise in promised.items():
-            self._resolve(future, torch.empty(0, device=self._device) if otherwise is None else otherwise)
+            self._resolve(
+                future, torch.empty(0, device=self._device, dtype=torch.float32) if otherwise is None else otherwise
+            )
         while not self._orders.empty():
             self._orders.get()
 

@@ -100,7 +100,7 @@ class ZeroRuns(Codec):
 
     def news(self, block: Block, payloads: Tensor) -> Tensor:
         """A float32: the largest share of its uncoded bytes that any payload wanted, or NaN if one is not finite."""
-        most = torch.zeros(1, device=payloads.device)
+        most = torch.zeros(1, device=payloads.device, dtype=torch.float32)
         if block.numel:
             most += self._wanted(block, payloads).max() / trits_stride(block.positions)
             scales = payloads[:, : 4 * block.segment_count].contiguous().view(torch.float32)

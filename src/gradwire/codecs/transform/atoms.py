@@ -8,15 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.lowrank import check_rank
-from gradwire.layout import Block, Slot
+from gradwire.layout import Block, Granularity, Slot
 from gradwire.memory import Feedback, Remainder
 from gradwire.randomness import hash32, run_keys
 
 LARGEST = 2.0**110
 """Larger values might overflow when atoms are divided by small chances and added up."""
 
+WHOLE = Granularity("layer")
 
 NEGLIGIBLE = 2.0**-60
 """Smaller values, relative to the largest, are left out of a Gram matrix, of which they change no bit that counts:
@@ -72,7 +74,7 @@ class Atoms(Codec):
         for slot, rank, n, m in self._matrices(block):
             pairs = [_vectors(row, written, rank, n, m) for row in numbers]
             left, right = (torch.cat(side) for side in zip(*pairs, strict=True))
-            torch.mm(left.T * weight, right, out=out[slot.offset : slot.stop].view(n, m))
+            kernels.write_product(Block.cut([slot], WHOLE), left * weight, right, out, residual=None)
             written += rank * (n + m)
 
     def _matrices(self, block: Block) -> list[tuple[Slot, int, int, int]]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.layout import Slot
+from gradwire import kernels
+from gradwire.exact import length
+from gradwire.layout import Block, Granularity, Slot
 
 MOST_SAMPLES = 64
 """Slices of a tensor that are looked at in a step."""
@@ -44,8 +46,10 @@ class Slices:
         largest = samples.abs().max()
         usable = largest.isfinite() & (largest > 0)
         scaled = torch.where(usable, samples / largest, 0.0)
-        scaled /= torch.where(usable, scaled.norm(), 1.0)
-        moment.addmm_(scaled.T, scaled)
+        scaled = (scaled / torch.where(usable, length(scaled.view(-1)), 1.0)).float()
+        product = torch.empty_like(moment)
+        kernels.write_product(_whole(product.shape), scaled, scaled, product.view(-1), residual=None)
+        moment += product
 
     def encode(self, buffer: Tensor, basis: Tensor) -> Tensor:
         """Coordinates of each slice in the rows of ``basis``, then the tail."""
@@ -62,18 +66,24 @@ class Slices:
 
     def decode(self, code: Tensor, basis: Tensor, out: Tensor) -> None:
         """Writes what a code stands for."""
-        torch.mm(self._coordinates(code, basis), basis, out=self.whole(out))
+        block = _whole((self.count, self.size), self.slot.offset)
+        kernels.write_product(block, self._coordinates(code, basis).T.contiguous(), basis, out, residual=None)
         self.tail(out).copy_(code[self.count * len(basis) :])
 
     def _coordinates(self, code: Tensor, basis: Tensor) -> Tensor:
         return code[: self.count * len(basis)].view(self.count, len(basis))
 
 
+def _whole(shape: tuple[int, ...], offset: int = 0) -> Block:
+    """A matrix as a block of its own."""
+    return Block.cut([Slot("", shape, offset)], Granularity("layer"))
+
+
 def principal_components(moment: Tensor, rank: int) -> Tensor:
     """The ``rank`` directions of largest second moment, orthonormal rows, largest first.
 
-    The same bits in give the same bits out wherever the same LAPACK runs. It runs in double precision, because a moment
-    of values of very different sizes has denormal entries in single precision, with which it does not converge.
+    Its last bits depend on the machine. It runs in double precision, because a moment of values of very different sizes
+    has denormal entries in single precision, with which it does not converge.
     """
     ascending: Tensor = torch.linalg.eigh(moment.double()).eigenvectors.float()
     return ascending.flip(1).T[:rank]

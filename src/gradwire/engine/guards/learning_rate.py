@@ -73,7 +73,7 @@ class LearningRate(Guard):
         if not self._now:
             for slot in unit.slots:
                 for key, owed, _ in self._owed(slot):
-                    owed.copy_(self._waiting.pop(key, torch.zeros(())))
+                    owed.copy_(self._waiting.pop(key, torch.zeros((), dtype=torch.float32)))
 
     def after_step(self) -> None:
         """The next step has a rate of its own."""

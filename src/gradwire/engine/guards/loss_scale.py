@@ -45,7 +45,9 @@ class LossScale(Guard):
         """Divides by the scale."""
         if self._scale is None:
             scale = self._scaler._scale if self._scaler.is_enabled() else None
-            self._scale = torch.ones(()) if scale is None else scale.clone()  # the scaler changes its own in place
+            self._scale = (
+                torch.ones((), dtype=torch.float32) if scale is None else scale.clone()
+            )  # the scaler changes its own in place
         if not known(self._scale == 1):
             gradient.div_(self._scale)
             for slot in unit.slots:

@@ -21,6 +21,7 @@ from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_pr
 from gradwire.kernels.cpu.memory import accumulate
 from gradwire.kernels.cpu.merge import merge_top, survivors
 from gradwire.kernels.cpu.narrow import narrow
+from gradwire.kernels.cpu.orthonormal import orthonormalise
 from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
 from gradwire.kernels.cpu.quantise import CODES, decode, encode
 from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums

@@ -46,6 +46,11 @@ def inlined(function: Callable[..., Any]) -> Any:
     return _compiled(function, INLINED)
 
 
+def summing(function: Callable[..., Any]) -> Any:
+    """As :func:`inlined`, for sums that are the same in any order, because they are exact."""
+    return _compiled(function, {**INLINED, "fastmath": {"reassoc"}})
+
+
 def allocating(function: Callable[..., Any]) -> Any:
     """As :func:`compiled`, for what makes arrays."""
     return _compiled(function, {**INLINED, "forceinline": False, "_nrt": True, "no_cpython_wrapper": False})

@@ -6,6 +6,7 @@ from typing import Any
 
 from llvmlite import binding, ir
 from numba import extending, types
+from numba.core import cgutils
 from numba.core.datamodel import models
 
 from gradwire.kernels.cpu._compiled import INFINITE, MAGNITUDE, element_pointer, in_all_lanes, intrinsic
@@ -15,7 +16,7 @@ WIDTH = 16 if binding.get_host_cpu_features().get("avx512f") else 8
 
 _VECTOR = ir.VectorType(ir.FloatType(), WIDTH)
 _ELEMENT_BYTES = 4
-_REORDERING = ("reassoc", "contract", "nsz")
+_REORDERING = ("reassoc", "nsz")
 
 
 class _Vector(types.Type):
@@ -71,13 +72,15 @@ def store(typing_context: Any, values: Any, index: Any, vector: Any) -> Any:
 
 @intrinsic
 def multiply_add(typing_context: Any, factor: Any, other: Any, term: Any) -> Any:
-    """``factor * other + term``, rounded once or twice."""
+    """``factor * other + term``, rounded once, of vectors or of single values."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        product = builder.fmul(args[0], args[1], flags=_REORDERING)
-        return builder.fadd(product, args[2], flags=_REORDERING)
+        kind = args[0].type
+        name = f"llvm.fma.v{WIDTH}f32" if kind == _VECTOR else "llvm.fma.f32"
+        fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+        return builder.call(fused, args)
 
-    return _vector(_vector, _vector, _vector), generate
+    return factor(factor, factor, factor), generate
 
 
 @intrinsic

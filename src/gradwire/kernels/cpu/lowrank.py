@@ -448,7 +448,7 @@ def _write_product(
             for j in range(whole, m):
                 value = np.float32(0)
                 for k in range(len(q)):
-                    value += p[k, i] * q[k, j]
+                    value = multiply_add(p[k, i], q[k, j], value)
                 out[first + j] = value
             if keeps:
                 for j in range(0, whole, WIDTH):

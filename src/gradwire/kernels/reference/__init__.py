@@ -24,6 +24,7 @@ from gradwire.kernels.reference.lowrank import project_columns, project_rows, wr
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.merge import merge_top, survivors
 from gradwire.kernels.reference.narrow import narrow
+from gradwire.kernels.reference.orthonormal import orthonormalise
 from gradwire.kernels.reference.quantile import quantile_decode, quantile_encode, quantile_payload_bytes
 from gradwire.kernels.reference.quantise import decode, encode
 from gradwire.kernels.reference.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums

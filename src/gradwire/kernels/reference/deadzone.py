@@ -184,7 +184,7 @@ def deadzone_decode(block: Block, payloads: Tensor, out: Tensor, weight: float) 
 
     Codes go on with zeros where the payload ends, and end with the last element.
     """
-    total = torch.zeros(block.numel)
+    total = torch.zeros(block.numel, dtype=torch.float32)
     for payload in payloads:
         total = total + _read(block, payload)
     base = 0
@@ -265,13 +265,13 @@ def _sample(block: Block, values: Tensor, scales: Tensor, stride: int) -> tuple[
                     chunk = values[first : min(first + SAMPLED_CHUNK, stop)].abs()
                     found.append(chunk * (1 / scale) if bool(scale > 0) else torch.zeros_like(chunk))
                 number += 1
-    sample = torch.cat(found) if found else torch.empty(0)
+    sample = torch.cat(found) if found else torch.empty(0, dtype=torch.float32)
     return sample, sample.numel() / max(block.numel, 1)
 
 
 def _size(sample: Tensor, index: int, most: int) -> int:
     """Bits of all codes, or more than ``most``."""
-    step = torch.tensor(step_of(index))
+    step = torch.tensor(step_of(index), dtype=torch.float32)
     places = (sample >= step * THRESHOLD).nonzero()[:, 0]
     levels = _levels(sample[places] * (1 / step)).tolist()
     coder, previous, size, lengths = _Coder(), -1, 0, codes().lengths
@@ -288,7 +288,7 @@ def _size(sample: Tensor, index: int, most: int) -> int:
 
 def _points(sample: Tensor, index: int) -> tuple[int, int, int]:
     """Where in their intervals the magnitudes of levels 1, 2 and more are in the mean, in 256ths of a step plus 128."""
-    step = torch.tensor(step_of(index))
+    step = torch.tensor(step_of(index), dtype=torch.float32)
     relative = sample[sample >= step * THRESHOLD] * (1 / step)
     levels = _levels(relative)
     places = ((relative - levels) * 256 + 128).clamp(0, 255).long()
@@ -322,7 +322,7 @@ def _read(block: Block, payload: Tensor) -> Tensor:
     count = int(payload[edge - HEAD : edge - 4].clone().view(torch.int32)) & 0xFFFFFFFF
     offsets = _offsets(tuple(payload[edge - 4 : edge - 1].tolist()))
     stream, coder = _Stream(int.from_bytes(bytes(payload[edge:].tolist()), "little")), _Coder()
-    found = torch.zeros(block.numel)
+    found = torch.zeros(block.numel, dtype=torch.float32)
     step_of_element = steps.repeat_interleave(torch.from_numpy(block.segment_numels))
     place = -1
     for _ in range(min(count, block.numel)):
@@ -341,7 +341,7 @@ def _read(block: Block, payload: Tensor) -> Tensor:
             sign = -1.0 if stream.take(1) else 1.0
             first, width = first_of(level_class)
             level = torch.tensor(first + stream.take(width))
-            step = step_of_element[place] if place < block.numel else torch.tensor(0.0)
+            step = step_of_element[place] if place < block.numel else torch.tensor(0.0, dtype=torch.float32)
             value = sign * ((level.float() + offsets[min(int(level) - 1, 2)]) * step).clamp(max=LARGEST)
         if place >= block.numel:
             break

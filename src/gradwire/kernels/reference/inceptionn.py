@@ -56,7 +56,7 @@ def inceptionn_encode(
     before_tags, before_values = inceptionn_offsets(block)
     room = payload.numel() - before_values - SLACK
     widths = torch.tensor(WIDTHS, device=gradient.device)
-    t = torch.zeros(block.positions, device=gradient.device)
+    t = torch.zeros(block.positions, device=gradient.device, dtype=torch.float32)
     marks = torch.zeros(8 * (before_tags - HEAD), dtype=torch.uint8, device=gradient.device)
     pieces = []
     for segment in range(block.segment_count):

@@ -27,7 +27,7 @@ def merge_top(
     for count in counts.tolist():
         own = slice(written, written + count)
         places, where = torch.unique(torch.cat((first_positions[own], second_positions[own])), return_inverse=True)
-        first = torch.full(places.shape, -0.0, device=values.device)
+        first = torch.full(places.shape, -0.0, device=values.device, dtype=torch.float32)
         second = first.clone()
         first[where[:count]] = first_values[own]
         second[where[count:]] = second_values[own]

@@ -67,5 +67,7 @@ class NUQSGD(NamedTuple):
 
     def _values(self, codes: Tensor) -> Tensor:
         top = (1 << (self.bits - 1)) - 1
-        levels = torch.tensor([0.0, *(2.0 ** (number - top) for number in range(1, top + 1))], device=codes.device)
+        levels = torch.tensor(
+            [0.0, *(2.0 ** (number - top) for number in range(1, top + 1))], device=codes.device, dtype=torch.float32
+        )
         return torch.cat((levels, -levels))[codes]

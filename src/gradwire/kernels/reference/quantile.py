@@ -67,7 +67,7 @@ def quantile_encode(
 ) -> None:
     """Means of equally filled buckets, and each value's bucket or a MinMaxSketch of them."""
     bits, firsts = quantile_bits(buckets), quantile_means(block, buckets).tolist()
-    means = torch.zeros(firsts[-1], device=gradient.device)
+    means = torch.zeros(firsts[-1], device=gradient.device, dtype=torch.float32)
     codes = torch.zeros(block.positions, dtype=torch.uint8, device=gradient.device)
     sketches = []
     forgotten = []
@@ -158,7 +158,7 @@ def _decoded(block: Block, payload: Tensor, buckets: int, rows: int, columns: fl
     if rows:
         planes = codes.view(quantile_bits(groups), -1)
         codes = (planes << torch.arange(len(planes), device=codes.device)[:, None]).sum(0)
-    values = torch.zeros(block.positions, device=payload.device)
+    values = torch.zeros(block.positions, device=payload.device, dtype=torch.float32)
     for segment, wide in enumerate(quantile_columns(block, columns, groups).tolist()):
         mine = means[firsts[segment] : firsts[segment + 1]]
         numel, last = int(block.segment_numels[segment]), mine.numel() - 1

@@ -48,7 +48,7 @@ def encode(
         code.measure([piece.t for piece in pieces_of(block, segment, gradient, residual, beta, gamma)])
         for segment in range(block.segment_count)
     ]
-    marked = torch.full((code.layout(0).words,), torch.nan, device=gradient.device)
+    marked = torch.full((code.layout(0).words,), torch.nan, device=gradient.device, dtype=torch.float32)
     heads = [as_bytes(marked if scale is None else scale) for scale in scales]
     write_payload(payload, *heads, put_all(code, block, gradient, residual, beta, gamma, key, scales))
 

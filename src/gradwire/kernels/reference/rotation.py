@@ -62,7 +62,7 @@ def rotated_encode(
             continue
         counters = torch.arange(counter, counter + size, device=values.device)
         signs = _signs(counter, size, int(shared[run]), values.device)
-        t = torch.zeros(size, device=values.device)
+        t = torch.zeros(size, device=values.device, dtype=torch.float32)
         t[:length] = values[start : start + length]
         at = _hadamard(t / scale * signs) * _float(grain / (2 * reach * math.sqrt(size)), t) + grain / 2
         at = at.clamp(0, grain)

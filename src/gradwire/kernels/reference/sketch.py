@@ -28,7 +28,7 @@ def sketch(block: Block, values: Tensor, columns: Int64Array, rows: int, key: in
     """
     written = 0
     for segment, width in enumerate(columns.tolist()):
-        wide = torch.zeros(rows, width + LINE - 1, device=values.device)
+        wide = torch.zeros(rows, width + LINE - 1, device=values.device, dtype=torch.float32)
         for row, start, stop, first, signs in _lines(block, segment, width, rows, key, values.device):
             wide[row, first : first + stop - start] += values[start:stop] * signs
         wide[:, : LINE - 1] += wide[:, width:]

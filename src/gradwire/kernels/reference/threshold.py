@@ -140,7 +140,7 @@ class _Chosen:
         self._block = block
         self._counts = np.zeros(len(block.runs), dtype=np.int64)
         self._positions = [torch.empty(0, dtype=torch.int64, device=device)] * len(block.runs)
-        self._values = [torch.empty(0, device=device)] * len(block.runs)
+        self._values = [torch.empty(0, device=device, dtype=torch.float32)] * len(block.runs)
 
     def add(self, run: int, position: int, values: Tensor, wanted: Tensor) -> None:
         places = wanted.nonzero().flatten()
@@ -156,5 +156,5 @@ class _Chosen:
 
     def all(self) -> tuple[Tensor, Tensor, Int64Array]:
         if not self._positions:
-            return torch.empty(0, dtype=torch.int64), torch.empty(0), self._counts
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float32), self._counts
         return torch.cat(self._positions), torch.cat(self._values), self._counts

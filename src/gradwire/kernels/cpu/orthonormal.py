@@ -1,0 +1,87 @@
+"""Orthonormal rows, a matrix at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor
+
+from gradwire.exact import NEWTON_STEPS, TO_GRID
+from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, allocating, array, compiled, inlined, summing
+
+
+def orthonormalise(rows: Tensor) -> None:
+    for matrix in array(rows):
+        _orthonormalise(matrix)
+
+
+@inlined
+def _on_grid(a: float, b: float) -> float:
+    """A product, rounded to the grid of exact sums; not to be reordered."""
+    return a * b + TO_GRID - TO_GRID
+
+
+@summing
+def _inner(a: Float64Array, b: Float64Array) -> float:
+    total = 0.0
+    for i in range(len(a)):
+        total += _on_grid(a[i], b[i])
+    return total
+
+
+@inlined
+def _power_above(size: float) -> float:
+    return size / math.frexp(size)[0] if size > 0 else 1.0
+
+
+@compiled
+def _bring_to_one(vector: Float64Array) -> None:
+    top = 0.0
+    for i in range(len(vector)):
+        top = max(top, abs(vector[i]))
+    vector /= math.ldexp(_power_above(top), math.frexp(float(len(vector)))[1])
+    vector /= math.ldexp(1.0, (math.frexp(_inner(vector, vector))[1] + 1) >> 1)
+
+
+@inlined
+def _root(square: float) -> float:
+    root = 0.75
+    for _ in range(NEWTON_STEPS):
+        root = (root + square / root) / 2
+    return root
+
+
+@compiled
+def _reflect(v: Float64Array, gain: float, vector: Float64Array) -> None:
+    weight = gain * _inner(v, vector)
+    for i in range(len(v)):
+        vector[i] -= weight * v[i]
+
+
+@allocating
+def _orthonormalise(rows: Float32Array) -> None:
+    r, n = rows.shape
+    left = rows.astype(np.float64)
+    if not np.isfinite(left).all():
+        rows[:] = np.nan
+        return
+    gains = np.zeros(r)
+    for j in range(r):
+        _bring_to_one(left[j])
+    for j in range(r):
+        v = left[j, j:]
+        _bring_to_one(v)
+        square, first = _inner(v, v), v[0]
+        size = _root(square) if square != 0 else 0.0
+        if size != 0:
+            gains[j] = 4 / (size * (size + abs(first)))
+        v[0] = first - size if first < 0 else first + size
+        v /= 2
+        for i in range(j + 1, r):
+            _reflect(v, gains[j], left[i, j:])
+    axes = np.eye(r, n)
+    for j in range(r - 1, -1, -1):
+        for i in range(j, r):
+            _reflect(left[j, j:], gains[j], axes[i, j:])
+    rows[:] = axes

@@ -1,0 +1,65 @@
+"""Orthonormal rows against the reference, bit for bit, and against the law."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradwire import exact, kernels
+from gradwire.kernels import reference
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> torch.Tensor:
+    """Some of them with dependent or zero rows, of any scale."""
+    k, r = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    n = draw(st.integers(r, 70))
+    rows = torch.randn(k, r, n, generator=torch.Generator().manual_seed(draw(st.integers(0, 1000))))
+    if draw(st.booleans()):
+        rows[:, r - 1] = -3 * rows[:, 0]
+    if draw(st.booleans()):
+        rows[0, r // 2] = 0
+    if draw(st.booleans()):
+        rows[:, :, 1:] = 0
+    return rows * 2.0 ** draw(st.integers(-140, 100))
+
+
+@given(rows=matrices())
+@settings(max_examples=200, deadline=None)
+def test_rows_are_orthonormal_and_the_reference_s(rows: torch.Tensor) -> None:
+    expected, found = rows.clone(), rows.clone()
+    reference.orthonormalise(expected)
+    kernels.orthonormalise(found)
+    assert torch.equal(expected.view(torch.int32), found.view(torch.int32))
+    wide = found.double()
+    assert (wide @ wide.mT - torch.eye(rows.shape[1], dtype=torch.float64)).abs().max() < 1e-6
+    scaled = rows.double() / rows.double().abs().amax((1, 2), keepdim=True).clamp(min=1e-300)
+    left = scaled - scaled @ wide.mT @ wide
+    assert left.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("worst", [torch.inf, torch.nan])
+def test_a_matrix_that_is_not_finite_becomes_nan_alone(worst: float) -> None:
+    rows = torch.randn(3, 2, 9, generator=torch.Generator().manual_seed(0))
+    rows[1, 1, 4] = worst
+    expected, found = rows.clone(), rows.clone()
+    reference.orthonormalise(expected)
+    kernels.orthonormalise(found)
+    assert found[1].isnan().all()
+    assert torch.equal(expected[::2], found[::2])
+    assert found[::2].isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1.0, 1e37])
+def test_sums_depend_on_no_order(scale: float) -> None:
+    values = torch.randn(5, 3001, generator=torch.Generator().manual_seed(1)) * scale
+    shuffled = values[:, torch.randperm(3001, generator=torch.Generator().manual_seed(2))]
+    for of, expected in (
+        (exact.magnitudes, values.double().abs().sum(1, keepdim=True)),
+        (exact.length, torch.linalg.vector_norm(values.double(), dim=1, keepdim=True)),
+    ):
+        assert torch.equal(of(values), of(shuffled))
+        assert torch.allclose(of(values), expected, rtol=1e-10, atol=0)
+    assert not exact.length(torch.zeros(2, 4)).any()
