@@ -47,7 +47,7 @@ _HOMES = {
     "periodic": "gradwire.local_sgd",
     "roundtrip": "gradwire.local",
 }
-_ROOMS = ("codecs", "granularity", "lab", "memory", "methods", "optim", "wire")
+_ROOMS = ("codecs", "granularity", "jax", "keras", "lab", "memory", "methods", "optim", "tensorflow", "wire")
 
 __all__ = [
     "FORMAT_VERSION",

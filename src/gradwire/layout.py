@@ -257,10 +257,22 @@ def aligned(positions: int) -> int:
     return -(-positions // ALIGNMENT) * ALIGNMENT
 
 
-def flat_slots(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Slot, ...]:
-    """Lays named shapes one after another in a flat buffer."""
+def flat_slots(shapes: Sequence[tuple[str, tuple[int, ...]]], alignment: int = 1) -> tuple[Slot, ...]:
+    """Lays named shapes one after another in a flat buffer, each from a multiple of ``alignment`` elements on."""
     slots, offset = [], 0
     for name, shape in shapes:
         slots.append(Slot(name, tuple(shape), offset))
-        offset = slots[-1].stop
+        offset = -(-slots[-1].stop // alignment) * alignment
     return tuple(slots)
+
+
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The most nearly square matrix that an array is, row by row, without moving a value; vectors stay as they are.
+
+    Torch's first dimension is a layer's outputs, and so a good one for rows. Elsewhere kernels are ``(height, width,
+    in, out)`` or ``(in, heads, size)``, of which it would make matrices of three rows.
+    """
+    if len(shape) < 3:
+        return shape
+    cut = min(range(1, len(shape)), key=lambda cut: math.prod(shape[:cut]) + math.prod(shape[cut:]))
+    return math.prod(shape[:cut]), math.prod(shape[cut:])

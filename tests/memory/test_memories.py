@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire import memory
-from gradwire.attach import synchronizer
+from gradwire.attach import buckets
 from gradwire.engine import Configuration, DensePolicy
 from gradwire.kernels import cpu, reference
 from gradwire.layout import Block, Granularity, flat_slots
@@ -311,9 +311,9 @@ def half_residuals() -> None:
     """Average and memory add up to what was put in, within a unit in the last place of bfloat16 a step."""
     for method, options in HALVED:
         named = [(name, torch.nn.Parameter(torch.zeros(SHAPE))) for name in ("first", "second")]
-        usual, synchronizer.BUCKET_ELEMENTS = synchronizer.BUCKET_ELEMENTS, 1000
+        usual, buckets.BUCKET_ELEMENTS = buckets.BUCKET_ELEMENTS, 1000
         sync = gradwire.Synchronizer(named, method, memory=HALF, rollback=True, **options)
-        synchronizer.BUCKET_ELEMENTS = usual
+        buckets.BUCKET_ELEMENTS = usual
         total, allowed = torch.zeros(2, *SHAPE), torch.zeros(2, *SHAPE)
         for step in range(6):
             before = sync.state_dict()["tensors"]
