@@ -7,17 +7,22 @@ BIN := $(VENV)/bin
 # What `make test-integrations` installs and tests; ray is another 500 MB, and a minute.
 EXTRAS ?= accelerate,transformers,lightning
 
-.PHONY: demo test test-integrations test-gpu-kernels check release-check golden clean
+.PHONY: demo test test-integrations test-frameworks test-gpu-kernels check release-check golden clean
 
 demo: $(VENV)/ready
 	$(BIN)/gradwire bench train
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest --ignore tests/integrations
+	$(BIN)/python -m pytest --ignore tests/integrations --ignore tests/frameworks
 
 test-integrations: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet "$(TORCH)" --editable ".[$(EXTRAS)]"
 	$(BIN)/python -m pytest tests/integrations -rs
+
+# The CPU's build of TensorFlow, which is smaller.
+test-frameworks: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet "$(TORCH)" "tensorflow-cpu>=2.21" flax --editable ".[keras,jax]"
+	$(BIN)/python -m pytest tests/frameworks -rs
 
 # Without a GPU: kernels in Triton's interpreter against the reference, then compiled for GPUs that are not here.
 test-gpu-kernels: $(VENV)/ready

@@ -10,6 +10,8 @@ import torch
 PAGE = mmap.PAGESIZE
 NO_ACCESS = 0
 
+_protect = ctypes.CDLL(None).mprotect
+
 _kept: list[mmap.mmap] = []
 
 
@@ -23,7 +25,7 @@ def guarded(numel: int, at_the_end: bool, dtype: torch.dtype = torch.float32) ->
     _kept.append(memory)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for page in (start, start + PAGE + room):
-        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), PAGE, NO_ACCESS) == 0
+        assert _protect(ctypes.c_void_p(page), PAGE, NO_ACCESS) == 0
     offset = PAGE + (room - size if at_the_end else 0)
     return torch.frombuffer(memory, dtype=dtype, count=numel, offset=offset)
 

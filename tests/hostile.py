@@ -194,6 +194,13 @@ def check_same_state(name: str, left: Any, right: Any) -> None:
             )
 
 
+@dataclass(frozen=True)
+class Tiled(quantize.DeadZone):
+    """In tiles of a few elements, as a large gradient is in many."""
+
+    tile: int = 40
+
+
 def decodings(name: str) -> list[Decoding]:
     """All codecs of a method, on blocks of all its granularities and on an owner's shard."""
     found: dict[tuple[str, str], Decoding] = {}
@@ -201,6 +208,7 @@ def decodings(name: str) -> list[Decoding]:
         method = methods.get(name)(**case.options)
         if isinstance(method, CodecMethod):
             codecs = [method.codec(), *(method.owner_codec(route) for route in method.routes)]
+            codecs += [Tiled(codec.bits) for codec in codecs if isinstance(codec, quantize.DeadZone)]
             sharded = "sharded" in method.routes
             _collect(found, [codec.at(0) for codec in codecs if codec is not None], case.granularity, sharded)
     return list(found.values())

@@ -25,6 +25,13 @@ def train(net: nn.Module, optimizer: Optimizer, steps: range, data: int | None =
         optimizer.step()
 
 
+def backward(net: nn.Module, step: int, scale: float = 1.0) -> None:
+    """Gradients of a rank's own, which :func:`train` has, too."""
+    noise = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
+    net.zero_grad()
+    (scale * net(torch.randn(16, 20, generator=noise)).square().sum()).backward()
+
+
 def sgd(net: nn.Module, **options: Any) -> Optimizer:
     return torch.optim.SGD(net.parameters(), **{"lr": 0.01, **options})
 

@@ -132,15 +132,28 @@ def test_codings_of_ones_own_by_name() -> None:
 
 
 def test_a_granularity_of_ones_own_by_name() -> None:
-    gradwire.granularity.register("row")(lambda: Granularity("row", length=lambda shape: math.prod(shape[1:])))
-    mine = gradwire.roundtrip(VECTOR, "topk", granularity="row", ratio=0.1, memory="none").decoded
-    assert (mine.count_nonzero(1) == 3).all()
-    assert torch.equal(mine, gradwire.roundtrip(VECTOR, "topk", granularity="block:30", ratio=0.1).decoded)
-    with pytest.raises(ConfigurationError, match="acpsgd cannot work at granularity='row' because"):
-        gradwire.roundtrip(VECTOR, "acpsgd", granularity="row")
+    gradwire.granularity.register("pair")(lambda: Granularity("pair", length=lambda shape: 2 * math.prod(shape[1:])))
+    mine = gradwire.roundtrip(VECTOR, "topk", granularity="pair", ratio=0.1, memory="none").decoded
+    assert (mine.unflatten(0, (-1, 2)).count_nonzero((1, 2)) == 6).all()
+    assert torch.equal(mine, gradwire.roundtrip(VECTOR, "topk", granularity="block:60", ratio=0.1).decoded)
+    with pytest.raises(ConfigurationError, match="acpsgd cannot work at granularity='pair' because"):
+        gradwire.roundtrip(VECTOR, "acpsgd", granularity="pair")
     gradwire.granularity.register("none")(lambda: Granularity("none", length=lambda shape: 0))
     with pytest.raises(ConfigurationError, match="granularity='none' gives 0 elements to a segment of shape"):
         gradwire.roundtrip(VECTOR, "topk", granularity="none")
+
+
+@pytest.mark.parametrize("name", gradwire.methods.names())
+def test_rows_are_blocks_of_their_length(name: str) -> None:
+    if "block" not in {each.partition(":")[0] for each in gradwire.methods.get(name).granularities}:
+        with pytest.raises(ConfigurationError, match="cannot work at granularity='row'"):
+            gradwire.roundtrip(VECTOR, name, granularity="row")
+        return
+    mine, same = (gradwire.roundtrip(VECTOR, name, granularity=scope) for scope in ("row", "block:30"))
+    assert mine.wire_bytes == same.wire_bytes
+    assert torch.equal(mine.decoded, same.decoded)
+    whole, layer = (gradwire.roundtrip(VECTOR[0], name, granularity=scope) for scope in ("row", "layer"))
+    assert torch.equal(whole.decoded, layer.decoded), "a vector is one row"
 
 
 def test_a_codec_is_a_value_coding() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gradwire import codecs, granularity, lab, memory, methods, optim, wire
-    from gradwire.attach import Handle, SecondMoments, Synchronizer, compress
+    from gradwire.attach import Handle, Owed, SecondMoments, Synchronizer, compress, compress_reduce_scatter
     from gradwire.engine import Audit, DensePolicy, Deviation, Stats
     from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
     from gradwire.local import Analysis, Roundtrip, analyze, roundtrip
@@ -31,6 +31,7 @@ _HOMES = {
     "GradwireError": "gradwire.errors",
     "Handle": "gradwire.attach",
     "LabError": "gradwire.errors",
+    "Owed": "gradwire.attach",
     "PayloadError": "gradwire.errors",
     "PerRank": "gradwire.state",
     "Periodic": "gradwire.local_sgd",
@@ -41,11 +42,12 @@ _HOMES = {
     "WireError": "gradwire.errors",
     "analyze": "gradwire.local",
     "compress": "gradwire.attach",
+    "compress_reduce_scatter": "gradwire.attach",
     "redistribute": "gradwire.state",
     "periodic": "gradwire.local_sgd",
     "roundtrip": "gradwire.local",
 }
-_ROOMS = ("codecs", "granularity", "lab", "memory", "methods", "optim", "wire")
+_ROOMS = ("codecs", "granularity", "jax", "keras", "lab", "memory", "methods", "optim", "tensorflow", "wire")
 
 __all__ = [
     "FORMAT_VERSION",
@@ -58,6 +60,7 @@ __all__ = [
     "GradwireError",
     "Handle",
     "LabError",
+    "Owed",
     "PayloadError",
     "PerRank",
     "Periodic",
@@ -69,6 +72,7 @@ __all__ = [
     "analyze",
     "codecs",
     "compress",
+    "compress_reduce_scatter",
     "granularity",
     "lab",
     "memory",

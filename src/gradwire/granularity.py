@@ -17,9 +17,11 @@ class Granularity:
 
     Attributes:
         scope: ``"layer"`` (one segment a parameter), ``"bucket"`` (one a DDP bucket), ``"model"`` (one for the whole
-            gradient), ``"block"`` (``size`` consecutive elements of a parameter each), or one of your own.
+            gradient), ``"block"`` (``size`` consecutive elements of a parameter each), ``"row"`` (the weights of a unit
+            or filter each: ``parameter[i]``, a vector whole), or one of your own.
         size: Elements of a segment, for ``"block"`` only; 0 otherwise.
-        length: For a scope of your own: how many consecutive elements of a parameter of some shape are a segment.
+        length: For ``"row"``, or a scope of your own: how many consecutive elements of a parameter of some shape are a
+            segment.
     """
 
     scope: str
@@ -34,7 +36,7 @@ class Granularity:
 
     @classmethod
     def parse(cls, text: str | Granularity) -> Granularity:
-        """Reads ``layer``, ``bucket``, ``model``, ``block:N``, or a name of your own.
+        """Reads ``layer``, ``bucket``, ``model``, ``block:N``, ``row``, or a name of your own.
 
         Raises:
             ConfigurationError: If ``text`` is none of these.
@@ -80,3 +82,4 @@ register("layer")(lambda: Granularity("layer"))
 register("bucket")(lambda: Granularity("bucket"))
 register("model")(lambda: Granularity("model"))
 register("block:N")(lambda size: Granularity("block", size))
+register("row")(lambda: Granularity("row", length=lambda shape: math.prod(shape[1:] if len(shape) > 1 else shape)))

@@ -16,9 +16,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gradwire.granularity import Granularity as Granularity
@@ -40,11 +42,13 @@ class Slot:
         name: The parameter's qualified name, unique in the model.
         shape: The parameter's shape.
         offset: First element in the flat buffer.
+        part: Which part of the parameter it is, in words; empty for all of it.
     """
 
     name: str
     shape: tuple[int, ...]
     offset: int
+    part: str = ""
 
     @property
     def numel(self) -> int:
@@ -58,8 +62,10 @@ class Slot:
 
     @property
     def stream(self) -> int:
-        """A 63-bit number for the name, the same on every rank and in every run: it keys random numbers."""
-        return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little") >> 1
+        """A 63-bit number for name and part, the same on every rank and in every run: it keys random numbers."""
+        return (
+            int.from_bytes(hashlib.blake2b(f"{self.name}{self.part}".encode(), digest_size=8).digest(), "little") >> 1
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +120,12 @@ class Block:
     def parts(self, buffer: Tensor) -> list[Tensor]:
         """The stretches of ``buffer`` that the block covers, as views, in order."""
         return [buffer[start:stop] for start, stop in self.spans]
+
+    def segmented(self, buffer: Tensor) -> list[Tensor]:
+        """The values of each segment; a view where that is one run."""
+        runs = [buffer[start : start + length] for start, length, _ in self.runs.tolist()]
+        pieces = [runs[first:last] for first, last in pairwise(self.segments.tolist())]
+        return [each[0] if len(each) == 1 else torch.cat(each) for each in pieces]
 
     def divided(self, size: int) -> Block:
         """The same runs, cut into segments of ``size`` elements, a multiple of ``ALIGNMENT``; kept for later."""
@@ -245,10 +257,22 @@ def aligned(positions: int) -> int:
     return -(-positions // ALIGNMENT) * ALIGNMENT
 
 
-def flat_slots(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Slot, ...]:
-    """Lays named shapes one after another in a flat buffer."""
+def flat_slots(shapes: Sequence[tuple[str, tuple[int, ...]]], alignment: int = 1) -> tuple[Slot, ...]:
+    """Lays named shapes one after another in a flat buffer, each from a multiple of ``alignment`` elements on."""
     slots, offset = [], 0
     for name, shape in shapes:
         slots.append(Slot(name, tuple(shape), offset))
-        offset = slots[-1].stop
+        offset = -(-slots[-1].stop // alignment) * alignment
     return tuple(slots)
+
+
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The most nearly square matrix that an array is, row by row, without moving a value; vectors stay as they are.
+
+    Torch's first dimension is a layer's outputs, and so a good one for rows. Elsewhere kernels are ``(height, width,
+    in, out)`` or ``(in, heads, size)``, of which it would make matrices of three rows.
+    """
+    if len(shape) < 3:
+        return shape
+    cut = min(range(1, len(shape)), key=lambda cut: math.prod(shape[:cut]) + math.prod(shape[cut:]))
+    return math.prod(shape[:cut]), math.prod(shape[cut:])

@@ -20,7 +20,7 @@ from gradwire.cost.simulation import Setting, plain, simulate
 from gradwire.cost.workload import Workload
 from gradwire.engine.configuration import Configuration
 from gradwire_bench.cost_pictures import curves, draw_curves
-from gradwire_bench.pictures import _BASELINE_COLOUR, _COLOURS, _figure, _save
+from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
 
 WORKERS = (2, 4, 8, 16, 32, 64, 128)
 
@@ -39,7 +39,7 @@ def break_even(path: Path) -> dict[str, Any]:
     model = get("resnet50")
     found: dict[str, Any] = {"workers": WORKERS}
     dense = [closed_forms.link_bytes("allreduce", 4 * model.numel, n) for n in WORKERS]
-    for route, colour in (("gather", _COLOURS[3]), ("sharded", _COLOURS[2])):
+    for route, colour in (("gather", COLOURS[3]), ("sharded", COLOURS[2])):
         simulated, ratio = [], 1.0
         for n in WORKERS:
             network = Links((Level(n, 1e9, 0.0),), efficiency=1.0)
@@ -54,7 +54,7 @@ def break_even(path: Path) -> dict[str, Any]:
         axes.plot(WORKERS, formula, color=colour, label=f"{route}, closed form")
         axes.plot(WORKERS, simulated, "o", color=colour, label=f"{route}, simulated")
         found[route] = {"simulated": simulated, "formula": formula, "ratio": ratio}
-    axes.axhline(1.0, color=_BASELINE_COLOUR, linewidth=0.8)
+    axes.axhline(1.0, color=BASELINE_COLOUR, linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(WORKERS, [str(n) for n in WORKERS])
@@ -93,7 +93,7 @@ def findings(path: Path) -> list[dict[str, Any]]:
             *((label, simulate(Candidate.make(name, given).configuration, setting)) for label, name, given in FINDINGS),
         ]
         for index, (label, row) in enumerate(rows):
-            colour = (_BASELINE_COLOUR, *_COLOURS)[index]
+            colour = (BASELINE_COLOUR, *COLOURS)[index]
             height = place + 0.12 * (3 - index)
             axes.barh(
                 -height, row.seconds / full.seconds, height=0.11, color=colour, label=label if not place else None
@@ -122,7 +122,7 @@ def frontier(path: Path) -> list[dict[str, Any]]:
     """Above which rate nothing gains over 16-bit averages on one H200 a link, 8 workers."""
     figure, axes = _figure((7.5, 4.6))
     found = []
-    colours = iter((_COLOURS[4], _COLOURS[2]))
+    colours = iter((COLOURS[4], COLOURS[2]))
     for name, step in (("resnet50", 0.06), ("gpt2", 0.065)):
         colour, model = next(colours), get(name)
         hides = closed_forms.hiding_rate(2 * model.numel, 8, 2 / 3 * step)
@@ -135,7 +135,7 @@ def frontier(path: Path) -> list[dict[str, Any]]:
         axes.plot(RATES, gains, color=colour, label=f"{name}, {1e3 * step:.0f} ms a step")
         axes.axvline(hides, color=colour, linewidth=0.8, linestyle="--")
         found.append({"model": name, "step": step, "bf16_hides_above": hides, "rates": RATES, "gains": gains})
-    axes.axhline(1.0, color=_BASELINE_COLOUR, linewidth=0.8)
+    axes.axhline(1.0, color=BASELINE_COLOUR, linewidth=0.8)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("rate of a link, bit/s; dashed: 16 bits hide behind backward, in closed form")

@@ -8,18 +8,26 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.configuration import Configuration
+from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.methods import parse
 
 DDP = "ddp"
 TORCH_POWERSGD = "torch-powersgd"
+TORCH_FP16 = "torch-fp16"
 FLOOR = "floor"
 Option = bool | int | float | str
+
+_CHOICES = ("granularity", "memory", "owner", "route", "inside", "fuse_bytes")
+_OWN_OPTIONS = {DDP: set[str](), AUTO: set[str](), FLOOR: set[str](), TORCH_FP16: set[str](), TORCH_POWERSGD: {"rank"}}
+"""Contenders that are not gradwire's, and what each takes."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +36,12 @@ class Contender:
 
     Attributes:
         name: ``"ddp"`` for plain DDP in fp32, ``"torch-powersgd"`` for PyTorch's ``powerSGD_hook`` over one bucket,
-            ``"floor"`` for DDP that sends nothing, which no method can be faster than, else a method of gradwire.
+            ``"torch-fp16"`` for its ``fp16_compress_hook``, ``"floor"`` for DDP that sends nothing, which no method can
+            be faster than, ``"auto"`` for what gradwire chooses itself, else a method of gradwire.
         options: The method's options by name, in the order given, and ``granularity``, ``memory``, ``owner``,
-            ``route`` and ``inside`` as :func:`gradwire.compress` takes them.
+            ``route``, ``inside`` and ``fuse_bytes`` as :func:`gradwire.compress` takes them. ``dense_below=n``
+            compresses all tensors of at least n elements, those of one dimension too. ``bucket_mb`` is DDP's, for every
+            contender.
     """
 
     name: str
@@ -55,8 +66,18 @@ class Contender:
     @property
     def label(self) -> str:
         """The name for tables and plots."""
-        names = {DDP: "DDP fp32", TORCH_POWERSGD: "torch powerSGD_hook", FLOOR: "nothing sent"}
+        names = {
+            DDP: "DDP fp32",
+            TORCH_POWERSGD: "torch powerSGD_hook",
+            TORCH_FP16: "torch fp16_compress_hook",
+            FLOOR: "nothing sent",
+        }
         return " ".join([names.get(self.name, self.name), *(f"{option}={value}" for option, value in self.options)])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a method of gradwire."""
+        return self.name not in _OWN_OPTIONS
 
     def wrap(self, model: nn.Module, group: dist.ProcessGroup, *, init_sync: bool = True) -> Averaged:
         """Wraps a model in DDP over ``group`` and attaches the method. Every rank calls it at the same time.
@@ -69,7 +90,7 @@ class Contender:
             init_sync: Whether DDP sends rank 0's parameters to all.
         """
         # PyTorch's hook mismatches or hangs on gloo as soon as there is a second bucket, so it gets one for all.
-        bucket_cap_mb = 1 << 20 if self.name == TORCH_POWERSGD else None
+        bucket_cap_mb: Any = 1 << 20 if self.name == TORCH_POWERSGD else dict(self.options).get("bucket_mb")
         ddp = DistributedDataParallel(
             model,
             process_group=group,
@@ -85,27 +106,42 @@ class Contender:
             ddp.register_comm_hook(state, powerSGD_hook)
         elif self.name == FLOOR:
             ddp.register_comm_hook(None, noop_hook)
+        elif self.name == TORCH_FP16:
+            ddp.register_comm_hook(group, fp16_compress_hook)
         elif self.name != DDP:
-            options: dict[str, Any] = dict(self.options)
-            handle = gradwire.compress(ddp, self.name, **options)
+            options, choices = self._parted()
+            handle = gradwire.compress(ddp, self.name, **options, **choices)
         return Averaged(ddp, handle)
 
-    def _check(self) -> None:
-        if self.name in (DDP, TORCH_POWERSGD, FLOOR):
-            allowed = {"rank"} if self.name == TORCH_POWERSGD else set()
-            for option, value in self.options:
-                if option not in allowed:
-                    raise ConfigurationError(
-                        f"{self.name} has no option {option!r}; it takes {sorted(allowed) or 'none'}"
-                    )
-                if not isinstance(value, int) or value < 1:
-                    raise ConfigurationError(f"{self.name}: {option}={value!r} must be a whole number of at least 1")
-            return
+    def configuration(self, seed: int = 0) -> Configuration:
+        """The choices of a method of gradwire, made valid.
+
+        Raises:
+            ConfigurationError: If one is not allowed.
+        """
+        options, choices = self._parted()
+        return Configuration.make(self.name, options, **choices, seed=seed)
+
+    def _parted(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The method's own options, and what goes with every method."""
         options: dict[str, Any] = dict(self.options)
-        choices = {
-            choice: options.pop(choice, None) for choice in ("granularity", "memory", "owner", "route", "inside")
-        }
-        Configuration.make(self.name, options, **choices)
+        options.pop("bucket_mb", None)
+        choices = {choice: options.pop(choice) for choice in _CHOICES if choice in options}
+        if (below := options.pop("dense_below", None)) is not None:
+            choices["dense"] = DensePolicy(below, vectors=False)
+        return options, choices
+
+    def _check(self) -> None:
+        if self.name not in _OWN_OPTIONS:
+            self.configuration()
+            return
+        allowed = _OWN_OPTIONS[self.name] | {"bucket_mb"}
+        for option, value in self.options:
+            if option not in allowed:
+                raise ConfigurationError(f"{self.name} has no option {option!r}; it takes {sorted(allowed)}")
+            if isinstance(value, bool | str) or value <= 0 or (option == "rank" and not isinstance(value, int)):
+                kind = "a whole number of at least 1" if option == "rank" else "a number above 0"
+                raise ConfigurationError(f"{self.name}: {option}={value!r} must be {kind}")
 
 
 @dataclass(frozen=True)
@@ -127,6 +163,14 @@ class Averaged:
     def stages(self) -> dict[str, float]:
         """Seconds of gradwire's wire thread since attach by stage; empty where nobody counts."""
         return {} if self.handle is None else dict(self.handle.stats().seconds)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is still being chosen what averages; the same on all ranks between two steps."""
+        handle = self.handle
+        if handle is None or not isinstance(handle.configuration, Automatic):
+            return False
+        return handle.wire.call(lambda: handle.advice) is None
 
     def close(self) -> None:
         """Ends what works in the background for this contender."""

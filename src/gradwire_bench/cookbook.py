@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire_bench.recipes import POINTS, SEEDS, SHARE_OF_LOSS, TRIES, Row, line
-from gradwire_bench.trial import BATCH, STEPS
+from gradwire_bench.trial import STEPS
 from gradwire_bench.workloads import WORKLOADS, Name
 
 PICTURE = Path("images") / "recipes.png"
@@ -27,10 +27,10 @@ length asks for (0.1 for signs). A line **keeps** the accuracy if the mean over 
 averages' for images, or within {SHARE_OF_LOSS:.0%} of their loss for text.
 
 * **image**: a CNN with batch norm, 103 k parameters, on Fashion-MNIST, {STEPS["image"]} steps of
-  4 x {BATCH["image"]} images: about one epoch; the score is the accuracy on 10,000 test images, in percent.
+  4 x {WORKLOADS["image"].batch} images: about one epoch; the score is the accuracy on 10,000 test images, in percent.
 * **language**: a GRU of 114 k parameters on the bytes of the sources of Python's standard library,
-  {STEPS["language"]} steps of 4 x {BATCH["language"]} pieces of 64 bytes; the score is the loss on held-out files, in
-  bits a byte.
+  {STEPS["language"]} steps of 4 x {WORKLOADS["language"].batch} pieces of 64 bytes; the score is the loss on
+  held-out files, in bits a byte.
 
 Methods that carry a momentum of their own (`dgc`, `demo`, `dion`, `ef21sgdm`, `blocksgdm`) were trained with plain SGD
 and stand beside SGD with momentum. The learning rate rises over a fifth of the steps, then falls along a cosine. All

@@ -14,7 +14,7 @@ from gradwire.cost.scene import Scene
 from gradwire.cost.shapes import Model
 from gradwire.cost.simulation import plain, simulate
 from gradwire.cost.units import written
-from gradwire_bench.pictures import _BASELINE_COLOUR, _COLOURS, _figure, _save
+from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +87,7 @@ def draw_curves(axes: Axes, found: Sequence[Curve]) -> None:
     """Draws curves, and a dot where each stops to gain over the better of the dense ones."""
     dense = [curve.seconds for curve in found if curve.label in ("DDP fp32", "bf16")]
     best = [min(seconds) for seconds in zip(*dense, strict=True)]
-    for curve, colour in zip(found, (_BASELINE_COLOUR, *_COLOURS), strict=False):
+    for curve, colour in zip(found, (BASELINE_COLOUR, *COLOURS), strict=False):
         axes.plot(RATES, [1e3 * each for each in curve.seconds], color=colour, label=curve.label)
         if curve.seconds not in dense:
             for rate in crossings(best, curve.seconds):

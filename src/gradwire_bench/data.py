@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,10 @@ SYSTEM_DIRECTORY = Path("/usr/share/datasets/fashion-mnist")
 APT_TIMEOUT = 120.0
 """Seconds one apt-get call may take."""
 
-Dataset = Literal["auto", "fashion-mnist", "digits"]
+CIFAR10 = "CIFAR-10"
+CIFAR10_ARCHIVE = "cifar-10-binary.tar.gz"
+
+Dataset = Literal["auto", "fashion-mnist", "digits", "cifar10"]
 
 _FILES = {
     "train_images": "train-images-idx3-ubyte.gz",
@@ -31,6 +36,21 @@ _FILES = {
     "test_images": "t10k-images-idx3-ubyte.gz",
     "test_labels": "t10k-labels-idx1-ubyte.gz",
 }
+_SHA256 = {
+    "train_images": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train_labels": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "test_images": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "test_labels": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
+"""Of what is in the compressed files, which differ between those who pack them."""
+
+_CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
+"""Of the archive, as its authors publish it."""
+_CIFAR10_TRAIN, _CIFAR10_TEST = tuple(f"data_batch_{number}.bin" for number in range(1, 6)), ("test_batch.bin",)
+_COLOUR_SIDE = 32
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+"""Weights of red, green and blue (ITU-R BT.601)."""
+
 _DIGITS_TRAIN = 1_437  # four fifths of the 1 797
 
 
@@ -94,6 +114,8 @@ def locate(dataset: Dataset = "auto") -> DataSource:
     """
     if dataset == "digits":
         return DataSource(DIGITS, None, "asked for")
+    if dataset == "cifar10":
+        return _locate_cifar10()
     if directory := find_fashion_mnist():
         return DataSource(FASHION_MNIST, directory, f"found in {directory}")
     try:
@@ -109,10 +131,16 @@ def locate(dataset: Dataset = "auto") -> DataSource:
 
 
 def load(source: DataSource) -> Images:
-    """Reads all images of a source into memory."""
+    """Reads all images of a source into memory.
+
+    Raises:
+        ConfigurationError: If a file is damaged, or not the known one.
+    """
     if source.directory is None:
         return _load_digits()
-    arrays = {field: _read_idx(source.directory / file) for field, file in _FILES.items()}
+    if source.name == CIFAR10:
+        return load_cifar10(source.directory / CIFAR10_ARCHIVE)
+    arrays = {field: _read_idx(source.directory / file, _SHA256[field]) for field, file in _FILES.items()}
     return Images(
         FASHION_MNIST,
         arrays["train_images"],
@@ -137,9 +165,59 @@ def _load_digits() -> Images:
     return Images(DIGITS, images[train], labels[train], images[test], labels[test])
 
 
-def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
+def load_cifar10(archive: Path, md5: str = _CIFAR10_MD5) -> Images:
+    """Reads the archive of CIFAR-10's binary version; colours become grey, as the benchmarks' nets see one channel.
+
+    Args:
+        archive: ``cifar-10-binary.tar.gz``; its records are a label and 32 by 32 values of red, of green and of blue.
+        md5: What the archive must have.
+
+    Raises:
+        ConfigurationError: If the archive is another one, or a file in it has no whole records.
+    """
+    found = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
+    if found != md5:
+        raise ConfigurationError(f"{archive} has the MD5 {found}, not {md5}: remove it and get it again")
+    with tarfile.open(archive) as opened:
+        contents = {
+            Path(member.name).name: file.read()
+            for member in opened.getmembers()
+            if (file := opened.extractfile(member)) is not None
+        }
+    train, test = (_read_records(archive, contents, names) for names in (_CIFAR10_TRAIN, _CIFAR10_TEST))
+    return Images(CIFAR10, *train, *test)
+
+
+def _read_records(
+    archive: Path, contents: dict[str, bytes], names: tuple[str, ...]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    if missing := [name for name in names if name not in contents]:
+        raise ConfigurationError(f"{archive} lacks {', '.join(missing)}; take the binary version of CIFAR-10")
+    content = np.frombuffer(b"".join(contents[name] for name in names), np.uint8)
+    record = 1 + 3 * _COLOUR_SIDE**2
+    if len(content) % record:
+        raise ConfigurationError(f"{archive}: {len(content)} bytes are no whole records of {record}; get it again")
+    records = content.reshape(-1, record)
+    colours = records[:, 1:].reshape(-1, 3, _COLOUR_SIDE, _COLOUR_SIDE)
+    grey = np.rint(np.einsum("nchw,c->nhw", colours, _LUMA)).astype(np.uint8)
+    return grey, records[:, 0].astype(np.int64)
+
+
+def _locate_cifar10() -> DataSource:
+    directory = cache_directory() / "cifar-10"
+    if not (directory / CIFAR10_ARCHIVE).is_file():
+        raise ConfigurationError(
+            f"{CIFAR10} is not in {directory}: put https://www.cs.toronto.edu/~kriz/{CIFAR10_ARCHIVE} (170 MB) there, "
+            "or use --dataset fashion-mnist"
+        )
+    return DataSource(CIFAR10, directory, f"found in {directory}")
+
+
+def _read_idx(path: Path, sha256: str) -> npt.NDArray[np.uint8]:
     """Reads one gzipped IDX file of unsigned bytes: magic 0, 0, 8, rank; then big-endian sizes; then the bytes."""
     content = gzip.decompress(path.read_bytes())
+    if (found := hashlib.sha256(content).hexdigest()) != sha256:
+        raise ConfigurationError(f"{path} holds what has the SHA-256 {found}, not {sha256}: remove it and run again")
     if content[:3] != b"\0\0\x08":
         raise ConfigurationError(f"{path} is not an IDX file of unsigned bytes; remove it and run again")
     rank = content[3]

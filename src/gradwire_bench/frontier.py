@@ -33,6 +33,7 @@ CONTENDERS = (
     *("sidco:ratio=0.01", "sketchml:ratio=0.05", "adacomp", "efsignsgd", "onebit", "terngrad", "3lc"),
     *("qsgd:bits=2", "qsgd:bits=4", "qsgd:bits=8", "nuqsgd", "natural", "eightbit", "inceptionn", "thc", "qgz"),
     *("eden:bits=1", "eden:bits=2", "eden:bits=4", "powersgd:rank=1", "powersgd:rank=4", "powersgd:rank=16"),
+    *("dithered:bits=2", "dithered:bits=4"),
 )
 
 WARM_UP_STEPS = 2
@@ -151,7 +152,7 @@ def measure(
         bound, gaussian = empirical_bound(layers), gaussian_bound(layers)
         for contender, scope in plans:
             progress(next(done), total, f"{recording.name}: {contender.label}")
-            bits, error = _measured(recording, contender, scope)
+            bits, error = measured(recording, contender, scope)
             above = [10 * math.log10(max(error, 1e-20) / curve.error(bits)) for curve in (bound, gaussian)]
             points.append(Point(recording.name, contender.label, scope, bits, error, *above))
         found.append(Frontier(recording.name, len(recording.values), bound, gaussian, points))
@@ -251,8 +252,8 @@ def _kind(contender: Contender) -> Any:
     return methods.get(contender.name)
 
 
-def _measured(recording: Recording, contender: Contender, granularity: str) -> tuple[float, float]:
-    """Bits a value and error of the last of some steps; one way, where a method can be gathered."""
+def measured(recording: Recording, contender: Contender, granularity: str) -> tuple[float, float]:
+    """Bits a value and error of the last of some steps without a memory; one way, where a method can be gathered."""
     kind = _kind(contender)
     route = "gather" if "gather" in kind.routes else kind.routes[0]
     memory = "none" if "none" in kind.memories else None

@@ -123,8 +123,8 @@ def _draw_own(axes: Axes, frontier: Frontier, height: Callable[[Point], float], 
 
 def _draw_families(axes: Axes, points: Sequence[Point], height: Callable[[Point], float]) -> None:
     """Filled where one segment is the model, else hollow."""
+    points = [point for point in points if not point.method.startswith(DEADZONE)]
     families = [family for family in FAMILIES if any(family_of(point.method.split()[0]) == family for point in points)]
-    families = [family for family in families if DEADZONE not in FAMILIES[family]]
     for family, colour in zip(families, _COLOURS, strict=False):
         chosen = [point for point in points if family_of(point.method.split()[0]) == family]
         for filled in (False, True):

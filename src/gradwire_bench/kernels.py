@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,7 +18,7 @@ from gradwire.kernels import Code, codes
 from gradwire.kernels.reference import elias_fano_bytes
 from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.randomness import key_of
-from gradwire_bench import shapes
+from gradwire_bench import resident, shapes
 
 ROWS = 4
 """Payloads that are decoded and averaged at once."""
@@ -34,8 +31,6 @@ DENSITY = 0.01
 
 Progress = Callable[[int, int, str], None]
 """Told how many measurements are done, how many there are, and what is measured next."""
-
-_CLEAR_PEAK = "5"
 
 
 @dataclass(frozen=True)
@@ -207,21 +202,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def _peak_extra_bytes(run: Callable[[], object]) -> int | None:
-    """How far resident memory rises while ``run`` runs, with Linux's resettable high-water mark."""
-    if sys.platform != "linux":
+    """How far resident memory rises while ``run`` runs."""
+    if not resident.reset_peak():
         return None
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)  # else scratch that an earlier call freed, but kept resident, would not count
-    try:
-        Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
-    except OSError:
-        return None
-    before = _resident_peak()
+    before = resident.peak()
     run()
-    return max(0, _resident_peak() - before)
-
-
-def _resident_peak() -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+    return max(0, resident.peak() - before)

@@ -4,6 +4,11 @@
 share a link. With hybrid sharding parameters are cut over the ranks of a machine, and replicas lie on both; with
 ``--way ddp`` all four ranks are replicas. Every contender averages the same gradients of ResNet-50's shapes in turn; a
 step counts as long as its slowest rank took, from the start of backward to its end.
+
+With ``--way shards ddp qsgd:bits=8`` parameters are cut over all four ranks, and what is raced is the reduce-scatter.
+There parameters stay gathered from forward to backward, so that a step has no other traffic.
+
+Each takes two to three minutes at 100 Mbit/s; the figures are for docs/fsdp.md, under "Speed".
 """
 
 from __future__ import annotations
@@ -36,6 +41,13 @@ GROUP_ELEMENTS = 2_000_000
 
 WARM_UP_STEPS = 2
 TIMEOUT = 300.0
+
+_CHALLENGERS = {
+    "hsdp": (FLOOR, "acpsgd:rank=4"),
+    "ddp": (FLOOR, "acpsgd:rank=4", "acpsgd:rank=4,inside=2"),
+    "shards": ("qsgd:bits=8",),
+}
+"""What races torch's own average if nothing is given."""
 
 
 class Part(nn.Module):
@@ -98,12 +110,12 @@ def race(shapes: Sequence[NamedShape], methods: Sequence[str], steps: int, way: 
         shapes: Of the gradients.
         methods: Contenders as on the command line.
         steps: Timed steps of each.
-        way: ``"hsdp"`` or ``"ddp"``.
+        way: ``"hsdp"``, ``"ddp"``, or ``"shards"`` for the reduce-scatter over all ranks.
     """
     number = dist.get_rank()
     for method in methods:
         model = nn.Sequential(*(Part(each, 100 * number + index) for index, each in enumerate(parts(shapes))))
-        averaged, handle = _hybrid(model, method) if way == "hsdp" else _replicated(model, method)
+        averaged, handle = _replicated(model, method) if way == "ddp" else _sharded(model, method, way == "shards")
         seconds, before = [], interface_counters()
         for step in range(WARM_UP_STEPS + steps):
             averaged.zero_grad()
@@ -121,19 +133,22 @@ def race(shapes: Sequence[NamedShape], methods: Sequence[str], steps: int, way: 
             handle.close()
 
 
-def _hybrid(model: nn.Module, method: str) -> tuple[nn.Module, gradwire.Handle | None]:
+def _sharded(model: nn.Module, method: str, wholly: bool) -> tuple[nn.Module, gradwire.Handle | None]:
+    """Cut over the ranks of a machine, or wholly: over all, and then the reduce-scatter is what a method compresses."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    machines = dist.get_world_size() // RANKS_OF_A_MACHINE
-    mesh = init_device_mesh("cpu", (machines, RANKS_OF_A_MACHINE), mesh_dim_names=("replicate", "shard"))
+    of_machine = dist.get_world_size() if wholly else RANKS_OF_A_MACHINE
+    machines = dist.get_world_size() // of_machine
+    mesh = init_device_mesh("cpu", (machines, of_machine), mesh_dim_names=("replicate", "shard"))
     for part in (*model.children(), model):
-        fully_shard(part, mesh=mesh["shard"] if method == FLOOR else mesh)
+        fully_shard(part, mesh=mesh["shard"] if wholly or method == FLOOR else mesh, reshard_after_forward=not wholly)
     if method in (DDP, FLOOR):
         return model, None
     contender = Contender.parse(method)
     options: dict[str, Any] = dict(contender.options)
-    return model, gradwire.compress(model, contender.name, **options)
+    attach = gradwire.compress_reduce_scatter if wholly else gradwire.compress
+    return model, attach(model, contender.name, **options)
 
 
 def _replicated(model: nn.Module, method: str) -> tuple[nn.Module, gradwire.Handle | None]:
@@ -167,12 +182,15 @@ def machine(arguments: list[str]) -> int:
 def main() -> int:
     """Makes the machines and prints a line for every contender."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="*", default=[DDP, FLOOR, "acpsgd:rank=4"], help="name:option=value,...")
+    parser.add_argument("methods", nargs="*", help="name:option=value,...; by default some")
     parser.add_argument("--link", default="100mbit", help="rate between the machines")
-    parser.add_argument("--way", choices=("hsdp", "ddp"), default="hsdp", help="what a model is wrapped in")
+    parser.add_argument("--way", choices=("hsdp", "ddp", "shards"), default="hsdp", help="what is averaged over")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of each")
     parser.add_argument("--as", dest="part", choices=("machine", "rank"), help=argparse.SUPPRESS)
     choices = parser.parse_args()
+    choices.methods = choices.methods or [DDP, *_CHALLENGERS[choices.way]]
+    if choices.way == "shards" and FLOOR in choices.methods:
+        parser.error(f"{FLOOR} sends nothing between replicas, and with --way shards there are none; leave it out")
     again = ["--link", choices.link, "--way", choices.way, "--steps", str(choices.steps), *choices.methods]
     if choices.part == "rank":
         rank(choices.methods, choices.steps, choices.way)

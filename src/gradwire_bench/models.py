@@ -61,15 +61,18 @@ class GPT2(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
-        """The loss of ``int64[n, length]``."""
+    def scores(self, tokens: Tensor) -> Tensor:
+        """Of every token that may follow each of ``int64[n, length]``."""
         length = tokens.shape[1]
         values = self.words(tokens) + self.places.weight[:length]
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device, dtype=values.dtype)
         for layer in self.layers:
             values = layer(values, src_mask=mask, is_causal=True)
-        logits = functional.linear(self.norm(values), self.words.weight)
-        return functional.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
+        return functional.linear(self.norm(values), self.words.weight)
+
+    def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
+        """The loss of ``int64[n, length]``."""
+        return functional.cross_entropy(self.scores(tokens).flatten(0, 1).float(), following.flatten())
 
 
 def resnet50_batch(count: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -28,9 +28,6 @@ AVERAGE_REPEATS, AVERAGE_SECONDS = 3, 10.0
 TEST_SAMPLES, LARGE_TEST_SAMPLES = 10_000, 100
 """Test samples that a small and a large model are judged by; the large ones are there to be timed."""
 
-BATCH = {"image": 16, "language": 8}
-"""Samples a worker and step, unless told otherwise."""
-
 
 def train(
     workload: Workload,
@@ -66,7 +63,7 @@ def train(
         "workload": workload.name,
         "data": source.name,
         "data_directory": str(source.directory) if source.directory else None,
-        "batch": batch or BATCH[workload.name],
+        "batch": batch or workload.batch,
         "optimizer": optimizer,
         "large": large,
         "test_samples": LARGE_TEST_SAMPLES if large else TEST_SAMPLES,

@@ -20,9 +20,11 @@ import gradwire
 from gradwire_bench import shapes
 from gradwire_bench.contenders import Contender
 from gradwire_bench.data import DataSource
+from gradwire_bench.nets import ByteNet
 from gradwire_bench.periodic_plans import Plan, Run
+from gradwire_bench.tasks import Score, Task
 from gradwire_bench.worker import agree, emit, interface_sent_bytes, mean_over_ranks, process_group, reason
-from gradwire_bench.workloads import WORKLOADS, ByteNet, Score, Task, Workload
+from gradwire_bench.workloads import WORKLOADS, Workload
 
 WARM_UP_SHARE = 0.2
 """Share of the steps over which the learning rate rises; then it falls along a cosine."""

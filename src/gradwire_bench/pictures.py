@@ -26,8 +26,8 @@ _STEP, _RADIUS = 2.0, 4.0
 """Pixels by which a name is moved until it is free of others, and that it keeps from the middle of points."""
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart; grey is for the baseline.
-_BASELINE_COLOUR = "#5f5f5f"
-_COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#B8A800")
+BASELINE_COLOUR = "#5f5f5f"
+COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#B8A800")
 _INK = "#222222"
 _FULL_SHARE = 0.9
 """A plan that sends at least so much is full communication."""
@@ -49,7 +49,7 @@ def train_plots(rows: Sequence[TrainRow], folder: Path, subtitle: str) -> list[P
     done = [row for row in rows if row.accuracy is not None]
     if not done:
         return []
-    colours = {row.label: colour for row, colour in zip(done, (_BASELINE_COLOUR, *_COLOURS * len(done)), strict=False)}
+    colours = {row.label: colour for row, colour in zip(done, (BASELINE_COLOUR, *COLOURS * len(done)), strict=False)}
     pictures: list[tuple[str, Callable[[Axes, Sequence[TrainRow], dict[str, str]], None]]] = [
         ("accuracy_over_time.png", _draw_accuracy_over_time),
         ("step_time.png", _draw_step_time),
@@ -81,7 +81,7 @@ def size_error_plot(entries: Sequence[Entry], measured: Sequence[Measurement], p
     points = [
         (entry, each, each.error) for entry, each in zip(entries, measured, strict=True) if each.error is not None
     ]
-    for kind, colour in zip(("unbiased", "contractive", "biased", "exact"), _COLOURS[2:], strict=False):
+    for kind, colour in zip(("unbiased", "contractive", "biased", "exact"), COLOURS[2:], strict=False):
         chosen = [(each.bits, max(error, _LEAST_ERROR)) for entry, each, error in points if entry.bias == kind]
         axes.plot(*zip(*chosen, strict=True), "o", color=colour, markersize=6, label=kind) if chosen else None
     log_axis(axes)
@@ -109,7 +109,7 @@ def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> N
     axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=9, color="#666666")
     shown = [(row, row.share, row.loss) for row in rows if row.loss is not None and row.share]
     families = dict.fromkeys(row.label.split()[0] for row, _, _ in shown)
-    colours = dict(zip(families, (_BASELINE_COLOUR, *_COLOURS), strict=False))
+    colours = dict(zip(families, (BASELINE_COLOUR, *COLOURS), strict=False))
     full = next((loss for _, share, loss in shown if share > _FULL_SHARE), None)
     if full is not None:
         axes.axhspan(full.least, full.most, color="#dddddd", zorder=0, linewidth=0)
@@ -141,11 +141,11 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
         zip(panels, figure.subplots(lines, columns, squeeze=False).flat, strict=False)
     ):
         limit = recipes.POINTS if dense.workload == "image" else 100 * recipes.SHARE_OF_LOSS
-        worst = min(max(3 * limit, *(1.2 * row.lost for row in others)), 8 * limit)
+        worst = min(max([3 * limit, *(1.2 * row.lost for row in others)]), 8 * limit)
         axes.axhspan(-2 * limit, limit, color="#e4f1ea", zorder=0, linewidth=0)
-        axes.axhline(0, color=_BASELINE_COLOUR, linewidth=0.8)
+        axes.axhline(0, color=BASELINE_COLOUR, linewidth=0.8)
         for row in others:
-            colour = _COLOURS[2] if row.keeps else _COLOURS[3]
+            colour = COLOURS[2] if row.keeps else COLOURS[3]
             axes.plot(row.fewer_bytes, min(row.lost, worst), "o" if row.lost <= worst else "v", color=colour)
         log_axis(axes)
         axes.set_ylim(worst * 1.05, -2 * limit)
@@ -175,7 +175,7 @@ def speedup_plot(rows: Sequence[Speedup], path: Path, title: str, subtitle: str)
     left, right = figure.subplots(1, 2)
     left.set_title(title, loc="left", pad=26)
     left.text(0, 1.03, subtitle, transform=left.transAxes, fontsize=9, color="#666666")
-    for row, colour in zip(rows, _COLOURS[2:] * len(rows), strict=False):
+    for row, colour in zip(rows, COLOURS[2:] * len(rows), strict=False):
         totals, losses = [row.workers * steps for steps in row.losses], list(row.losses.values())
         reach = [[loss.mean - loss.least for loss in losses], [loss.most - loss.mean for loss in losses]]
         name = f"{row.workers} worker{'s' if row.workers > 1 else ''}"

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from gradwire.errors import ConfigurationError
 from gradwire_bench.contenders import DDP, Contender
-from gradwire_bench.trial import STEPS, OptimizerName, Result, Trial, run
-from gradwire_bench.workloads import WORKLOADS, Name, Workload
+from gradwire_bench.trial import STEPS, OptimizerName, Result, Trial, base_rate, run
+from gradwire_bench.workloads import WORKLOADS, Name
 
 TRIES = 5
 """Learning rates that a method gets at most, each twice or half another: its tuning effort."""
@@ -131,7 +131,7 @@ def trials(
     for workload in workloads:
         for optimizer in optimizers:
             dense, *others = candidates(optimizer)
-            first = _next(results, workload, optimizer, workers, dense, _base(WORKLOADS[workload], optimizer))
+            first = _next(results, workload, optimizer, workers, dense, base_rate(WORKLOADS[workload], optimizer))
             if first is not None:
                 wanted.append(first)
                 continue
@@ -208,16 +208,6 @@ def plain(done: Sequence[Done]) -> list[dict[str, Any]]:
             result["loss"] = "inf"
         found.append({"trial": asdict(each.trial), "result": result})
     return found
-
-
-def _base(workload: Workload, optimizer: OptimizerName) -> float:
-    """Where dense averages begin; a momentum of 0.9 makes a step ten times as long."""
-    rates: dict[OptimizerName, float] = {
-        "sgd": workload.learning_rate,
-        "momentum": workload.learning_rate / 10,
-        "adamw": workload.adam_rate,
-    }
-    return rates[optimizer]
 
 
 def _takes(optimizer: OptimizerName, candidate: Candidate) -> OptimizerName:

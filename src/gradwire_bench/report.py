@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import platform
@@ -82,6 +83,18 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}; choose another path") from error
+
+
+def require(*libraries: str) -> None:
+    """Makes sure that libraries are there that come with the extra ``bench``.
+
+    Raises:
+        ConfigurationError: If one is not installed.
+    """
+    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
+        raise ConfigurationError(
+            f"{', '.join(missing)} is not installed; install it with: pip install 'gradwire[bench]'"
+        )
 
 
 def accuracy_gains(path: Path) -> dict[str, float]:

@@ -6,12 +6,15 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gradwire_bench import shapes
 from gradwire_bench.contenders import Averaged, Contender
@@ -59,15 +62,13 @@ class Race:
             contender), ``timeout`` (seconds a collective may take), ``shaped`` (whether the worker's interface is its
             own).
         rank: This rank.
+        made: Makes a contender's model, which gives a step's loss; in place of ``shapes``.
     """
 
-    def __init__(self, job: dict[str, Any], rank: int) -> None:
+    def __init__(self, job: dict[str, Any], rank: int, made: Callable[[], nn.Module] | None = None) -> None:
         self._rank, self._steps, self._budget = rank, job["steps"], job["budget"]
         self._shaped, self._timeout = job["shaped"], timedelta(seconds=job["timeout"])
-        self._shapes = shapes.get(job["shapes"])
-        numel = shapes.numel(self._shapes)
-        self._noise = shapes.Noise(numel, seed=rank)
-        self._storage = torch.zeros(numel)
+        self._made = made or _shaped(job["shapes"], rank)
         self._clock = 0
         self._lanes = [self._enter(number, method) for number, method in enumerate(job["methods"])]
 
@@ -75,6 +76,9 @@ class Race:
         """Warms every contender up, times them in turn, and tells the results."""
         for _ in range(WARM_UP_STEPS):
             for lane in self._lanes:
+                self._step(lane, timed=False)
+        for lane in self._lanes:
+            while lane.averaged is not None and lane.averaged.undecided:
                 self._step(lane, timed=False)
         for lane in self._lanes:
             if lane.averaged is not None:
@@ -92,9 +96,8 @@ class Race:
         """Builds a contender on a group of its own, so that one that hangs leaves the others' connections whole."""
         averaged, error = None, None
         try:
-            model = shapes.ShapedModel(self._shapes, self._storage, self._noise)
             group = dist.new_group(timeout=self._timeout)
-            averaged = Contender.parse(method).wrap(model, group, init_sync=False)
+            averaged = Contender.parse(method).wrap(self._made(), group, init_sync=False)
         except Exception as caught:  # whatever stops a contender belongs in its row
             error = caught
         lane = Lane(number, averaged)
@@ -153,6 +156,13 @@ class Race:
                 interface_bytes=interface,
                 stages=stages,
             )
+
+
+def _shaped(name: str, rank: int) -> Callable[[], nn.Module]:
+    """Models of known shapes without computation, which share memory: so many can be alive at once."""
+    parameters = shapes.get(name)
+    numel = shapes.numel(parameters)
+    return partial(shapes.ShapedModel, parameters, torch.zeros(numel), shapes.Noise(numel, seed=rank))
 
 
 def main() -> None:

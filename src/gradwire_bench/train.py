@@ -14,8 +14,9 @@ from gradwire.errors import LabError
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import DataSource
 from gradwire_bench.settings import everyone
+from gradwire_bench.trial import OptimizerName
 from gradwire_bench.worker import ended_early
-from gradwire_bench.workloads import TARGET_ACCURACY, Workload
+from gradwire_bench.workloads import Workload
 
 DEFAULT_METHODS = (DDP, "bf16", "efsignsgd", "topk:ratio=0.01", "powersgd:rank=4", "acpsgd:rank=4")
 
@@ -56,6 +57,9 @@ class TrainRow:
         target_accuracy: The accuracy to reach.
         seconds_to_target: Training time to the first point of the curve at the target or above; ``None`` if none is.
         losses: Each step's loss on rank 0.
+        phases: Median seconds a step of rank 0: ``"forward"``, ``"backward"`` (until the gradients are averaged),
+            ``"update"``; and of its wire thread, which works beside: ``"encode"``, ``"wire"``, ``"decode"``.
+        peak_bytes: Resident memory of rank 0 at its highest, Python and torch included; None where no one tells.
         error: Why there is no result.
     """
 
@@ -73,6 +77,8 @@ class TrainRow:
     accuracy: float | None = None
     seconds_to_target: float | None = None
     losses: list[float] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int | None = None
     error: str | None = None
 
     @property
@@ -112,6 +118,8 @@ def race(
     batch: int,
     seed: int,
     on_progress: Callable[[list[TrainRow]], object],
+    optimizer: OptimizerName = "sgd",
+    rate_multiple: float = 1.0,
 ) -> list[TrainRow]:
     """Trains with each contender in turn, in the same worker processes.
 
@@ -125,11 +133,13 @@ def race(
         batch: Samples a worker and step.
         seed: Seed of the model and of the order of the samples, the same for all contenders.
         on_progress: Called with the rows so far after every step.
+        optimizer: What takes the averages for gradients.
+        rate_multiple: Of the learning rate that goes with it.
 
     Returns:
         A row for every contender; one that failed says why.
     """
-    rows = [TrainRow(str(racer), racer.label, TARGET_ACCURACY[source.name]) for racer in racers]
+    rows = [TrainRow(str(racer), racer.label, workload.target(source)) for racer in racers]
     job = {
         "workload": workload.name,
         "data": source.name,
@@ -138,6 +148,8 @@ def race(
         "steps": steps,
         "batch": batch,
         "seed": seed,
+        "optimizer": optimizer,
+        "rate_multiple": rate_multiple,
         "shaped": rate is not None,
     }
 
@@ -178,3 +190,4 @@ def _take(row: TrainRow, event: dict[str, Any]) -> None:
             row.step_seconds, row.losses, row.accuracy = event["step_seconds"], event["losses"], event["accuracy"]
             row.dense_bytes, row.metered_bytes = event["dense_bytes"], event["metered_bytes"]
             row.interface_bytes = event["interface_bytes"]
+            row.phases, row.peak_bytes = event["phases"], event["peak_bytes"]

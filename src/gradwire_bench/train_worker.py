@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -15,11 +16,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradwire_bench import data
+from gradwire_bench import data, resident
 from gradwire_bench.contenders import Averaged, Contender
 from gradwire_bench.settings import learning_rate
+from gradwire_bench.tasks import Task
+from gradwire_bench.trial import base_rate, optimizer_of
 from gradwire_bench.worker import agree, emit, interface_sent_bytes, mean_over_ranks, process_group, reason
-from gradwire_bench.workloads import WORKLOADS, Task, Workload
+from gradwire_bench.workloads import WORKLOADS, Workload
 
 WARM_UP_SHARE = 0.2
 """Share of the steps over which the learning rate rises; then it falls along a cosine."""
@@ -57,10 +60,11 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
     if _out(number, error) or averaged is None:
         return
     dense_bytes = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
-    sent_before = averaged.sent_bytes()
+    sent_before, stages_before = averaged.sent_bytes(), averaged.stages()
+    measurable = resident.reset_peak()
     steps: list[_Step] = []
     try:
-        steps.extend(_steps(number, averaged, learning_rate(contender, workload), net, task, job, rank))
+        steps.extend(_steps(number, averaged, _rate(contender, workload, job), net, task, job, rank))
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
     if _out(number, error):
@@ -70,6 +74,12 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
     metered = None
     if sent is not None and sent_before is not None:
         metered = mean_over_ranks(sent - sent_before) / len(steps)
+    phases = {
+        name: statistics.median(getattr(step, name) for step in steps) for name in ("forward", "backward", "update")
+    }
+    for stage, total in averaged.stages().items():
+        phases[stage] = (total - stages_before[stage]) / len(steps)
+    peak = resident.peak() if measurable else None
     accuracy = _accuracy(net, task, None)
     averaged.close()
     if rank == 0:
@@ -82,13 +92,26 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
             dense_bytes=2 * (world_size - 1) * dense_bytes / world_size,
             accuracy=accuracy,
             losses=[step.loss for step in steps],
+            phases=phases,
+            peak_bytes=peak,
         )
 
 
 class _Step(NamedTuple):
-    seconds: float
+    forward: float
+    backward: float
+    update: float
     loss: float
     interface_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        return self.forward + self.backward + self.update
+
+
+def _rate(contender: Contender, workload: Workload, job: dict[str, Any]) -> float:
+    own = learning_rate(contender, workload) / workload.learning_rate
+    return float(job["rate_multiple"]) * own * base_rate(workload, job["optimizer"])
 
 
 def _steps(
@@ -96,7 +119,7 @@ def _steps(
 ) -> Iterator[_Step]:
     """The training loop; evaluations count neither in a step's seconds nor in its bytes."""
     steps, shaped = job["steps"], job["shaped"]
-    optimizer = torch.optim.SGD(net.parameters(), lr=peak)
+    optimizer = optimizer_of(job["optimizer"], net, peak)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, peak, total_steps=max(steps, 2), pct_start=WARM_UP_SHARE, cycle_momentum=False
     )
@@ -109,18 +132,20 @@ def _steps(
         inputs, labels = next(batches)
         optimizer.zero_grad()
         loss: Tensor = F.cross_entropy(averaged.model(inputs), labels)
+        forward = time.perf_counter()
         torch.autograd.backward(loss)
+        backward = time.perf_counter()
         optimizer.step()
         schedule.step()
-        seconds = time.perf_counter() - begin
-        elapsed += seconds
+        end = time.perf_counter()
+        elapsed += end - begin
         sent = interface_sent_bytes() - sent_before if shaped else 0
         accuracy = None
         if step % EVALUATION_STEPS == 0 or step == steps:
             accuracy = _accuracy(net, task, EVALUATION_SAMPLES)
         if rank == 0:
             emit("step", row=number, step=step, elapsed=elapsed, loss=loss.item(), accuracy=accuracy)
-        yield _Step(seconds, loss.item(), sent)
+        yield _Step(forward - begin, backward - forward, end - backward, loss.item(), sent)
 
 
 def _out(number: int, error: Exception | None) -> bool:

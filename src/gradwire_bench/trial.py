@@ -7,28 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradwire.engine.configuration import Configuration
 from gradwire.layout import flat_slots
 from gradwire.local import LocalWorld
 from gradwire_bench.contenders import DDP, Contender
-from gradwire_bench.data import DataSource
-from gradwire_bench.workloads import WORKLOADS, Name, Task, Workload, bits
+from gradwire_bench.data import Dataset, DataSource
+from gradwire_bench.tasks import Task
+from gradwire_bench.workloads import WORKLOADS, Name, Workload, bits
 
-OptimizerName = Literal["sgd", "momentum", "adamw"]
-OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "momentum", "adamw")
+OptimizerName = Literal["sgd", "momentum", "nesterov", "adamw"]
 
 WARM_UP_SHARE = 0.2
 """Share of the steps over which the learning rate rises; then it falls along a cosine."""
 
 STEPS = {"image": 800, "language": 400}
-BATCH = {"image": 16, "language": 8}
-"""Steps of a training, and samples a worker and step."""
+"""Steps of a training of the recipes."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,8 @@ class Trial:
 
     Attributes:
         workload: The task; its small model.
-        optimizer: What takes the averages for gradients: ``"momentum"`` is SGD with momentum 0.9.
+        optimizer: What takes the averages for gradients: ``"momentum"`` is SGD with momentum 0.9, ``"nesterov"``
+            with Nesterov's.
         workers: Number of workers.
         method: As on the command line; ``"ddp"`` for averages that are not compressed.
         learning_rate: At its peak.
@@ -69,7 +68,21 @@ class Result:
     dense_bytes: float
 
 
-def run(trial: Trial, steps: int, on_step: Callable[[int], object], samples: int | None = None) -> Result:
+def base_rate(workload: Workload, optimizer: OptimizerName) -> float:
+    """The learning rate that dense averages begin with; a momentum of 0.9 makes a step ten times as long."""
+    if optimizer == "adamw":
+        return workload.adam_rate
+    return workload.learning_rate if optimizer == "sgd" else workload.learning_rate / 10
+
+
+def run(
+    trial: Trial,
+    steps: int,
+    on_step: Callable[[int], object],
+    samples: int | None = None,
+    dataset: Dataset = "auto",
+    batch: int = 0,
+) -> Result:
     """Trains; all workers share one model, since every average has the same bits on all of them.
 
     Args:
@@ -77,14 +90,16 @@ def run(trial: Trial, steps: int, on_step: Callable[[int], object], samples: int
         steps: Number of steps.
         on_step: Called with the number of steps done.
         samples: Test samples it is judged by; all if None.
+        dataset: The images.
+        batch: Samples a worker and step; 0 for the workload's own.
     """
     workload = WORKLOADS[trial.workload]
-    task = _task(workload, workload.locate(), trial.workers, trial.seed)
+    task = _task(workload, workload.locate(dataset), trial.workers * (batch or workload.batch), trial.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
         net = workload.small()
     averages = _Averages(net, trial)
-    optimizer = _optimizer(trial.optimizer, net, trial.learning_rate)
+    optimizer = optimizer_of(trial.optimizer, net, trial.learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, trial.learning_rate, total_steps=steps, pct_start=WARM_UP_SHARE, cycle_momentum=False
     )
@@ -107,15 +122,17 @@ def run(trial: Trial, steps: int, on_step: Callable[[int], object], samples: int
 
 
 @cache
-def _task(workload: Workload, source: DataSource, workers: int, seed: int) -> Task:
+def _task(workload: Workload, source: DataSource, batch: int, seed: int) -> Task:
     """All workers' share at once."""
-    return workload.task(source, rank=0, world_size=1, batch=BATCH[workload.name] * workers, seed=seed)
+    return workload.task(source, rank=0, world_size=1, batch=batch, seed=seed)
 
 
-def _optimizer(name: OptimizerName, net: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+def optimizer_of(name: OptimizerName, net: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+    """What takes the averages for gradients."""
     if name == "adamw":
         return torch.optim.AdamW(net.parameters(), learning_rate)
-    return torch.optim.SGD(net.parameters(), learning_rate, momentum=0.9 if name == "momentum" else 0.0)
+    momentum = 0.0 if name == "sgd" else 0.9
+    return torch.optim.SGD(net.parameters(), learning_rate, momentum=momentum, nesterov=name == "nesterov")
 
 
 class _Averages:
@@ -133,9 +150,7 @@ class _Averages:
         contender = Contender.parse(trial.method)
         self._world: LocalWorld | None = None
         if contender.name != DDP:
-            options: dict[str, Any] = dict(contender.options)
-            choices = {choice: options.pop(choice, None) for choice in ("granularity", "memory", "owner", "route")}
-            made = Configuration.make(contender.name, options, **choices, seed=trial.seed)
+            made = contender.configuration(trial.seed)
             self._world = LocalWorld(made, slots, trial.workers)
 
     def take(self, inputs: Tensor, wanted: Tensor) -> float:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from gradwire import lab
-from gradwire.cost.advice import Candidate
-from gradwire.cost.costs import profile
+from gradwire.cost.advice import GAIN, Candidate
+from gradwire.cost.costs import Profile
 from gradwire.cost.network import Line, Measured
-from gradwire.cost.shapes import get
 from gradwire.cost.simulation import Setting, plain, simulate
 from gradwire.cost.workload import Workload
+from gradwire.layout import Slot
 from gradwire_bench.contenders import DDP, Contender
-from gradwire_bench.pictures import _BASELINE_COLOUR, _COLOURS, _figure, _save
+from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
 from gradwire_bench.sync import link_rate
 
 METHODS = (
@@ -32,8 +33,28 @@ METHODS = (
     "qsgd:bits=4,owner=qsgd:4",
     "randomk:ratio=0.01",
 )
-BUDGET = 12.0
+MODES = ("sync", "backward")
+"""Averages alone; and with a real backward pass."""
+
+BUDGET = 4.0
 """Seconds of timed steps for each contender."""
+
+
+CONSTANTS = (0.0, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+"""Seconds that are tried for what is calibrated."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What is calibrated, on settings that are not reported.
+
+    Attributes:
+        late: Seconds that a collective takes beyond what was probed: :attr:`gradwire.cost.network.Measured.late`.
+        turn: Seconds that a step takes around its averages: :attr:`gradwire.cost.simulation.Setting.turn`.
+    """
+
+    late: float = 0.0
+    turn: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,7 @@ class Point:
         method: Which.
         link: Rate as written.
         workers: How many.
+        mode: One of :data:`MODES`.
         predicted: Seconds of a step.
         measured: Its median.
         quartiles: Of what was measured.
@@ -54,6 +76,7 @@ class Point:
     method: str
     link: str
     workers: int
+    mode: str
     predicted: float
     measured: float
     quartiles: tuple[float, float]
@@ -65,122 +88,160 @@ class Point:
         """Relative to what was measured; negative where the prediction is too short."""
         return self.predicted / self.measured - 1
 
+    @property
+    def setting(self) -> tuple[str, int, str]:
+        """Where it was measured."""
+        return self.link, self.workers, self.mode
+
 
 def measure(
-    shapes: str, workers: int, link: str, methods: Sequence[str], steps: int, device: str, say: Callable[[str], object]
-) -> tuple[list[Point], dict[str, Any]]:
-    """Measures and predicts in one setting; what was probed comes with it."""
-    racers = [Contender.parse(text) for text in methods]
+    workers: int, link: str, methods: Sequence[str], steps: int, say: Callable[[str], object]
+) -> tuple[list[Point], list[dict[str, Any]]]:
+    """Measures and predicts averages of one group, alone and with backward; what was probed comes with it."""
     job = {
-        "shapes": shapes,
-        "methods": [str(racer) for racer in racers],
+        "methods": list(methods),
+        "modes": MODES,
         "steps": steps,
         "budget": BUDGET,
         "timeout": 300.0,
         "shaped": link_rate(link) is not None,
     }
-    probed: dict[str, Any] = {}
-    results: dict[int, dict[str, Any]] = {}
+    probes: list[dict[str, Any]] = []
+    points: list[Point] = []
 
     def on_line(rank: int, line: str) -> None:
-        if line.startswith("{"):
-            event = json.loads(line)
-            if event["event"] == "probe":
-                probed.update(event)
-            elif event["event"] == "result":
-                results[event["row"]] = event
-            say(f"{link}, {workers} workers: {event['event']} {event['row']}")
+        if not line.startswith("{"):
+            return
+        event = json.loads(line)
+        if event["event"] == "probe":
+            probes.append({"link": link, "workers": workers, "load": os.getloadavg()[0], **event})
+        elif event["event"] == "result":
+            points.append(_point(methods[event["row"]], probes[-1], event["seconds"], event["stages"]))
+        doing = methods[event["row"]] if event["row"] >= 0 else "its collectives and codecs"
+        say(f"{link}, {workers} workers, {probes[-1]['mode'] if probes else ''}: {doing}")
 
     with lab.Lab(workers=workers, rate=None if link_rate(link) is None else link) as shaped:
         shaped.run([sys.executable, "-m", "gradwire_bench.validate_worker", json.dumps(job)], on_line=on_line)
-    probed["cores"] = len(os.sched_getaffinity(0))
-    setting = setting_of(shapes, probed, device)
-    points = []
-    for row, racer in enumerate(racers):
-        if row in results:
-            seen = results[row]["seconds"]
-            told = plain(setting) if racer.name == DDP else _predicted(racer, setting)
-            quarters = statistics.quantiles(seen, n=4) if len(seen) > 1 else [seen[0]] * 3
-            points.append(
-                Point(
-                    str(racer),
-                    link,
-                    workers,
-                    told.seconds,
-                    statistics.median(seen),
-                    (quarters[0], quarters[2]),
-                    {"encode": told.encode, "wire": told.wire, "decode": told.decode},
-                    results[row]["stages"],
-                )
-            )
-    return points, {"link": link, "workers": workers, "load": os.getloadavg()[0], **probed}
+    return points, probes
 
 
-def again(document: dict[str, Any], device: str) -> list[Point]:
-    """What a document of this command measured, predicted anew from what its groups probed."""
-    settings = {
-        (probed["link"], probed["workers"]): setting_of(document["shapes"], probed, device)
-        for probed in document["probes"]
-    }
-    points = []
-    for point in document["points"]:
-        setting, racer = settings[point["link"], point["workers"]], Contender.parse(point["method"])
-        told = plain(setting) if racer.name == DDP else _predicted(racer, setting)
-        kept = {each.name: point[each.name] for each in fields(Point)}
-        stages = {"encode": told.encode, "wire": told.wire, "decode": told.decode}
-        points.append(Point(**{**kept, "predicted": told.seconds, "stages": stages}))
-    return points
+def _point(method: str, probed: dict[str, Any], seconds: Sequence[float], stages: dict[str, float]) -> Point:
+    quarters = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
+    place = probed["link"], probed["workers"], probed["mode"]
+    measured = statistics.median(seconds)
+    point = Point(method, *place, 0.0, measured, (quarters[0], quarters[2]), {}, stages)
+    return predicted(point, setting_of(probed, Fit()))
 
 
-def _predicted(racer: Contender, setting: Setting) -> Any:
-    return simulate(Candidate.make(racer.name, dict(racer.options)).configuration, setting)
+def predicted(point: Point, setting: Setting) -> Point:
+    """The same with what the model says now."""
+    racer = Contender.parse(point.method)
+    candidate = Candidate.make(racer.name, dict(racer.options)) if racer.name != DDP else None
+    told = plain(setting) if candidate is None else simulate(candidate.configuration, setting)
+    stages = {"encode": told.encode, "wire": told.wire, "decode": told.decode}
+    return replace(point, predicted=told.seconds, stages=stages)
 
 
-def setting_of(shapes: str, probed: dict[str, Any], device: str) -> Setting:
+def read(document: Mapping[str, Any]) -> tuple[list[Point], list[dict[str, Any]]]:
+    """What was measured, and what the groups probed, of a document that this command wrote."""
+    names = [each.name for each in fields(Point)]
+    return [Point(**{name: each[name] for name in names}) for each in document["points"]], document["probes"]
+
+
+def again(points: Sequence[Point], probes: Sequence[dict[str, Any]], fit: Fit) -> list[Point]:
+    """What was measured, predicted anew from what the groups probed, with other constants."""
+    settings = {(probed["link"], probed["workers"], probed["mode"]): setting_of(probed, fit) for probed in probes}
+    return [predicted(point, settings[point.setting]) for point in points]
+
+
+def setting_of(probed: dict[str, Any], fit: Fit) -> Setting:
     """The setting that a group saw itself in."""
-    lines = {kind: Line(**line) for kind, line in probed["network"]["lines"].items()}
-    network = Measured(probed["network"]["workers"], lines)
-    buckets = Workload.of(get(shapes), 0.0).buckets
-    works = tuple(probed["backward"])
-    if len(works) != len(buckets):
-        works = tuple(sum(works) * bucket[-1].stop / get(shapes).numel for bucket in buckets)
-    cores = probed["cores"] / network.workers
-    pace = min(1.0, probed["core_share"])
-    return Setting(Workload(buckets, works, 0.0), network, profile(device), cores, pace)
+    lines = {kind: Line(**{**line, "spread": 0.0}) for kind, line in probed["network"]["lines"].items()}
+    network = Measured(probed["network"]["workers"], lines, fit.late)
+    seen = probed["workload"]
+    buckets = tuple(tuple(Slot(**{**slot, "shape": tuple(slot["shape"])}) for slot in each) for each in seen["buckets"])
+    workload = Workload(buckets, tuple(seen["backward"]), 0.0)  # what comes before backward is not timed
+    profile = Profile.of_plain(probed["profile"])
+    methods = {key: replace(costs, spread=0.0) for key, costs in profile.methods.items()}  # one run each, not three
+    profile = replace(profile, methods=methods)
+    return Setting(workload, network, profile, probed["cores"], turn=fit.turn)
+
+
+def parted(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """Settings to calibrate by and settings to report, like the colours of a chessboard."""
+    axes = [list(dict.fromkeys(point.setting[axis] for point in points)) for axis in range(3)]
+    colour = [sum(axes[axis].index(point.setting[axis]) for axis in range(3)) % 2 for point in points]
+    return tuple([p for p, c in zip(points, colour, strict=True) if c == part] for part in (0, 1))  # type: ignore[return-value]
+
+
+def calibrated(points: Sequence[Point], probes: Sequence[dict[str, Any]], say: Callable[[str], object]) -> Fit:
+    """The constants with which the points of a part are told best: one, then the other, twice."""
+
+    def cost(fit: Fit) -> float:
+        say(f"calibrating: {fit}")
+        told = again(points, probes, fit)
+        return statistics.median(abs(math.log(point.predicted / point.measured)) for point in told)
+
+    best = Fit()
+    for name in ("late", "turn", "late"):
+        best = min((replace(best, **{name: value}) for value in CONSTANTS), key=cost)
+    return best
 
 
 def errors(points: Sequence[Point]) -> dict[str, float]:
-    """Median and 90th percentile of relative errors, and how often the best three are ranked right."""
+    """Of relative errors the median and 90th percentile; how often the best three and a recommendation are right."""
     sizes = sorted(abs(point.error) for point in points)
-    settings: dict[tuple[str, int], list[Point]] = {}
+    settings: dict[tuple[str, int, str], list[Point]] = {}
     for point in points:
-        settings.setdefault((point.link, point.workers), []).append(point)
+        settings.setdefault(point.setting, []).append(point)
     right = [_best(group, "predicted") == _best(group, "measured") for group in settings.values()]
+    misled = [_misled(group) for group in settings.values()]
     return {
         "median": statistics.median(sizes),
         "p90": sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
         "best_three_right": sum(right) / len(right),
+        "recommended_and_slower": sum(misled) / len(misled),
     }
+
+
+def _misled(points: Sequence[Point]) -> bool:
+    """Whether a compressed method would be recommended in a setting, and is slower there than an exact average."""
+    exact = [point for point in points if point.method in (DDP, "bf16")]
+    first = min((point for point in points if point not in exact), key=lambda point: point.predicted, default=None)
+    if first is None or not exact or first.predicted >= (1 - GAIN) * min(point.predicted for point in exact):
+        return False
+    return first.measured > min(point.measured for point in exact)
+
+
+def signed(points: Sequence[Point]) -> dict[str, dict[str, float]]:
+    """The median signed error of each part: where the model is wrong, and in which direction."""
+    parts: dict[str, dict[str, list[float]]] = {}
+    for point in points:
+        keys = {"method": point.method, "link": point.link, "workers": f"{point.workers} workers", "mode": point.mode}
+        for name, key in keys.items():
+            parts.setdefault(f"signed, by {name}", {}).setdefault(key, []).append(point.error)
+    return {part: {key: statistics.median(errors) for key, errors in groups.items()} for part, groups in parts.items()}
 
 
 def _best(points: Sequence[Point], by: str) -> set[str]:
     return {point.method for point in sorted(points, key=lambda point: float(getattr(point, by)))[:3]}
 
 
-def scatter_plot(points: Sequence[Point], path: Path, shapes: str, error: float) -> None:
+def scatter_plot(points: Sequence[Point], path: Path, error: float) -> None:
     """Draws what was predicted against what was measured; ``error`` is the median one."""
     figure, axes = _figure((6.5, 6))
     methods = list(dict.fromkeys(point.method for point in points))
     marks = {"none": "o", "1gbit": "s", "100mbit": "^", "300mbit": "v"}
-    for method, colour in zip(methods, (_BASELINE_COLOUR, *_COLOURS), strict=False):
-        for link in dict.fromkeys(point.link for point in points):
-            own = [point for point in points if point.method == method and point.link == link]
+    for method, colour in zip(methods, (BASELINE_COLOUR, *COLOURS), strict=False):
+        for link, mode in dict.fromkeys((point.link, point.mode) for point in points):
+            own = [point for point in points if (point.method, point.link, point.mode) == (method, link, mode)]
             axes.plot(
                 [1e3 * point.measured for point in own],
                 [1e3 * point.predicted for point in own],
                 marks.get(link, "D"),
                 color=colour,
-                label=method if link == points[0].link else None,
+                fillstyle="full" if mode == "sync" else "none",
+                label=method if (link, mode) == (points[0].link, points[0].mode) else None,
             )
     ends = [
         1e3 * min(min(p.measured, p.predicted) for p in points),
@@ -195,13 +256,8 @@ def scatter_plot(points: Sequence[Point], path: Path, shapes: str, error: float)
     axes.set_xlabel("measured ms a step")
     axes.set_ylabel("predicted ms a step (grey: within 25 %)")
     axes.legend(frameon=False, fontsize=8)
-    links = ", ".join(f"{mark} {link}" for link, mark in (("none", "●"), ("1gbit", "■"), ("100mbit", "▲")))
-    axes.text(
-        0,
-        1.02,
-        f"{shapes}, averages alone; median error {100 * error:.0f} %; {links}",
-        transform=axes.transAxes,
-        fontsize=8,
-        color="#666666",
-    )
+    marked = {"none": "●", "1gbit": "■", "300mbit": "▼", "100mbit": "▲"}
+    links = ", ".join(f"{mark} {link}" for link, mark in marked.items())
+    caption = f"settings that nothing was fitted to; median error {100 * error:.0f} %\nfull: averages alone; {links}"
+    axes.text(0, 1.02, caption, transform=axes.transAxes, fontsize=8, color="#666666")
     _save(figure, path)

@@ -13,7 +13,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import gradwire
 from gradwire import ConfigurationError
-from gradwire.attach.handle import check_parameters
+from gradwire.attach.given import check_parameters
 from gradwire.memory import EF21, Diana, Momentum, Residual
 from pool import Pool
 

@@ -206,6 +206,28 @@ def begun_late() -> None:
         assert not same(found, train(expected, range(3, 5)))
 
 
+def changed() -> None:
+    """By hand and by a schedule the same bits; what is owed comes with the dense average that ends it."""
+    dense = gradwire.DensePolicy(below=200)
+    model, expected = hsdp(), hsdp()
+    schedule = {0: 1, 2: 3, 4: 2}
+    with (
+        closing(gradwire.compress(model, "acpsgd", rank=1, dense=dense)) as handle,
+        closing(gradwire.compress(expected, "acpsgd", rank=schedule, dense=dense)),
+    ):
+        for step in range(6):
+            if step in schedule:
+                handle.change(rank=schedule[step])
+            assert same(train(model, range(step, step + 1)), train(expected, range(step, step + 1)))
+        handle.change("dense")
+        assert same_on_replicas(train(model, range(6, 7)))
+        assert not handle.state_dict()["tensors"].keys() - {"p", "q"}
+
+
+def test_options_change_while_training_goes_on(pool: Pool) -> None:
+    pool.run(4, changed)
+
+
 def test_methods_begin_after_dense_steps(pool: Pool) -> None:
     pool.run(4, begun_late)
 

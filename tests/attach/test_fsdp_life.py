@@ -290,17 +290,17 @@ def test_what_cannot_be_averaged(pool: Pool) -> None:
     pool.run(4, in_backward)
 
 
-def of_four(rank: int, folder: str) -> None:
+def of_four(rank: int, folder: str, scatter: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=4, timeout=timedelta(seconds=40)
     )
     model = hsdp()
-    handle = gradwire.compress(model, "topk", ratio=0.1)
+    handle = gradwire.compress_reduce_scatter(model, "qsgd") if scatter else gradwire.compress(model, "topk", ratio=0.1)
     try:
         for step in range(6):
             if rank == 3 and step == 3:
-                os._exit(0)
+                handle.wire.submit = lambda *_: os._exit(0)  # type: ignore[method-assign]
             loss(model, step).backward()
             model.zero_grad()
     except Exception as error:
@@ -308,15 +308,17 @@ def of_four(rank: int, folder: str) -> None:
         handle.close()
 
 
-def test_a_rank_that_dies_ends_its_replicas_with_a_wire_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scatter", [False, True])
+def test_a_rank_that_dies_ends_others_with_a_wire_error(tmp_path: Path, scatter: bool) -> None:
+    """Those that hold the same shard, or of a reduce-scatter the other shards; it dies in the midst of backward."""
     context = mp.get_context("spawn")
-    processes = [context.Process(target=of_four, args=(rank, str(tmp_path))) for rank in range(4)]
+    processes = [context.Process(target=of_four, args=(rank, str(tmp_path), scatter)) for rank in range(4)]
     for each in processes:
         each.start()
     for each in processes:
         each.join(120)
         assert each.exitcode is not None
-    assert (tmp_path / "1").read_text().startswith(WireError.__name__)
+    assert (tmp_path / ("2" if scatter else "1")).read_text().startswith(WireError.__name__)
 
 
 def example(folder: str) -> list[float]:

@@ -11,7 +11,9 @@ import torch
 from gradwire.errors import ConfigurationError
 from gradwire_bench import data, pictures, report, shapes, sync, text, train
 from gradwire_bench.contenders import DDP, Contender
-from gradwire_bench.workloads import CONTEXT, IMAGE, IMAGE_SIDE, LANGUAGE, ByteNet, ConvNet, ImageTask
+from gradwire_bench.nets import ByteNet, ConvNet
+from gradwire_bench.tasks import CONTEXT, ImageTask
+from gradwire_bench.workloads import IMAGE, LANGUAGE
 
 DIGITS = data.DataSource(data.DIGITS, None, "for the test")
 
@@ -117,7 +119,7 @@ def test_workers_share_out_each_batch_in_the_same_order_for_every_run():
 
     mine, again, other = first_epoch(0), first_epoch(0), first_epoch(1)
     assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(mine, again, strict=True))
-    assert mine[0][0].shape == (16, 1, IMAGE_SIDE, IMAGE_SIDE)
+    assert mine[0][0].shape == (16, 1, 28, 28)
     assert not any(torch.equal(a[0], b[0]) for a, b in zip(mine, other, strict=True))
     model = ConvNet()
     shares = [ImageTask(images, rank=r, world_size=2, batch=16, seed=3).score(model, 101).seen for r in range(2)]

@@ -168,10 +168,9 @@ def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):
         monkeypatch.setattr(periodic_plans, name, value)
     monkeypatch.setattr(periodic, "SILENT_ROUNDS", 2)
     monkeypatch.setattr(periodic, "AVERAGE_SECONDS", 0.0)
-    monkeypatch.setitem(periodic.BATCH, "language", 1)
     console = Console(width=160)
     with console.capture() as said:
-        Bench(console, "none", range(1), 64, "digits", None, tmp_path).overhead("tiny")
+        Bench(console, "none", range(1), 64, "digits", 1, tmp_path).overhead("tiny")
     assert all(word in said.get() for word in ("adamw", "qsgd:bits=2", "nothing sent"))
     read = json.loads((tmp_path / "overhead.json").read_text())
     assert read["schema"] == "gradwire.bench.periodic/1"

@@ -11,33 +11,36 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.cost import pairs, probe
 from gradwire.cost.network import KINDS, line_through
 from gradwire.cost.pairs import Pair
+from gradwire.cost.workload import Workload
 from gradwire.errors import ConfigurationError
+from gradwire.wire import ProcessGroupTransport
 from pool import Pool
 
 CPU = torch.device("cpu")
 
 
 def probed() -> dict[str, tuple[float, float]]:
-    found = probe.measured(dist.group.WORLD, CPU, sizes=(1 << 10, 1 << 16, 1 << 18))
+    found = probe.measured(ProcessGroupTransport(dist.group.WORLD), CPU, sizes=(1 << 10, 1 << 16, 1 << 18))
     return {kind: (line.latency, line.inverse_bandwidth) for kind, line in found.lines.items()}
 
 
 def of_one() -> str:
     try:
-        probe.measured(dist.group.WORLD, CPU)
+        probe.measured(ProcessGroupTransport(dist.group.WORLD), CPU, probe.SIZES)
     except ConfigurationError as error:
         return str(error)
     return "measured"
 
 
 def shared_by_all() -> object:
-    return probe.agreed({"rank": dist.get_rank(), "text": "µ"}, dist.group.WORLD, CPU)
+    return probe.agreed({"rank": dist.get_rank(), "text": "µ"}, ProcessGroupTransport(dist.group.WORLD), CPU)
 
 
-def came() -> list[float]:
+def came() -> Workload:
     net = nn.Sequential(nn.Linear(300, 1000), nn.Linear(1000, 10))
     model = DistributedDataParallel(net, bucket_cap_mb=0.1)
-    return probe.arrivals(model, lambda each: each(torch.ones(4, 300)).sum(), steps=2)
+    transport = ProcessGroupTransport(dist.group.WORLD)
+    return probe.arrivals(model, lambda each: each(torch.ones(4, 300)).sum(), transport, steps=2)
 
 
 def linked() -> list[tuple[tuple[int, int], float, float]]:
@@ -76,9 +79,12 @@ def test_all_ranks_agree_on_what_the_first_has(pool: Pool) -> None:
 
 
 def test_every_bucket_of_a_backward_pass_is_timed(pool: Pool) -> None:
-    times, _ = pool.run(2, came)
-    assert 2 <= len(times) <= 5
-    assert all(seconds >= 0 for seconds in times)
+    first, second = pool.run(2, came)
+    assert first == second
+    assert first.forward > 0
+    assert 1 <= len(first.buckets) == len(first.backward) <= 4
+    assert first.values == 300 * 1000 + 1000 + 10 * 1000 + 10
+    assert all(seconds >= 0 for seconds in first.backward)
 
 
 def test_a_line_goes_through_what_was_measured_and_on_as_among_the_larger_sizes() -> None:

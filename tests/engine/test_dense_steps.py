@@ -102,6 +102,20 @@ def test_a_pause_leaves_nothing_behind(case: Case) -> None:
     assert same([found[1], *found[4:]], expected)
 
 
+@pytest.mark.parametrize("case", USUAL.values(), ids=str)
+def test_other_choices_begin_as_if_they_were_attached_then(case: Case) -> None:
+    """Whatever was remembered before, and also if the run is broken off later."""
+    inputs = gradients(5)
+    together = world(USUAL["dgc"])
+    averages(together, inputs[:2])
+    for engine in together.engines:
+        engine.adopt(world(case).engines[0].configuration)
+        assert engine.dense_steps == 2
+    found = averages(together, inputs[2:4])
+    found += averages(reloaded(together, case, start=0), inputs[4:])
+    assert same(found, averages(world(case), inputs[2:]))
+
+
 def test_a_pause_among_the_first_steps_does_not_put_off_the_end_of_them() -> None:
     together = world(USUAL["topk"], start=3)
     inputs = gradients(6)

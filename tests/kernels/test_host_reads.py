@@ -30,6 +30,7 @@ READS = {
     "adaptive": "counts and means of each sign",
     "atomo": "whether values are finite, and chances of singular values",
     "deadzone": "the step that fits",
+    "dithered": "the step that fits, and whether all did",
     "dryden": "counts of each sign",
     "gradiveq": "whether a basis was learnt, which decides on sizes",
     "gtopk": "positions that are merged",
@@ -86,7 +87,7 @@ def test_no_value_is_read_on_the_way(name: str) -> None:
     ("name", "options", "choices"),
     [
         ("topk", {"values": "qsgd:4", "indices": "bitmap"}, {"route": "sharded"}),
-        ("topk", {"indices": "raw"}, {"memory": MaskedMomentum(nesterov=True)}),
+        ("topk", {"indices": "raw"}, {"memory": MaskedMomentum(nesterov=True, clip=1.0)}),
         ("topk", {"values": "fp16"}, {"memory": "momentum", "route": "gather"}),
         ("randomk", {}, {"memory": "residual", "granularity": "model"}),
         ("randomk", {}, {"memory": "none"}),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,13 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import codec_checks
-from gradwire.codecs.quantize import DeadZone
+from fuzz import HEAD, made
+from gradwire.codecs.quantize import DeadZone, Dithered
 from gradwire.errors import ConfigurationError
-from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of, sampling
+from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of
 from gradwire.kernels.reference.deadzone_codes import CONTEXTS, ESCAPE, LONGEST, codes
+from gradwire.kernels.reference.deadzone_step import sampling
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE
-from kernel_inputs import BLOCKS, blocks, gradients
+from hostile import decodings
+from kernel_inputs import BLOCKS, GRADIENTS, blocks, gradients
 
 BITS = [0.005, 0.1, 0.5, 2.0]
 
@@ -38,11 +43,57 @@ def test_residual_is_what_was_not_sent(block: Block, gradient: Tensor) -> None:
     codec_checks.check_residual_is_what_was_not_sent(DeadZone(1.0), block, gradient)
 
 
+@dataclass(frozen=True)
+class Tiled(DeadZone):
+    tile: int = 100
+
+
+@pytest.mark.parametrize("bits", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("name", ["normal", "one outlier", "many infinities"])
+@blocks
+def test_tiles_are_the_reference(block: Block, name: str, bits: float) -> None:
+    codec_checks.check_is_the_reference(Tiled(bits), block, GRADIENTS[name], (0.9, 0.3))
+
+
+@blocks
+@gradients
+def test_dithered_is_the_reference(block: Block, gradient: Tensor) -> None:
+    number = list(BLOCKS.values()).index(block) + int(gradient.count_nonzero())
+    codec_checks.check_is_the_reference(
+        Dithered((0.5, 4.0)[number % 2]), block, gradient, (None, (0.9, 0.3))[number % 3 > 0]
+    )
+
+
+@pytest.mark.parametrize("bits", [0.5, 2.0, 6.0])
+def test_dithered_is_unbiased(bits: float) -> None:
+    codec_checks.check_unbiased(Dithered(bits))
+
+
+def test_a_tile_stands_for_the_same_wherever_it_is() -> None:
+    """The codes of a tile depend on nothing before it."""
+    block = Block.cut(flat_slots([("w", (300,))]), Granularity("model"))
+    gradient = torch.randn(100, generator=torch.Generator().manual_seed(0)).repeat(3)
+    payload = codec_checks.encoded(Tiled(4.0), block, gradient, NONE)
+    sizes = payload[8:20].view(torch.int32).tolist()
+    assert sizes[0] == sizes[1] >= sizes[2] > 0
+    sent = decoded_alone(gradient, 4.0, Tiled)
+    assert torch.equal(sent[:100], sent[100:200])
+
+
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(st.lists(st.integers(0, 255), min_size=50, max_size=50), st.sampled_from(["layer", "model", "block:16"]))
 def test_any_bytes_decode_alike(content: Sequence[int], granularity: str) -> None:
     block = Block.cut(flat_slots([("a", (33,)), ("b", (1,)), ("c", (40,))]), Granularity.parse(granularity))
     codec_checks.check_any_bytes(DeadZone(1.0), block, content)
+    codec_checks.check_any_bytes(Tiled(1.0, tile=20), block, content)
+
+
+def test_payloads_that_are_spoilt_stay_in_their_bounds() -> None:
+    """A share of what `tests/fuzz.py --decoders --methods deadzone` does for as long as one likes."""
+    draw = random.Random(0)
+    for each in decodings("deadzone"):
+        for _ in range(25):
+            each.check(made(draw)[HEAD:], only_compiled=True)
 
 
 def test_codes_are_complete_and_no_one_begins_another() -> None:
@@ -82,11 +133,11 @@ def test_the_step_of_a_large_gradient_is_found_in_a_part_of_it() -> None:
     assert [sampling(block, int(bits * block.numel)) for bits in (0.005, 0.1, 8)] == [2, 26, 64]
 
 
-def decoded_alone(gradient: Tensor, bits: float) -> Tensor:
+def decoded_alone(gradient: Tensor, bits: float, kind: type[DeadZone] = DeadZone) -> Tensor:
     block = Block.cut(flat_slots([("w", (gradient.numel(),))]), Granularity("model"))
-    payload = codec_checks.encoded(DeadZone(bits), block, gradient, NONE)
+    payload = codec_checks.encoded(kind(bits), block, gradient, NONE)
     sent = torch.empty_like(gradient)
-    DeadZone(bits).decode(block, payload[None], sent, 1.0)
+    kind(bits).decode(block, payload[None], sent, 1.0)
     return sent
 
 
@@ -123,6 +174,15 @@ def test_finer_steps_take_more_bits_and_leave_less() -> None:
     assert errors == sorted(errors, reverse=True)
     for bits, error in zip((1, 2, 4, 6), errors[2:], strict=True):
         assert 0 <= 10 * math.log10(error) + 20 * math.log10(2) * bits <= 2.7, "decibels above the bound"
+
+
+@pytest.mark.parametrize("bits", [0.005, 0.02, 0.1, 0.3, 1.0, 2.0, 8.0])
+def test_payloads_have_the_bits_asked_for_but_a_floor(bits: float) -> None:
+    def size(numel: int) -> int:
+        return DeadZone(bits).payload_bytes(Block.cut(flat_slots([("w", (numel,))]), Granularity("model")))
+
+    assert size(1) == 28
+    assert 1 <= 8 * size(20_000_000) / (bits * 20_000_000) <= 1.005
 
 
 @pytest.mark.parametrize("bits", [0, 0.004, 8.1, math.nan, -1])

@@ -20,7 +20,7 @@ from gradwire.layout import Granularity
 from gradwire.local_sgd import fragments
 from gradwire.local_sgd.fragments import Piece, cut
 from gradwire.local_sgd.schedule import Cut, Schedule
-from local_training import ByHand, flat, gathered, loss, nesterov, network, same_everywhere, sgd, train
+from local_training import ByHand, backward, flat, gathered, loss, nesterov, network, same_everywhere, sgd, train
 from pool import Pool
 
 
@@ -192,6 +192,34 @@ def recipes() -> list[str]:
     return found
 
 
+def muloco() -> None:
+    """Muon for matrices and AdamW for the rest, a handle each; with and without compression, and 2 bits dense."""
+    ends, compressed = [], ({"method": "topk", "ratio": 0.1}, {"method": "qgz", "bits": 2})
+    for choices in ({"method": "dense"}, *({**each, "memory": memories.Residual(beta=0.9)} for each in compressed)):
+        net = network()
+        matrices = [each for each in net.named_parameters() if each[1].dim() == 2]
+        others = [each for each in net.named_parameters() if each[1].dim() != 2]
+        optimizers = [
+            torch.optim.Muon([each for _, each in matrices], lr=0.005, weight_decay=0.0),
+            torch.optim.AdamW([each for _, each in others], lr=1e-3),
+        ]
+        handles = [
+            gradwire.periodic(optimizer, every=8, parameters=named, outer=nesterov, **choices)
+            for optimizer, named in zip(optimizers, (matrices, others), strict=True)
+        ]
+        first = loss(net)
+        for step in range(48):
+            backward(net, step)
+            for optimizer in optimizers:
+                optimizer.step()
+        assert same_everywhere(flat(net)), choices
+        ends.append(loss(net) / first)
+        assert handles[0].stats().ratio > (7 if choices["method"] == "dense" else 28), choices
+        for handle in handles:
+            handle.close()
+    assert max(ends) < 0.5, ends
+
+
 def stretches_of_any_length(least: list[int]) -> list[bool]:
     """Whether parameters are the same to the last bit, however much is averaged at once."""
     usual, same = fragments.STRETCH_ELEMENTS, []
@@ -299,6 +327,10 @@ def test_streaming_diloco_is_its_definition(pool: Pool, fragments: int, delay: i
 
 def test_bits_do_not_depend_on_how_much_is_averaged_at_once(pool: Pool) -> None:
     assert all(pool.run(2, stretches_of_any_length, [1, 1500, 1 << 20])[0])
+
+
+def test_muloco(pool: Pool) -> None:
+    pool.run(2, muloco)
 
 
 def test_recipes(pool: Pool) -> None:

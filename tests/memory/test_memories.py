@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire import memory
-from gradwire.attach import synchronizer
+from gradwire.attach import buckets
 from gradwire.engine import Configuration, DensePolicy
 from gradwire.kernels import cpu, reference
 from gradwire.layout import Block, Granularity, flat_slots
@@ -141,6 +141,28 @@ def test_masked_momentum_follows_the_papers_algorithm(pool: Pool) -> None:
             sent = v.abs() >= v.abs().flatten().topk(200).values[-1]
             torch.testing.assert_close(average, torch.where(sent, v, 0))
             u, v = torch.where(sent, 0, u), torch.where(sent, 0, v)
+
+
+@pytest.mark.parametrize(("granularity", "norms"), [("layer", 2), ("block:96", 2), ("model", 1)])
+def test_local_clipping_is_of_each_worker_before_anything_adds_up(granularity: str, norms: int) -> None:
+    """Three of four workers are clipped to half the norm, a parameter each or all as one; dense vectors go along."""
+    slots, rounds = flat_slots([("weight", SHAPE), ("other", (30, 40)), ("bias", (17,))]), 3
+    carried, numel = memory.MaskedMomentum(momentum=0.9, clip=20.0), slots[-1].stop
+    configuration = Configuration.make("topk", {"ratio": 1.0}, granularity, memory=carried)
+    world, u = LocalWorld(configuration, slots, 4), torch.zeros(numel)
+    compressed = [slots[:2]] if norms == 1 else [[slot] for slot in slots[:2]]
+    for step in range(rounds):
+        generator = torch.Generator().manual_seed(step)
+        gradients = [torch.randn(numel, generator=generator) * (1e-3 if rank == 2 else 1.0) for rank in range(4)]
+        clipped = [each.clone() for each in gradients]
+        for flat in clipped:
+            for group in [*compressed, slots[2:]]:
+                part = slice(group[0].offset, group[-1].stop)
+                flat[part] *= (10 / flat[part].norm()).clamp(max=1)
+        u = 0.9 * u + torch.stack(clipped).mean(0)
+        world.average(gradients)
+        torch.testing.assert_close(gradients[0], u)
+        u[: slots[2].offset] = 0  # all of it went out
 
 
 def test_no_memory_keeps_what_is_not_finite() -> None:
@@ -289,9 +311,9 @@ def half_residuals() -> None:
     """Average and memory add up to what was put in, within a unit in the last place of bfloat16 a step."""
     for method, options in HALVED:
         named = [(name, torch.nn.Parameter(torch.zeros(SHAPE))) for name in ("first", "second")]
-        usual, synchronizer.BUCKET_ELEMENTS = synchronizer.BUCKET_ELEMENTS, 1000
+        usual, buckets.BUCKET_ELEMENTS = buckets.BUCKET_ELEMENTS, 1000
         sync = gradwire.Synchronizer(named, method, memory=HALF, rollback=True, **options)
-        synchronizer.BUCKET_ELEMENTS = usual
+        buckets.BUCKET_ELEMENTS = usual
         total, allowed = torch.zeros(2, *SHAPE), torch.zeros(2, *SHAPE)
         for step in range(6):
             before = sync.state_dict()["tensors"]

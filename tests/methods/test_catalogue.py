@@ -52,7 +52,7 @@ def test_the_page_holds_what_the_classes_declare() -> None:
         assert f"| `{entry.name}`<br>{entry.summary} | {kind.bias} | `{kind.wire_bits}` |" in page
         assert kind.citation in page
         assert kind.published.note in page
-    assert "| `terngrad` | `clip=2.5`, `route='gather'` | `clip=0.0`, `route='sharded'` | Clipping" in page
+    assert "| `terngrad` | `clip=2.5`, `route='allreduce'` | `clip=0.0`, `route='sharded'` | Clipping" in page
 
 
 @pytest.mark.parametrize("name", gradwire.methods.names())
@@ -75,7 +75,7 @@ def test_what_goes_dense_is_said() -> None:
 
 def test_what_is_given_counts_more_than_the_preset() -> None:
     paper = Configuration.make("terngrad", {"preset": "paper"})
-    assert (paper.method.clip, paper.route) == (2.5, "gather")
+    assert (paper.method.clip, paper.route) == (2.5, "allreduce")
     mixed = Configuration.make("terngrad", {"preset": "paper", "clip": 0.0}, route="sharded")
     assert mixed == Configuration.make("terngrad", {})
     assert str(Configuration.make("scalecom", {"preset": "paper"}).memory) == "lowpass(share=0.1)"

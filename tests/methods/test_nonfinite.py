@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from catalogue import Case, cases
-from gradwire.attach import synchronizer
+from gradwire.attach import buckets
 from gradwire.engine.guards.rollback import Rollback
 from models import batch, flat, gradient, network, parameters
 from pool import Pool
@@ -35,12 +35,12 @@ def bits(handle: gradwire.Handle) -> dict[tuple[str, str], bytes]:
 
 def attach(case: Case, **options: Any) -> tuple[list[tuple[str, nn.Parameter]], gradwire.Synchronizer]:
     """With buckets of three thousand elements: two of them, one with several compressed parameters."""
-    named, usual = parameters(), synchronizer.BUCKET_ELEMENTS
-    synchronizer.BUCKET_ELEMENTS = 3000
+    named, usual = parameters(), buckets.BUCKET_ELEMENTS
+    buckets.BUCKET_ELEMENTS = 3000
     try:
         return named, gradwire.Synchronizer(named, case.method, **case.arguments, **options)
     finally:
-        synchronizer.BUCKET_ELEMENTS = usual
+        buckets.BUCKET_ELEMENTS = usual
 
 
 def average(named: list[tuple[str, nn.Parameter]], sync: gradwire.Synchronizer, step: int, bad: Any = None) -> bool:

@@ -8,14 +8,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 import gradwire
+from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import cpu, reference
 from gradwire.kernels.codes import Integers
-from gradwire.layout import Block, Granularity, flat_slots
-from gradwire.memory import NONE
-from gradwire.routes import SharedLevels, integer
-from gradwire.wire import Meter, ProcessGroupTransport, lockstep
-from gradwire.wire.fusion import issue
+from gradwire.layout import Block, flat_slots
+from gradwire.local.world import LocalWorld
+from gradwire.memory import Residual
+from gradwire.routes import SharedLevels
+from gradwire.wire.meter import all_reduce_bytes
 from kernel_inputs import BLOCKS, KEY, blocks, covered, gradients, normal, residuals, same
 from pool import Pool
 
@@ -37,6 +38,8 @@ def test_integers_are_the_reference(block: Block, gradient: Tensor, turn: int) -
         scales = torch.full((segments.segment_count,), torch.nan)
         kernels.integer_scales(code, segments, gradient, memory, beta, gamma, scales)
         values = gradient.clone() if memory is None else memory
+        if turn:
+            scales /= 3  # as clipped: what is beyond saturates
         codes = torch.full((block.positions * bits // 8,), 0x5A, dtype=torch.uint8)
         kernels.integer_encode(code, segments, values, memory is not None, scales, codes, KEY)
         out = normal(1)
@@ -84,26 +87,41 @@ def test_the_largest_sums_decode_to_the_largest_values(pool: Pool, workers: int,
     pool.run(workers, extremes, bits)
 
 
-def ternary() -> None:
-    """TernGrad's shared scaler as an expression of the route: a level on each side of zero."""
-    group = dist.group.WORLD
-    assert group is not None
-    workers = dist.get_world_size()
-    block = Block.cut(flat_slots([("weight", (4000,))]), Granularity("layer"))
-    flat = torch.randn(4000, generator=torch.Generator().manual_seed(dist.get_rank()))
-    scale = flat.abs().max()
-    dist.all_reduce(scale, dist.ReduceOp.MAX)
-    rounds = lockstep([integer(SharedLevels(4, levels=1), block, flat, NONE, dist.get_rank(), workers)])
-    requests = next(rounds)
-    try:
-        while True:
-            requests = rounds.send(issue(requests, ProcessGroupTransport(group), Meter())())
-    except StopIteration:
-        pass
-    counts = flat / scale * workers
+def ternary(clip: float) -> None:
+    """What comes back is a whole number of n-th parts of the largest of the workers' bounds."""
+    parameter = torch.nn.Parameter(torch.zeros(40, 100))
+    sync = gradwire.Synchronizer([("weight", parameter)], "terngrad", clip=clip, route="allreduce")
+    scale, workers = torch.zeros(()), dist.get_world_size()
+    for rank in range(workers):
+        gradient = torch.randn(40, 100, generator=torch.Generator().manual_seed(rank)) * (rank + 1)
+        gradient[3, 7] = 50.0 * (-1) ** rank
+        bound = clip * gradient.double().std(correction=0).float() if clip else torch.inf
+        scale = torch.maximum(scale, gradient.abs().max().clamp(max=bound))
+        parameter.grad = gradient if rank == dist.get_rank() else parameter.grad
+    sync.synchronize()
+    sync.close()
+    counts = parameter.grad / scale * workers
     torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-4)
     assert counts.abs().max() <= workers + 1e-3
+    assert counts[3, 7].round() == workers % 2  # 50 and -50 are as far as the scale goes, with any draw
 
 
-def test_one_level_is_terngrad_with_a_shared_scaler(pool: Pool) -> None:
-    pool.run(3, ternary)
+@pytest.mark.parametrize("clip", [0.0, 2.5])
+def test_terngrad_shares_its_scale_and_adds_up(pool: Pool, clip: float) -> None:
+    pool.run(3, ternary, clip)
+
+
+def test_terngrad_has_as_few_bits_as_sums_fit() -> None:
+    """A step's bytes a worker, of 4,000 values and a scale, and who is too many."""
+    for workers, bits in ((1, 2), (7, 4), (8, 8)):
+        payloads = (4000 * bits // 8, 4)
+        case = Configuration.make("terngrad", {}, route="allreduce")
+        world = LocalWorld(case, flat_slots([("weight", (40, 100))]), workers)
+        world.average([torch.ones(4000) for _ in range(workers)])
+        assert world.engines[0].meter.wire_bytes == sum(all_reduce_bytes(each, workers) for each in payloads)
+    with pytest.raises(ConfigurationError, match="room for 127 workers"):
+        LocalWorld(Configuration.make("terngrad", {}, route="allreduce"), flat_slots([("weight", (40, 100))]), 128)
+    for choices in ({"owner": "qsgd:8"}, {"memory": Residual(beta=0.5, dtype="bfloat16")}):
+        Configuration.make("terngrad", {}, **choices)
+        with pytest.raises(ConfigurationError, match=r"owner=|memory="):
+            Configuration.make("terngrad", {}, route="allreduce", **choices)

@@ -90,7 +90,7 @@ class Rows:
             assert torch.equal(theirs, alone[slot.offset : slot.stop]), (self.world.engines[0].configuration, slot)
 
 
-@pytest.mark.parametrize(("count", "size"), [(2, 2), (1, 3)])
+@pytest.mark.parametrize(("count", "size"), [(2, 2), (1, 3), (3, 2), (2, 3)])
 def test_a_place_has_the_bits_of_a_world_of_its_rows(count: int, size: int) -> None:
     """Whatever the method: the nodes' means are averaged as by workers who have those rows and nothing else."""
     nodes = Nodes(count, size)
@@ -135,6 +135,28 @@ def test_average_plus_residual_is_the_mean_of_what_was_put_in() -> None:
             off = float((came_out + rest - put_in).abs().max())
             scale = 1 + float(put_in.abs().max())
             assert off < ROUNDING.get(case.method, 1e-5) * scale, (str(case), off)
+
+
+@pytest.mark.parametrize("following", ["dense", "qsgd:bits=8", "powersgd:rank=30"])
+def test_what_is_owed_comes_whatever_takes_the_methods_place(following: str) -> None:
+    """Of every place's rows, once; of low rank so high, parts of tensors have too few, and all workers share those."""
+    after = Configuration.make(following, {}, inside=2)
+    for case in cases("residual"):
+        before = configured(case, inside=2)
+        if before.owner is not None or case.granularity == "model":
+            continue
+        world, put_in, came_out = LocalWorld(before, SLOTS, 4), 0.0, 0.0
+        for configuration in (None, None, after, Configuration.make("dense", {}, inside=2)):
+            if configuration is not None:
+                for engine in world.engines:
+                    engine.change(configuration)
+            gradients = gradients_of(4, world.engines[0].step)
+            put_in += torch.stack(gradients).double().mean(0)
+            came_out += averaged(world, gradients).double()
+        if following == "qsgd:bits=8":
+            continue  # which sends something else in the mean only; its bits are alike on all ranks
+        off, scale = float((came_out - put_in).abs().max()), 1 + float(put_in.abs().max())
+        assert off < ROUNDING.get(case.method, 1e-5) * scale, (str(case), off)
 
 
 def test_bytes_between_nodes_fall_by_the_workers_of_a_node() -> None:

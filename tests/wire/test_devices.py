@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import ConfigurationError, WireError
-from gradwire.attach.lines import check_backend
+from gradwire.attach.given import check_backend
 from gradwire.attach.sibling import _options_of, backends_of, sibling_of
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine

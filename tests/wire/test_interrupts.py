@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.attach import synchronizer
+from gradwire.attach import buckets
 from gradwire.errors import GradwireError
 from gradwire.local_sgd import fragments
 from gradwire.wire import Wire
@@ -59,7 +59,7 @@ def training(way: str) -> tuple[Callable[[], None], list[Wire], Callable[[], Non
 
 def one_rank_is_interrupted(way: str, when: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synchronizer, "BUCKET_ELEMENTS", 1)
+        patch.setattr(buckets, "BUCKET_ELEMENTS", 1)
         patch.setattr(fragments, "STRETCH_ELEMENTS", 1)
         step, wires, close = training(way)
         for _ in range(3):

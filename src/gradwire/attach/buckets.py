@@ -1,147 +1,109 @@
-"""DDP's buckets, averaged as they come or collected first."""
+"""A model's gradients in flat buffers that are averaged in place: what all loops of one's own share."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 
-from gradwire.attach.handle import Handle, Named
-from gradwire.attach.memory_order import by_rows, by_strides, gradients, permuted
-from gradwire.engine.unit import Unit
-from gradwire.layout import flat_slots
-from gradwire.wire import Synchronization
+from gradwire.attach.handle import Handle
+from gradwire.engine import Unit
+from gradwire.layout import Slot, flat_slots
 from gradwire.wire.wire import TensorFuture
+
+BUCKET_ELEMENTS = 25 * 2**20 // 4
+"""DDP's bucket size, in float32 elements."""
+
+Shapes = Sequence[tuple[str, tuple[int, ...]]]
+
+Work = Callable[[int], None]
+"""What is done with a bucket of some number, on the wire's thread."""
+
+
+def _nothing(index: int) -> None:
+    """Where nothing is to be done."""
 
 
 class Buckets:
-    """Averages each bucket as it comes.
+    """A handle's parameters in buckets of DDP's size, last ones first, as their gradients come.
 
-    DDP forms its final buckets only after a backward pass. A run that goes on from a saved state therefore averages in
-    the buckets that the state tells of until DDP's own are final, so that it gives the same bits.
+    Args:
+        handle: Whose parameters they are, and who averages them; in one bucket where it compresses a whole model.
+        alignment: Each parameter starts at a multiple of as many elements. What lies between two of them takes no part
+            in an average, and must be zero.
+
+    Attributes:
+        units: Each bucket's, in the order of their averages.
     """
 
-    def __init__(self, handle: Handle, parameters: Named) -> None:
+    def __init__(self, handle: Handle, alignment: int = 1) -> None:
         self._handle = handle
-        self._parameters = parameters
-        self._names = {id(parameter): name for name, parameter in parameters}
-        self._units: dict[int, tuple[tuple[int, ...], Unit]] = {}
-        self._known = handle.buckets
-        self._coming: list[tuple[str, ...]] = []
-        self._first: tuple[str, ...] = ()
-        self._resumed: Collected | None = None
+        shapes = list(handle._shapes.items())
+        cut = [shapes] if handle.configuration.whole else _in_buckets(shapes)
+        self.units: list[Unit] = [handle.engine.unit(self._slots(each, alignment)) for each in cut]
 
-    def on_bucket(self, bucket: GradBucket) -> TensorFuture:
-        """Queues a bucket; its future holds the averaged buffer."""
-        names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
-        if not self._coming:
-            self._begin(names)
-        self._coming.append(names)
-        resumed = self._resumed
-        if bucket.is_last():
-            came, self._coming = tuple(self._coming), []
-            if resumed is None:
-                self._handle.buckets = came
-            elif came == self._handle.buckets:
-                self._resumed = None
-            self._known = self._handle.buckets
-        return self._average(bucket) if resumed is None else resumed.on_bucket(bucket)
+    def _slots(self, shapes: Shapes, alignment: int) -> tuple[Slot, ...]:
+        """Where they lie; shards of a parameter draw random numbers of their own."""
+        parts = self._handle._parameters
+        return tuple(replace(slot, part=parts[slot.name].get("part", "")) for slot in flat_slots(shapes, alignment))
 
-    def _begin(self, names: tuple[str, ...]) -> None:
-        """Before a step: has a state been loaded, or has DDP formed its buckets anew?"""
-        if self._handle.buckets is not self._known:
-            self._first, self._units = names, {}
-            buckets = self._handle.buckets
-            self._resumed = Collected(self._handle, self._parameters, buckets) if buckets else None
-        elif names != self._first:
-            self._resumed = None
+    def views(self, index: int, buffer: Tensor) -> dict[str, Tensor]:
+        """A bucket's parameters in its buffer, by name."""
+        return {slot.name: buffer[slot.offset : slot.stop].view(slot.shape) for slot in self.units[index].slots}
 
-    def _average(self, bucket: GradBucket) -> TensorFuture:
-        wire, engine = self._handle.wire, self._handle.engine
-        buffer, index, parameters, last = bucket.buffer(), bucket.index(), bucket.parameters(), bucket.is_last()
-        future = wire.promise(otherwise=buffer)
-        with wire.on_stream():
-            staged = buffer if buffer.dtype == torch.float32 else torch.empty_like(buffer, dtype=torch.float32)
-        turned = permuted(staged, parameters)
+    def average(self, buffers: Sequence[Tensor], fill: Work = _nothing, hand_on: Work = _nothing) -> None:
+        """Averages one step's gradients in place, and returns when all of them have been handed on.
 
-        def fill() -> None:
-            if staged is not buffer:
-                staged.copy_(buffer)
-            by_rows(turned, engine.store)
+        Args:
+            buffers: ``float32[unit.numel]`` for each unit.
+            fill: Writes a buffer before it is averaged.
+            hand_on: Takes the averages from it.
 
-        def hand_on() -> None:
-            by_strides(turned, engine.store)
-            wire.keep(future, buffer if staged is buffer else buffer.copy_(staged))
+        Raises:
+            ConfigurationError: If a guard cannot go along as things are; nothing is changed.
+            WireError: If a collective fails, because a worker ended, stopped or failed, or takes longer than the
+                process group's timeout. An error of the method's own is raised as it is.
+            GradwireError: If an earlier step failed.
+        """
+        self._handle.engine.before_step()
+        with self._handle.wire.whole():
+            for future in [self._submit(index, each, fill, hand_on) for index, each in enumerate(buffers)]:
+                self._handle.wire.wait(future)
 
-        unit = partial(self._unit, index, parameters)
-        engine.average(wire, unit, staged, fill=fill, hand_on=hand_on, counted=buffer, last=last)
+    def _submit(self, index: int, buffer: Tensor, fill: Work, hand_on: Work) -> TensorFuture:
+        wire, unit = self._handle.wire, self.units[index]
+        future = wire.promise()
+
+        def done() -> None:
+            hand_on(index)
+            wire.keep(future, buffer)
+
+        self._handle.engine.average(
+            wire,
+            lambda: unit,
+            buffer,
+            fill=partial(fill, index),
+            hand_on=done,
+            counted=buffer[: _elements(unit.slots)],
+            last=index == len(self.units) - 1,
+        )
         return future
 
-    def _unit(self, index: int, parameters: list[Tensor]) -> Unit:
-        """How a bucket is handled; made anew when DDP has rebuilt its buckets."""
-        identity = tuple(id(parameter) for parameter in parameters)
-        known = self._units.get(index)
-        if known is None or known[0] != identity:
-            slots = flat_slots([(self._names[id(each)], tuple(each.shape)) for each in parameters])
-            known = (identity, self._handle.engine.unit(slots))
-            self._units[index] = known
-        return known[1]
+
+def _elements(slots: Sequence[Slot]) -> int:
+    """How many there are, without what lies between."""
+    return sum(slot.numel for slot in slots)
 
 
-class Collected:
-    """Collects all buckets of a step, then averages them in other ones."""
-
-    def __init__(
-        self,
-        handle: Handle,
-        parameters: Named,
-        buckets: Sequence[Sequence[str]],
-    ) -> None:
-        self._handle = handle
-        self._names = {id(parameter): name for name, parameter in parameters}
-        shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
-        self._units: list[tuple[Unit, Tensor]] = []
-        self._places: dict[str, Tensor] = {}
-        for names in buckets:
-            slots = flat_slots([(name, shapes[name]) for name in names])
-            unit = handle.engine.unit(slots)
-            flat = torch.zeros(unit.numel, dtype=torch.float32, device=parameters[0][1].device)
-            self._units.append((unit, flat))
-            self._places.update({slot.name: flat[slot.offset : slot.stop].view(slot.shape) for slot in slots})
-        self._waiting: list[tuple[TensorFuture, Tensor, list[tuple[Tensor, Tensor]]]] = []
-
-    def on_bucket(self, bucket: GradBucket) -> TensorFuture:
-        """Takes in a bucket; the last one of a step sets all of them going."""
-        wire, engine = self._handle.wire, self._handle.engine
-        buffer, parameters, last = bucket.buffer(), bucket.parameters(), bucket.is_last()
-        places = [self._places[self._names[id(parameter)]] for parameter in parameters]
-        moves = list(zip(places, gradients(buffer, parameters), strict=True))
-        future = wire.promise(otherwise=buffer)
-
-        def begin() -> list[Synchronization]:
-            self._waiting.append((future, buffer, moves))
-            for place, values in moves:
-                place.copy_(values)
-            if not last:
-                engine.count(buffer, last)
-            return []
-
-        wire.submit(begin, lambda: None)
-        if last:
-            for unit, flat in self._units:
-                self._submit(unit, flat, buffer if flat is self._units[-1][1] else None)
-        return future
-
-    def _submit(self, unit: Unit, flat: Tensor, last: Tensor | None) -> None:
-        """Queues a unit; ``last`` is the step's last bucket, with its last unit."""
-        wire, engine = self._handle.wire, self._handle.engine
-
-        def end() -> None:
-            waiting, self._waiting = self._waiting, []
-            for future, buffer, moves in waiting:
-                for place, values in moves:
-                    values.copy_(place)
-                wire.keep(future, buffer)
-
-        engine.average(wire, lambda: unit, flat, counted=last, last=last is not None, end=end)
+def _in_buckets(shapes: Shapes) -> list[Shapes]:
+    buckets: list[list[tuple[str, tuple[int, ...]]]] = [[]]
+    filled = 0
+    for slot in reversed(flat_slots(shapes)):
+        if filled >= BUCKET_ELEMENTS:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append((slot.name, slot.shape))
+        filled += slot.numel
+    return list(buckets)

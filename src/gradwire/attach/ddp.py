@@ -11,9 +11,10 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.attach.buckets import Buckets, Collected
+from gradwire.attach.ddp_buckets import Buckets, Collected
 from gradwire.attach.fsdp import compress_sharded, sharded_model
-from gradwire.attach.handle import Handle, Named, check_left_out
+from gradwire.attach.given import Named, check_left_out, default_group
+from gradwire.attach.handle import Handle
 from gradwire.attach.memory_order import check_order
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.wrappers import unwrapped_model
@@ -23,6 +24,7 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Methods, configure
 from gradwire.engine.policy import DensePolicy
+from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.memory import Memory
 from gradwire.wire import Wire
@@ -107,7 +109,7 @@ def _on_bucket(hook: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Te
 
 def compress(
     model: nn.Module,
-    method: Methods,
+    method: Methods = RECIPE,
     *,
     process_group: dist.ProcessGroup | DeviceMesh | None = None,
     granularity: str | None = None,
@@ -144,10 +146,13 @@ def compress(
         method: A name of ``gradwire.methods.names()``, also with options, as in ``"topk:ratio=0.01,memory=ef21"``; or a
             method object; or one of these for each pattern of parameter names, such as ``{"embed*": "topk:ratio=0.01",
             "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over.
+            ``"recipe:adamw"`` is the line that was measured to keep the accuracy under an optimizer (``gradwire
+            recipes``), ``"recipe"`` that under all. ``"auto"`` tries in some 40 steps what may be fastest here,
+            of ``among=[...]`` if given, and stays with what was: ``handle.advice``, ``handle.reconsider()``.
         process_group: The workers that hold the same shards, of a model that was sharded on a mesh of one dimension.
         granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each
-            of DDP's buckets; ``"model"``, the whole gradient; or ``"block:N"``, each N elements of a parameter; or a
-            name that you registered. The method's own if None.
+            of DDP's buckets; ``"model"``, the whole gradient; ``"row"``, the weights of each unit; or ``"block:N"``,
+            each N elements of a parameter; or a name that you registered. The method's own if None.
         route: How payloads become an average; the method's own if None. ``"allreduce"``: codes are added up on their
             way. ``"gather"``: every payload goes to everybody. ``"sharded"``: every worker averages a share of the
             elements and compresses it again. ``"merge"``: sparse sets are merged pair by pair, for ``gtopk`` only.
@@ -192,7 +197,7 @@ def compress(
             rows than a node has workers, and those averaged densely, are averaged over all workers at once. If None,
             everything is.
         **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
-            publication for all that is not given.
+            publication for all that is not given. A schedule has values by step: ``ratio={0: 0.25, 100: 0.01}``.
 
     Returns:
         A handle with counters and state.
@@ -209,17 +214,17 @@ def compress(
         >>> handle.stats().steps
         1
 
-        ``gradwire.compress(model, {"embed*": "topk:ratio=0.01", "*": "acpsgd:rank=4"}, start=100)`` has a method for
-        each pattern of names, after 100 dense steps.
+        ``gradwire.compress(model, {"embed*": "topk:ratio=0.01", "*": "acpsgd"}, start=100)``: by name, from step 100.
     """
     choices = Choices.of(locals())
     ddp = unwrapped_model(model) if isinstance(model, nn.Module) else model
-    sharded = sharded_model(ddp, process_group) if isinstance(ddp, nn.Module) else None
-    group = getattr(ddp, "process_group", None) if sharded is None else sharded.replicas
+    sharded = sharded_model(ddp) if isinstance(ddp, nn.Module) else None
+    given = default_group(process_group) if sharded is not None and process_group is not None else None
+    group: Any = getattr(ddp, "process_group", None) if sharded is None else sharded.replicas(given)
     with RollCall(group) as roll_call:
         configuration, guarding = configure(method, options, choices), Guarding(choices)
         if sharded is not None:
-            return compress_sharded(sharded, configuration, guarding, roll_call)
+            return compress_sharded(sharded, group, configuration, guarding, roll_call)
         model = _checked(model, process_group)
         ignored = model.parameters_to_ignore
         theirs = [(name, each) for name, each in model.module.named_parameters() if name not in ignored]
@@ -254,8 +259,7 @@ def _checked(given: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> 
         )
     if getattr(model, "_use_python_reducer", False):
         raise ConfigurationError(
-            "torch._dynamo.config.optimize_ddp='python_reducer' has DDP average without communication hooks; set "
-            "'ddp_optimizer' before the model is wrapped"
+            "optimize_ddp='python_reducer' has DDP average without hooks; set 'ddp_optimizer' before you wrap the model"
         )
     for hook in [hook.__qualname__ for hook, state in model._comm_hooks if not isinstance(state, _Detached)]:
         raise ConfigurationError(f"the model has the communication hook {hook!r} already; DDP takes one; wrap it anew")

@@ -14,15 +14,14 @@ from itertools import accumulate, pairwise
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.attach.handle import Handle, check_left_out, default_group
+from gradwire.attach.given import check_left_out
+from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
-from gradwire.attach.shards import local
+from gradwire.attach.shards import local, part_of
 from gradwire.attach.torch_fsdp import ParameterGroup, ShardedModel, went_through_fsdp
-from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
-from gradwire.engine.mixture import Mixture
+from gradwire.engine.mixture import Configured
 from gradwire.engine.unit import Unit
 from gradwire.errors import GradwireError
 from gradwire.layout import Slot
@@ -196,7 +195,7 @@ class _ShardedAverages:
 
 def _slots(group: ParameterGroup, names: dict[int, str]) -> tuple[Slot, ...]:
     return tuple(
-        Slot(names[id(parameter)], shape, offset)
+        Slot(names[id(parameter)], shape, offset, part_of(parameter).get("part", ""))
         for parameter, (shape, offset) in zip(group.parameters, group.places, strict=True)
     )
 
@@ -205,30 +204,23 @@ def _stop(slots: tuple[Slot, ...]) -> int:
     return max(slot.stop for slot in slots)
 
 
-def sharded_model(model: nn.Module, process_group: dist.ProcessGroup | DeviceMesh | None) -> ShardedModel | None:
-    """A model as FSDP2 has it, or None if that knows nothing of it.
-
-    Args:
-        model: What is to be attached to.
-        process_group: The workers that hold the same shards, where the mesh that the model was sharded on has no
-            dimension of them.
-
-    Raises:
-        ConfigurationError: If there are none, or others than were given.
-    """
-    if not went_through_fsdp(model):
-        return None
-    return ShardedModel(model, None if process_group is None else default_group(process_group))
+def sharded_model(model: nn.Module) -> ShardedModel | None:
+    """A model as FSDP2 has it, or None if that knows nothing of it."""
+    return ShardedModel(model) if went_through_fsdp(model) else None
 
 
 def compress_sharded(
-    model: ShardedModel, configuration: Configuration | Mixture, guarding: Guarding, roll_call: RollCall
+    model: ShardedModel,
+    replicas: dist.ProcessGroup,
+    configuration: Configured,
+    guarding: Guarding,
+    roll_call: RollCall,
 ) -> Handle:
     """Averages a model's gradients over its replicas from now on.
 
     Raises:
         ConfigurationError: If it cannot be; the model stays as it was.
     """
-    handle = Handle(configuration, model.parameters, model.replicas, roll_call, guarding)
+    handle = Handle(configuration, model.parameters, replicas, roll_call, guarding)
     _ShardedAverages(handle, model)
     return handle

@@ -7,34 +7,41 @@ loaded.
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.attach.lines import check_backend, line_to
+from gradwire.attach.given import Named, check_backend, check_parameters
+from gradwire.attach.lines import line_to
 from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters, part_of
 from gradwire.attach.sibling import sibling_of
+from gradwire.attach.trial import Decision, Trial, check_trial
+from gradwire.codecs.codec import Codec
+from gradwire.engine import agreement
 from gradwire.engine.agreement import check_agreement, check_equal, check_same_step
+from gradwire.engine.automatic import Automatic
+from gradwire.engine.change import forgotten
 from gradwire.engine.choices import Choices
-from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.guards import Audit, Auditor
 from gradwire.engine.guards.audit import ScalarWriter, write
-from gradwire.engine.mixture import Mixture
+from gradwire.engine.guards.rollback import Rollback
+from gradwire.engine.mixture import Configured, Methods, Settled, reconfigured
 from gradwire.engine.nodes import Nodes
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.kernels import by_reference
 from gradwire.layout import flat_slots
-from gradwire.memory import Store
+from gradwire.memory import Memory, Store
 from gradwire.state.form import VERSION, Ranks, check_form, check_same, described
 from gradwire.wire import ProcessGroupTransport, Wire
 from gradwire.wire.transport import timeout_of
@@ -43,9 +50,8 @@ REMEDY = (
     "give all of them rank 0's by torch.distributed.broadcast, and attach several models in the same order everywhere"
 )
 
-GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-Named = Sequence[tuple[str, torch.nn.Parameter]]
+_log = logging.getLogger("gradwire")
 
 
 class Handle:
@@ -71,7 +77,7 @@ class Handle:
 
     def __init__(
         self,
-        configuration: Configuration | Mixture,
+        configuration: Configured,
         parameters: Named,
         group: dist.ProcessGroup,
         roll_call: RollCall,
@@ -89,8 +95,8 @@ class Handle:
         if self._nodes is not None:
             configuration = configuration.on(self._nodes)
         if device.type == "cpu":
-            for rule in configuration.rules:
-                rehearse(rule, aloud=group.rank() == 0)
+            _rehearse_all(configuration, aloud=group.rank() == 0)
+        self._trial = Trial.of(configuration, parameters) if isinstance(configuration, Automatic) else None
         parts = {name: part_of(parameter) for name, parameter in parameters}
         cuts = cut_groups(parameters) if guarding.rolls_back(configuration) else []
         parameters = local_parameters(parameters)
@@ -98,9 +104,8 @@ class Handle:
         self._parameters = {name: {**each, **parts[name]} for name, each in described(parameters).items()}
         self._ranks = Ranks(ranks)
         self.buckets: tuple[tuple[str, ...], ...] = ()
-        self.configuration = configuration
-        if len(configuration.rules) > 1:
-            self._laid_out(group.rank(), group.size())  # or methods that cannot be saved together
+        if len(configuration.rules) > 1 or len(configuration.stages) > 1:
+            self._check_layouts(configuration, group.rank(), group.size())
         roll_call.ready()
         sibling = sibling_of(group, device)
         transport = ProcessGroupTransport(sibling, timeout_of(group))
@@ -110,6 +115,7 @@ class Handle:
         if cuts:
             guarding = replace(guarding, agree=Agreement([sibling_of(each, device) for each in cuts]))
         self.engine = Engine(configuration, transport.rank, transport.world_size, device, self._nodes)
+        self._guarding = guarding
         self.engine.guards += guarding.guards(self.engine, parameters)
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
         self._written = -1
@@ -118,6 +124,28 @@ class Handle:
         self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device, self.engine.later)
         self._sibling = weakref.ref(sibling)  # whose threads end when the transport lets go of it
         self._attached = True
+        if self._trial is not None:
+            self.engine.guards.insert(0, self._trial)
+            self.reconsider()
+
+    @property
+    def configuration(self) -> Configured:
+        """All choices, as they are now."""
+        return self.engine.configuration
+
+    @property
+    def advice(self) -> Decision | None:
+        """What ``"auto"`` chose, why, and what it measured; None until it has, and where a method was given."""
+        return None if self._trial is None else self._trial.decision
+
+    def reconsider(self) -> None:
+        """Has ``"auto"`` measure and choose anew, beginning with dense averages; what was remembered is forgotten.
+
+        To be called as :meth:`pause` is, and raises what that raises; and a ConfigurationError if a method was given.
+        """
+        trial = check_trial(self._trial)
+        self._agree("reconsider")
+        self.wire.call(lambda: trial.begin(self.engine, self._transport))
 
     def pause(self) -> None:
         """From the next step on averages are dense, as ``"dense"`` makes them, until :meth:`resume`.
@@ -151,14 +179,98 @@ class Handle:
 
     def _agree(self, do: str) -> None:
         """Finds that all ranks do the same between the same two steps."""
-        group = self._sibling()
-        if group is None:
-            raise GradwireError(f"the handle was closed, and there is nothing to {do}; attach again")
-        with RollCall(group, do) as roll_call:
-            self.wire.call(self._check_between_steps)
+        with self._between_steps(do) as roll_call:
             roll_call.ready()
         device = self.engine.store.device
         self.wire.call(lambda: check_same_step(self.engine.step, do, self._transport, device))
+
+    @contextmanager
+    def _between_steps(self, do: str) -> Iterator[RollCall]:
+        """In it this rank finds out whether it can do what all are to do between two steps, and says so."""
+        group = self._sibling()
+        if group is None or not self._attached:
+            raise GradwireError(f"the handle was closed, and there is nothing to {do}; attach again")
+        with RollCall(group, do) as roll_call:
+            self.wire.call(self._check_between_steps)
+            yield roll_call
+
+    def change(
+        self,
+        method: Methods | None = None,
+        *,
+        granularity: str | None = None,
+        route: str | None = None,
+        memory: str | Memory | None = None,
+        owner: str | Codec | None = None,
+        **options: Any,
+    ) -> None:
+        """From the next step on the method has other options, or is another one.
+
+        To be called on every rank between the same two steps, with the same arguments; it waits for the others. What is
+        remembered goes on where the memory is of the same kind; where it is not, the next step takes along what is
+        owed, and what else was remembered is forgotten, which a warning says. Factors of low rank keep their first
+        rows, or get further ones as they begin.
+
+        Args:
+            method: As in :func:`gradwire.compress`, with its own options and choices; None for the same one, whose
+                options and choices stay what they are where none are given.
+            granularity: As in :func:`gradwire.compress`; ``"model"`` can be neither begun nor ended.
+            route: See there.
+            memory: See there; ``"ef21"`` and ``"diana"`` can be begun where ``rollback`` is on.
+            owner: See there.
+            **options: The method's hyper-parameters, values or schedules.
+
+        Raises:
+            ConfigurationError: On every rank, if one does not call it, calls it otherwise or between other steps, or
+                something cannot be as asked; nothing is changed.
+            GradwireError: If a step is under way or failed.
+
+        Example:
+            >>> handle.change(ratio=0.001)
+            >>> handle.change("acpsgd", rank=8)
+        """
+        choices = replace(
+            self._guarding.choices, granularity=granularity, route=route, memory=memory, owner=owner
+        )  # and those that cannot be changed as they are
+        with self._between_steps("change") as roll_call:
+            configuration = reconfigured(self.configuration, choices, method, options)
+            if self._nodes is not None:
+                configuration = configuration.on(self._nodes)
+            self._check_change(configuration)
+            if self.engine.store.device.type == "cpu":
+                _rehearse_all(configuration, aloud=self.engine.rank == 0)
+            roll_call.ready()
+        slots, device = flat_slots(list(self._shapes.items())), self.engine.store.device
+        lines = [f"change after step {self.engine.step}"]
+        lines += [f"{key}={value}" for key, value in configuration.describe().items()]
+
+        def change() -> None:
+            agreement.check_same(
+                lines, self._transport, device, "change to the same on all ranks, between the same two steps"
+            )
+            if self.engine.rank == 0:
+                for sentence in forgotten(self.engine.now, configuration, slots, self._nodes):
+                    _log.warning("%s", sentence)
+            self.engine.change(configuration, slots)
+
+        self.wire.call(change)
+
+    def _check_change(self, configuration: Settled) -> None:
+        """Raises ConfigurationError if this handle cannot go on by other choices."""
+        configuration.check_names(list(self._shapes))
+        self._guarding.check(configuration)
+        if configuration.whole != self.configuration.whole:
+            raise ConfigurationError(
+                "granularity='model' collects whole gradients, for which there must be room from the beginning; close "
+                "this handle and attach anew"
+            )
+        rolls_back = any(isinstance(guard, Rollback) for guard in self.engine.guards)
+        if self._guarding.rolls_back(configuration) and not rolls_back:
+            raise ConfigurationError(
+                f"{configuration} takes back steps that are not finite, and this handle was attached without; attach "
+                "with rollback=True"
+            )
+        self._check_layouts(configuration, self.engine.rank, self.engine.world_size)
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
@@ -208,7 +320,7 @@ class Handle:
         self._check_between_steps()
         return {
             "version": VERSION,
-            **self._identity(),
+            **self._identity(self.configuration),
             "step": self.engine.step,
             "dense_steps": self.engine.dense_steps,
             "paused": self.engine.paused,
@@ -230,7 +342,10 @@ class Handle:
     def _load(self, state: Mapping[str, Any]) -> None:
         self._check_between_steps()
         check_form(state)
-        check_same(state, self._identity(), "this handle")
+        configuration = self.configuration
+        if isinstance(configuration, Automatic):
+            configuration = configuration.as_saved(state["configuration"])
+        check_same(state, self._identity(configuration), "this handle")
         theirs, ours = (state["rank"], state["world_size"]), (self.engine.rank, self.engine.world_size)
         if theirs[1] != ours[1]:
             raise ConfigurationError(
@@ -246,14 +361,18 @@ class Handle:
                 f"the state was saved by a worker of ranks {tuple(state['ranks'])}, this one's are {self._ranks}; load "
                 "what this group saved; gradwire.redistribute makes states for any group of those of all workers"
             )
-        self._laid_out(*ours).check(state["tensors"], complete=state["step"] > 0)
-        self.engine.store.load(state["tensors"], state["kinds"])
+        now = configuration.at(state["step"] - state["dense_steps"])
+        self._laid_out(now, *ours).check(state["tensors"], complete=state["step"] > 0)
+        if self._trial is not None and isinstance(configuration, Automatic):
+            self.engine.adopt(configuration)
+            self._trial.go_on(configuration)
         self.engine.go_on(state["step"], state["dense_steps"], paused=state["paused"])
+        self.engine.store.load(state["tensors"], state["kinds"])
         self.buckets = tuple(tuple(names) for names in state["buckets"])
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self, configuration: Configured) -> dict[str, Any]:
         return {
-            "configuration": self.configuration.describe(),
+            "configuration": configuration.describe(),
             "parameters": self._parameters,
             "rank": self.engine.rank,
             "world_size": self.engine.world_size,
@@ -267,9 +386,14 @@ class Handle:
                 "resume between backward passes"
             )
 
-    def _laid_out(self, rank: int, world_size: int) -> Store:
+    def _check_layouts(self, configuration: Configured, rank: int, world_size: int) -> None:
+        """Raises ConfigurationError if what is remembered at some time cannot be kept, or be saved together."""
+        for stage in configuration.stages:
+            self._laid_out(stage, rank, world_size)
+
+    def _laid_out(self, configuration: Configured, rank: int, world_size: int) -> Store:
         """What is remembered of this model once all of it has been averaged, without room for any of it."""
-        nowhere = Engine(self.configuration, rank, world_size, torch.device("meta"), self._nodes)
+        nowhere = Engine(configuration, rank, world_size, torch.device("meta"), self._nodes)
         nowhere.unit(flat_slots(list(self._shapes.items())))
         return nowhere.store
 
@@ -298,6 +422,12 @@ class Handle:
         )
 
 
+def _rehearse_all(configuration: Configured, *, aloud: bool) -> None:
+    for stage in configuration.stages:
+        for rule in stage.rules:
+            rehearse(rule, aloud=aloud)
+
+
 def _workers(count: int, nodes: Nodes | None) -> str:
     workers = "1 worker" if count == 1 else f"{count} workers"
     return workers if nodes is None else f"{workers} on {nodes}"
@@ -307,81 +437,3 @@ def _run_by_reference(device: torch.device) -> str:
     """What runs slowly on a device, if anything does."""
     slow = by_reference(device)
     return f"; by the reference on {device.type}, slowly: {', '.join(slow)}" if slow else ""
-
-
-def named_by(optimizer: torch.optim.Optimizer) -> Named:
-    """An optimizer's parameters that require gradients, by the names it was given, or else by group and place."""
-    named: list[tuple[str, torch.nn.Parameter]] = []
-    for number, group in enumerate(optimizer.param_groups):
-        names = group.get("param_names", [f"{number}.{index}" for index in range(len(group["params"]))])
-        named += [(name, each) for name, each in zip(names, group["params"], strict=True) if each.requires_grad]
-    return named
-
-
-def check_parameters(parameters: Named) -> None:
-    """Raises ConfigurationError unless all gradients can be averaged."""
-    if not parameters:
-        raise ConfigurationError("there are no parameters that require gradients; nothing can be averaged")
-    device = parameters[0][1].device
-    names: dict[int, str] = {}
-    given: set[str] = set()
-    for name, parameter in parameters:
-        if name in given:
-            raise ConfigurationError(
-                f"two parameters have the name {name!r}; memories are kept by name, so give each its own, "
-                "such as f'encoder.{name}'"
-            )
-        if id(parameter) in names:
-            raise ConfigurationError(
-                f"{name!r} is the parameter {names[id(parameter)]!r} under another name; give shared parameters once"
-            )
-        names[id(parameter)] = name
-        given.add(name)
-        if parameter.is_meta:
-            raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
-        if parameter.dtype not in GRADIENT_DTYPES:
-            raise ConfigurationError(
-                f"parameter {name!r} has dtype {parameter.dtype}; gradwire averages gradients of "
-                f"{', '.join(str(dtype) for dtype in GRADIENT_DTYPES)}; convert it, or average it yourself"
-            )
-        if parameter.device != device:
-            raise ConfigurationError(
-                f"parameter {name!r} is on {parameter.device}, {parameters[0][0]!r} on {device}; "
-                "use one device a process"
-            )
-
-
-def check_left_out(frozen: Named) -> None:
-    """Raises ConfigurationError if a parameter that required no gradient when the method was attached now does."""
-    for name, parameter in frozen:
-        if parameter.requires_grad:
-            raise ConfigurationError(
-                f"parameter {name!r} was frozen when the method was attached, so its gradient is not averaged and "
-                "ranks would drift apart; to unfreeze it, call zero_grad(), then wrap the model and attach anew"
-            )
-
-
-def default_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
-    """The group given, that of a device mesh of one dimension, or the default one.
-
-    Raises:
-        ConfigurationError: If there is no process group yet, or what was given is none that this process is in.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ConfigurationError(
-            "there is no process group yet; call torch.distributed.init_process_group('gloo') (or 'nccl') first"
-        )
-    chosen: Any = dist.group.WORLD if group is None else group
-    if isinstance(chosen, DeviceMesh):
-        if chosen.ndim != 1:
-            raise ConfigurationError(
-                f"process_group is a device mesh of {chosen.ndim} dimensions; give one, such as mesh['dp']"
-            )
-        chosen = chosen.get_group() if chosen.get_coordinate() is not None else None
-    if chosen in (None, dist.GroupMember.NON_GROUP_MEMBER):
-        raise ConfigurationError("this process is not in the process group; attach on its members only")
-    if not isinstance(chosen, dist.ProcessGroup):
-        raise ConfigurationError(
-            f"process_group is {chosen!r}; give a torch.distributed.ProcessGroup or a device mesh of one dimension"
-        )
-    return chosen

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from gradwire.attach.sibling import backends_of, sibling_of
+from gradwire.attach.sibling import sibling_of
 from gradwire.engine.nodes import Nodes
-from gradwire.errors import ConfigurationError
 from gradwire.wire import CheckedTransport, Line, Lines, Meter, ProcessGroupTransport
 from gradwire.wire.transport import timeout_of
 
@@ -39,17 +38,3 @@ def line_to(
         line: Line = ProcessGroupTransport(sibling, timeout_of(group))
         made.append(CheckedTransport(line, tally) if checked else line)
     return Lines(everybody, *made)
-
-
-def check_backend(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raises ConfigurationError unless a group's backend carries all that is sent from tensors on ``device``."""
-    backends = backends_of(group)
-    backend = backends.get(device.type)
-    if backend is None or (backend == "gloo" and device.type != "cpu"):
-        carries = "carries " + " and ".join(backends) if backend is None else f"has gloo for {device.type}"
-        more = "" if backend is None else ", which carries all-reduces and broadcasts of them and nothing else"
-        wanted = "'nccl', or 'cpu:gloo,cuda:nccl'" if device.type == "cuda" else f"a backend for {device.type}"
-        raise ConfigurationError(
-            f"the parameters are on {device} and the process group {carries} tensors{more}; "
-            f"call init_process_group with {wanted}"
-        )

@@ -1,4 +1,4 @@
-"""A process group of one's own: the same workers as another, so that collectives of both cannot mix."""
+"""Process groups: which one, what it carries, and another of the same workers, so that collectives cannot mix."""
 
 from __future__ import annotations
 

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.attach.handle import Handle, Named, check_left_out, default_group
+from gradwire.attach.buckets import Buckets
+from gradwire.attach.given import check_left_out, default_group
+from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local, placed_as
 from gradwire.attach.tree import Tree
@@ -21,13 +23,9 @@ from gradwire.engine.choices import FUSE_BYTES, Choices
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Methods, configure
 from gradwire.engine.policy import DensePolicy
+from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
-from gradwire.layout import flat_slots
 from gradwire.memory import Memory
-from gradwire.wire.wire import TensorFuture
-
-BUCKET_ELEMENTS = 25 * 2**20 // 4
-"""DDP's bucket size, in float32 elements."""
 
 Tensors = Mapping[str, Tensor]
 """Tensors by the name of the parameter that they are shaped as."""
@@ -77,7 +75,7 @@ class Synchronizer(Handle):
     def __init__(
         self,
         parameters: torch.nn.Module | Iterable[tuple[str, torch.nn.Parameter]],
-        method: Methods,
+        method: Methods = RECIPE,
         *,
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
         granularity: str | None = None,
@@ -107,7 +105,10 @@ class Synchronizer(Handle):
             self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
             self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
             super().__init__(configuration, named, workers, roll_call, guarding)
-        self._buckets = [_Bucket(self, bucket) for bucket in _in_buckets(named, configuration.whole)]
+        self._buckets = Buckets(self)
+        device = self.engine.store.device
+        self._flats = [torch.zeros(unit.numel, dtype=torch.float32, device=device) for unit in self._buckets.units]
+        self._views = [self._buckets.views(index, flat) for index, flat in enumerate(self._flats)]
 
     def synchronize(self) -> None:
         """Replaces every parameter's ``grad`` by its average over all workers; a missing one counts as zero.
@@ -155,47 +156,25 @@ class Synchronizer(Handle):
                     f"{self._shapes.get(name, 'never been given')}; give tensors shaped as the parameters"
                 )
         self._average(tensors, _leave)
-        return {name: view for bucket in self._buckets for name, view in bucket.views.items()}
+        return {name: view for views in self._views for name, view in views.items()}
 
     def _average(self, tensors: Tensors, take: Callable[[torch.nn.Parameter, Tensor], None]) -> None:
         """Averages in all buckets, and calls ``take`` on the wire's thread with each parameter and average."""
         check_dense(tensors)
-        self.engine.before_step()
-        last = self._buckets[-1]
-        with self.wire.whole():
-            for future in [bucket.submit(tensors, take, bucket is last) for bucket in self._buckets]:
-                self.wire.wait(future)
+        parameters = dict(self._named)
 
-
-class _Bucket:
-    """Some parameters and the flat buffer that is averaged for them."""
-
-    def __init__(self, handle: Handle, parameters: Named) -> None:
-        self._handle = handle
-        self._parameters = parameters
-        slots = flat_slots([(name, handle._shapes[name]) for name, _ in parameters])
-        self._unit = handle.engine.unit(slots)
-        self._flat = torch.zeros(self._unit.numel, dtype=torch.float32, device=parameters[0][1].device)
-        self.views = {slot.name: self._flat[slot.offset : slot.stop].view(slot.shape) for slot in slots}
-
-    def submit(self, tensors: Tensors, take: Callable[[torch.nn.Parameter, Tensor], None], last: bool) -> TensorFuture:
-        wire, engine = self._handle.wire, self._handle.engine
-        future = wire.promise()
-
-        def fill() -> None:
-            for name, view in self.views.items():
+        def fill(index: int) -> None:
+            for name, view in self._views[index].items():
                 if name in tensors:
                     view.copy_(local(tensors[name]))
                 else:
                     view.zero_()
 
-        def hand_on() -> None:
-            for name, parameter in self._parameters:
-                take(parameter, self.views[name])
-            wire.keep(future, self._flat)
+        def hand_on(index: int) -> None:
+            for name, view in self._views[index].items():
+                take(parameters[name], view)
 
-        engine.average(wire, lambda: self._unit, self._flat, fill=fill, hand_on=hand_on, counted=self._flat, last=last)
-        return future
+        self._buckets.average(self._flats, fill, hand_on)
 
 
 def check_dense(tensors: Tensors) -> None:
@@ -219,18 +198,3 @@ def _take_for_gradient(
 
 def _leave(parameter: torch.nn.Parameter, average: Tensor) -> None:
     """The average stays where it is."""
-
-
-def _in_buckets(parameters: Named, whole: bool) -> list[Named]:
-    """Parameters in buckets of DDP's size, last ones first, as their gradients come; one bucket for a whole model."""
-    if whole:
-        return [parameters]
-    buckets: list[list[tuple[str, torch.nn.Parameter]]] = [[]]
-    filled = 0
-    for name, parameter in reversed(parameters):
-        if filled >= BUCKET_ELEMENTS:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append((name, parameter))
-        filled += local(parameter).numel()
-    return list(buckets)

@@ -86,13 +86,46 @@ class ParameterGroup:
             inner.post_forward_mesh_info = new
         inner.mesh_info = new
 
-    def check_free(self) -> None:
-        """Raises ConfigurationError if something else has its hook, or gradients have come already."""
+    @property
+    def padded(self) -> list[tuple[int, ...]]:
+        """Shape of each one's part as it is sent, as long as the first is, whichever rank holds it."""
+        return [tuple(each.padded_sharded_param_size) for each in self._members]
+
+    def scatter_by(self, scatter: Callable[[Tensor, Tensor], None]) -> None:
+        """Has something called with every unsharded gradient, and where this rank's part of the average is to be."""
+        from torch.distributed.fsdp._fully_shard import _fsdp_api as api
+
+        class Scatter(api.ReduceScatter):
+            def allocate(
+                self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+            ) -> Tensor:
+                return torch.empty(*size, dtype=dtype, device=device)
+
+            def __call__(
+                self, output_tensor: Tensor, input_tensor: Tensor, group: object, op: object, async_op: bool = False
+            ) -> None:
+                scatter(input_tensor, output_tensor)
+
+        self._inner._reduce_scatter_comm = Scatter()
+
+    def check_unhooked(self) -> None:
+        """Raises ConfigurationError if something else averages over its replicas already."""
         if self._inner._all_reduce_hook is not None:
             raise ConfigurationError(
                 f"the parameter group of {self._name!r} has an all-reduce hook already, of gradwire.compress or "
                 "set_all_reduce_hook; FSDP takes one; shard the model anew"
             )
+
+    def check_unscattered(self) -> None:
+        """Raises ConfigurationError if something else reduces over its shards already."""
+        if type(self._inner._reduce_scatter_comm).__name__ != "DefaultReduceScatter":
+            raise ConfigurationError(
+                f"the parameter group of {self._name!r} has a reduce-scatter of its own already; FSDP takes one; shard "
+                "the model anew"
+            )
+
+    def check_free(self) -> None:
+        """Raises ConfigurationError if gradients have come already."""
         begun = [self._inner._partial_reduce_output, *(each.unsharded_accumulated_grad for each in self._members)]
         if any(each is not None for each in (*begun, *(each.grad for each in self.parameters))):
             raise ConfigurationError(
@@ -129,9 +162,13 @@ class ParameterGroup:
                     f"a parameter in the group of {self._name!r} has a post-accumulate-grad hook, which FSDP calls "
                     "before the average has come; step the optimizer after backward"
                 )
-        if gradient.numel() != self._numel:
+        self.check_whole(gradient.numel())
+
+    def check_whole(self, numel: int) -> None:
+        """Raises ConfigurationError unless a gradient has all elements of what this rank holds."""
+        if numel != self._numel:
             raise ConfigurationError(
-                f"{gradient.numel()} of the {self._numel} elements of the gradient came in the parameter group of "
+                f"{numel} of the {self._numel} elements of the gradient came in the parameter group of "
                 f"{self._name!r}: some of its parameters took no part in the loss, or were frozen since the method was "
                 "attached; call model.set_reduce_scatter_unused_params(True), or shard the model and attach anew"
             )
@@ -142,19 +179,16 @@ class ShardedModel:
 
     Args:
         model: The outermost module that did.
-        replicas: The workers that hold the same shards; those of the mesh if None.
 
     Attributes:
-        replicas: As found or given.
         parameters: What requires gradients, by name.
         frozen: What does not.
 
     Raises:
-        ConfigurationError: If this torch's FSDP2 is another inside, there are no replicas or others than were given,
-            or the model cannot be attached to.
+        ConfigurationError: If this torch's FSDP2 is another inside, or the model cannot be attached to.
     """
 
-    def __init__(self, model: nn.Module, replicas: dist.ProcessGroup | None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         names = {id(each): name for name, each in model.named_parameters()}
         try:
             self._states = list(dict.fromkeys(each._get_fsdp_state() for each in _sharded_modules(model)))
@@ -178,7 +212,35 @@ class ShardedModel:
         self.parameters = [(name, each) for name, each in model.named_parameters() if id(each) in managed]
         self.frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
         self.names = {id(each): name for name, each in self.parameters}
-        self.replicas = _replicas(self.groups, replicas)
+
+    def replicas(self, given: dist.ProcessGroup | None) -> dist.ProcessGroup:
+        """The workers that hold the same shards, as found; or as given, where there is no mesh of them.
+
+        Raises:
+            ConfigurationError: If there are none, or others than were given; or something averages over them already.
+        """
+        for each in self.groups:
+            each.check_unhooked()
+        return _replicas(self.groups, given)
+
+    def shards(self) -> dist.ProcessGroup:
+        """The workers over which the model is cut.
+
+        Raises:
+            ConfigurationError: If there are none, or not the same for all parameters; or something reduces over them
+                already.
+        """
+        for each in self.groups:
+            each.check_unscattered()
+        groups = [each.shards for each in self.groups]
+        found = {tuple(dist.get_process_group_ranks(each)): each for each in groups if each is not None}
+        if len(found) != 1 or None in groups:
+            listed = ", ".join(map(str, sorted(found))) or "none"
+            raise ConfigurationError(
+                f"the model's parameters are cut over ranks {listed}; fully_shard all of it on one mesh with a "
+                "dimension of shards"
+            )
+        return next(iter(found.values()))
 
     def check_outermost(self) -> None:
         """Raises ConfigurationError if the model has become a part of a larger one that FSDP runs."""

@@ -8,7 +8,7 @@ from operator import is_
 
 from torch import nn
 
-from gradwire.attach.handle import Named
+from gradwire.attach.given import Named
 from gradwire.errors import ConfigurationError
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``gradwire methods | recipes | analyze | frontier | advise | simulate | bench | doctor``."""
+"""The command line of gradwire."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gradwire.cli.doctor import doctor
 from gradwire.cli.frontier import frontier
 from gradwire.cli.methods import methods
 from gradwire.cli.recipes import recipes
+from gradwire.cli.suite import reproduce
 from gradwire.errors import GradwireError
 
 USAGE_ERROR = 2
@@ -33,6 +34,7 @@ app.command(frontier)
 app.command(advise)
 app.command(simulate)
 app.command(bench)
+app.command(reproduce)
 app.command(doctor)
 
 

@@ -294,16 +294,17 @@ def _race(
     workers: int,
     rate: str | None,
     racers: Sequence[Contender],
-    **options: int,
+    *,
+    steps: int,
+    batch: int,
+    seed: int,
 ) -> list[TrainRow]:
     """Trains with a live bar for each contender."""
     from gradwire_bench import train as bench_train
     from gradwire_bench.progress import bars
 
     with bars(console) as progress:
-        tasks = [
-            progress.add_task(racer.label, total=options["steps"], start=False, news="waiting") for racer in racers
-        ]
+        tasks = [progress.add_task(racer.label, total=steps, start=False, news="waiting") for racer in racers]
 
         def show(rows: list[TrainRow]) -> None:
             for task, row in zip(tasks, rows, strict=True):
@@ -313,7 +314,9 @@ def _race(
                     progress.stop_task(task)
                 progress.update(task, completed=row.steps_done, news=_news(row))
 
-        return bench_train.race(workload, source, workers, rate, racers, **options, on_progress=show)
+        return bench_train.race(
+            workload, source, workers, rate, racers, steps=steps, batch=batch, seed=seed, on_progress=show
+        )
 
 
 def _news(row: TrainRow) -> str:

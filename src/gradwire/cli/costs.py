@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -160,7 +162,9 @@ def advise(
         from gradwire.cost.group import look, started
 
         tried = _candidates(method, started() if started() < group else 1)
-        seen = look(scene, step_time is not None)
+        quiet = Console(quiet=True) if os.environ.get("RANK", "0") != "0" else new_console()
+        with quiet.status("measuring the group, its collectives, encoding, and backward"):
+            seen = look(scene, step_time is not None, tried)
         if seen is None:
             return
         setting, numel, title = seen
@@ -279,18 +283,16 @@ def costs(path: Path, method: Methods = None, *, name: str = "here") -> None:
 def validate(
     method: Methods = None,
     *,
-    shapes: str = "resnet18",
-    workers: Annotated[list[int], Parameter(negative=())] = [2, 4],  # noqa: B006
-    link: Annotated[list[str], Parameter(negative=())] = ["100mbit", "1gbit", "none"],  # noqa: B006
+    workers: Annotated[list[int], Parameter(negative=())] = [2, 4, 8],  # noqa: B006
+    link: Annotated[list[str], Parameter(negative=())] = ["100mbit", "300mbit", "1gbit", "none"],  # noqa: B006
     steps: Positive = 9,
-    device: str = "epyc",
     again: Path | None = None,
     out: Path = Path("results/validate"),
 ) -> None:
-    """Hold predicted step times against measured ones: averages alone, in shaped networks.
+    """Hold predicted step times against measured ones in shaped networks: averages alone, and with real backward.
 
-    Each group first measures its collectives, its buckets and its share of the cores; encoding and decoding come from
-    the profile. No number is fitted to a step.
+    Each group first measures what advise measures: its collectives, encoding and decoding, backward. Two constants are
+    fitted to half of the settings; the other half is reported. A small GPT-2 of 3.7 M parameters.
 
     ```
     gradwire bench validate --out docs/data
@@ -298,11 +300,9 @@ def validate(
 
     Args:
         method: Contenders, name:option=value,...; with or without the flag; eight if not given.
-        shapes: Whose shapes the gradient has, as for simulate.
         workers: Worker processes; may be repeated.
         link: Rate of each worker's link, or none for plain loopback; may be repeated.
         steps: Timed steps of each contender.
-        device: Whose profile to take.
         again: Measure nothing: predict anew what such a JSON has, from what its groups measured of themselves.
         out: Folder for validate.json and validate.png.
     """
@@ -313,30 +313,40 @@ def validate(
 
     console = new_console()
     points: list[bench_validate.Point] = []
-    probes = []
+    probes: list[dict[str, object]] = []
     chosen = list(method or bench_validate.METHODS)
     if again is not None:
         try:
-            measured = json.loads(again.read_text())
-            points, probes = bench_validate.again(measured, device), measured["probes"]
+            (points, probes), link = bench_validate.read(json.loads(again.read_text())), []
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise GradwireError(f"{again} is no JSON of gradwire bench validate: {error}") from error
-        shapes, link = measured["shapes"], []
     with console.status("measuring") as status:
-        for each in link:
-            for number in workers:
-                found, probed = bench_validate.measure(shapes, number, each, chosen, steps, device, status.update)
-                points += found
-                probes.append(probed)
-                for point in found:
-                    console.print(
-                        f"{point.link:>8} {point.workers} workers {point.method:26} predicted "
-                        f"{1e3 * point.predicted:8.1f} ms, measured {1e3 * point.measured:8.1f} ms, "
-                        f"{100 * point.error:+.0f} %"
-                    )
-    errors = bench_validate.errors(points)
-    console.print(", ".join(f"{name} {100 * value:.0f} %" for name, value in errors.items()))
-    bench_validate.scatter_plot(points, out / "validate.png", shapes, errors["median"])
-    document = report.document("bench.validate", shapes=shapes, errors=errors, points=points, probes=probes)
+        for each, number in product(link, workers):
+            found, probed = bench_validate.measure(number, each, chosen, steps, status.update)
+            points, probes = points + found, probes + probed
+            for point in found:
+                console.print(
+                    f"{point.link:>8} {point.workers} workers {point.mode:8} {point.method:26} predicted "
+                    f"{1e3 * point.predicted:8.1f} ms, measured {1e3 * point.measured:8.1f} ms, "
+                    f"{100 * point.error:+.0f} %"
+                )
+            measured = report.document("bench.validate", fit=bench_validate.Fit(), points=points, probes=probes)
+            report.write_json(out / "validate.json", measured)  # for --again, if this is broken off
+        first, other = bench_validate.parted(points)
+        fit = bench_validate.calibrated(first, probes, status.update) if other else bench_validate.Fit()
+    nothing_fitted = bench_validate.again(points, probes, bench_validate.Fit())
+    points = bench_validate.again(points, probes, fit)
+    held_out = bench_validate.parted(points)[1]
+    errors = {
+        "nothing fitted": bench_validate.errors(nothing_fitted),
+        "calibrated": bench_validate.errors(points),
+        **({"calibrated, held out": bench_validate.errors(held_out)} if held_out else {}),
+    }
+    for title, table in {**bench_validate.signed(points), **errors}.items():
+        console.print(f"{title}: " + ", ".join(f"{name} {100 * value:+.0f} %" for name, value in table.items()))
+    console.print(f"calibrated by half of the settings: {fit}")
+    reported = held_out or points
+    bench_validate.scatter_plot(reported, out / "validate.png", bench_validate.errors(reported)["median"])
+    document = report.document("bench.validate", fit=fit, errors=errors, points=points, probes=probes)
     report.write_json(out / "validate.json", document)
     console.print(f"Wrote {out / 'validate.json'} and {out / 'validate.png'}", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from gradwire.cli.arguments import Json, Positive, WorkloadName
+from gradwire.cli.arguments import Json, Positive, TunedWorkload
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write
 
@@ -20,7 +20,7 @@ OptimizerName = Literal["sgd", "momentum", "adamw"]
 
 def recipes(
     *,
-    workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
+    workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ["image", "language"],  # noqa: B006
     optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
     keeping: Annotated[bool, Parameter(negative=())] = False,
     json: Json = None,
@@ -57,7 +57,7 @@ def recipes(
 @bench.command(name="recipes")
 def bench_recipes(
     *,
-    workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
+    workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ["image", "language"],  # noqa: B006
     optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
     workers: Positive = 4,
     out: Path = Path("results/recipes.json"),

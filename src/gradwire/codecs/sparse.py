@@ -139,6 +139,8 @@ def _mark(block: Block, counts: Int64Array, bad: Tensor, out: Tensor) -> None:
 def _chosen(select: Selector, block: Block) -> tuple[Int64Array, Block]:
     """How many coordinates of each segment are sent, and the block that their values form."""
     counts = select.counts(block)
-    streams = [f"values of segment {segment} with {block.slots[0].name}" for segment in range(len(counts))]
+    streams = [
+        f"values of segment {segment} with {block.slots[0].name}{block.slots[0].part}" for segment in range(len(counts))
+    ]
     slots = flat_slots([(stream, (int(count),)) for stream, count in zip(streams, counts, strict=True)])
     return counts, Block.cut(slots, Granularity("layer"))

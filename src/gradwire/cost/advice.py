@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire.cost.simulation import Prediction, Setting, plain, simulate
 from gradwire.engine.configuration import Configuration
-from gradwire.methods import get
+from gradwire.methods import get, parse
 
 GAIN = 0.05
 """A method must take less of a step than the best dense average by this share, beyond what is uncertain, to be worth
@@ -64,6 +64,12 @@ class Candidate:
         choices = {key: value for key, value in arguments.items() if key in CHOICES}
         options = {key: value for key, value in arguments.items() if key not in choices}
         return cls(name, arguments, Configuration.make(name, options, **choices))
+
+    @classmethod
+    def of(cls, line: str, configuration: Configuration) -> Candidate:
+        """As it was written, already checked."""
+        name, arguments = parse(line)
+        return cls(name, arguments, configuration)
 
     @property
     def label(self) -> str:
@@ -161,13 +167,14 @@ def choose(full: Prediction, rows: Sequence[tuple[Candidate, Prediction]], compu
     chosen, row = next((each, row) for each, row in gaining if row.seconds <= (1 + ALIKE) * quickest)
     gain, of_full = best_dense.seconds / row.seconds, full.seconds / row.seconds
     reason = (
-        f"{chosen.label} takes {_time(row.seconds)} a step, {_time(best_dense.seconds)} the best dense average: "
+        f"{chosen.label} takes {as_text(row.seconds)} a step, {as_text(best_dense.seconds)} the best dense average: "
         f"{gain:.2f} times as fast, {of_full:.2f} times DDP fp32. Compare accuracy before you rely on it."
     )
     return Advice(predictions, chosen, reason, chosen.line)
 
 
-def _time(seconds: float) -> str:
+def as_text(seconds: float) -> str:
+    """Seconds of a step, readably."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 

@@ -69,14 +69,12 @@ class Clock:
 
     Attributes:
         cores: Cores that the worker has: less than 1 where workers share one.
-        pace: The most of a core that a thread gets, where others' threads want it, too.
         now: Seconds since the backward pass began.
         done: All work so far, in order of its end.
         waited: Seconds that the wire's thread waited for transfers.
     """
 
     cores: float = float("inf")
-    pace: float = 1.0
     now: float = 0.0
     done: list[Work] = field(default_factory=list)
     waited: float = 0.0
@@ -125,8 +123,8 @@ class Clock:
         """Until the next of what is under way is done."""
         transfers = [link[0] for link in self._links.values() if link]
         carried = [each.cost.work / each.cost.seconds for each in transfers]
-        wanted = [self.pace * bool(self._backward), self.pace * (self._computing > 0)]
-        backward, computing, *carrying = shared(wanted + [min(each, self.pace) for each in carried], self.cores)
+        wanted = [float(bool(self._backward)), float(self._computing > 0), *(min(each, 1.0) for each in carried)]
+        backward, computing, *carrying = shared(wanted, self.cores)
         paces = [
             (given / asked if asked else 1.0) / transfer.cost.seconds
             for transfer, given, asked in zip(transfers, carrying, carried, strict=True)

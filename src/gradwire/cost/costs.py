@@ -100,6 +100,15 @@ class Profile:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
+    def of_plain(cls, content: Mapping[str, Any]) -> Profile:
+        """One that ``dataclasses.asdict`` made plain."""
+        methods = {
+            key: Costs(tuple(Stage(**stage) for stage in costs["stages"]), costs["spread"])
+            for key, costs in content["methods"].items()
+        }
+        return cls(**{**content, "methods": methods})
+
+    @classmethod
     def read(cls, path: Path) -> Profile:
         """Reads what :meth:`write` wrote.
 
@@ -107,12 +116,7 @@ class Profile:
             ConfigurationError: If the file is no profile.
         """
         try:
-            content: dict[str, Any] = json.loads(path.read_text())
-            methods = {
-                key: Costs(tuple(Stage(**stage) for stage in costs["stages"]), costs["spread"])
-                for key, costs in content.pop("methods").items()
-            }
-            return cls(**content, methods=methods)
+            return cls.of_plain(json.loads(path.read_text()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"{path} is no profile of a device ({type(error).__name__}: {error}); make one with "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -10,16 +13,18 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.sibling import sibling_of
-from gradwire.cost import probe, user
+from gradwire.cost import measure, probe, user
+from gradwire.cost.advice import Candidate
 from gradwire.cost.scene import Scene
-from gradwire.cost.shapes import Model
 from gradwire.cost.simulation import Setting
-from gradwire.cost.workload import Workload
 from gradwire.engine.nodes import Inside
 from gradwire.errors import ConfigurationError
-from gradwire.layout import flat_slots
+from gradwire.wire import ProcessGroupTransport, Transport
 
 CPU = torch.device("cpu")
+
+APART = 2.0
+"""It is said if the slowest worker takes so many times as long to encode as the quickest."""
 
 
 def join() -> tuple[int, int, torch.device]:
@@ -36,12 +41,13 @@ def started() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def look(scene: Scene, step_time_given: bool) -> tuple[Setting, int, str] | None:
+def look(scene: Scene, step_time_given: bool, tried: Sequence[Candidate]) -> tuple[Setting, int, str] | None:
     """Joins the group of the environment, as torchrun gives it, and measures; rank 0 alone is told.
 
     Args:
         scene: What is not measured.
         step_time_given: Whether a step's time is given and need not be measured.
+        tried: Methods whose encoding and decoding are measured.
 
     Returns:
         The setting, the model's number of parameters, and a title.
@@ -49,55 +55,53 @@ def look(scene: Scene, step_time_given: bool) -> tuple[Setting, int, str] | None
     Raises:
         ConfigurationError: If the model is not as it must be.
     """
-    rank, workers, device = join()
-    cuda = device.type == "cuda"
+    rank, _, device = join()
     try:
-        module, step = user.make_with_step(scene.shapes) if user.is_own(scene.shapes) else (None, None)
-        model = scene.model() if module is None else user.model(scene.shapes, module)
         group = dist.group.WORLD
         if group is None:
             raise ConfigurationError("there is no process group; start with torchrun")
-        network = probe.measured(group, device)
-        setting = replace(replace(scene, workers=workers, gpus=1).setting(model), network=network, cores=_cores(cuda))
-        if 1 < started() < workers:
-            nodes = Inside(None).of(range(workers))
-            near, between = (sibling_of(group, device, ranks) for ranks in (nodes.mates(rank), nodes.peers(rank)))
-            setting = replace(setting, levels=(probe.measured(near, device), probe.measured(between, device)))
-        told = "" if step_time_given else " (assumed)"
-        if module is not None and step is not None and not step_time_given:
-            wrapped = DistributedDataParallel(module.to(device))
-            before, *buckets = probe.arrivals(wrapped, step)
-            setting = replace(setting, workload=_arriving(model, setting.workload, before, buckets))
-            told = " (measured)"
-        seconds = setting.workload.seconds
+        seen = measured(scene, step_time_given, tried, group, device)
     finally:
         dist.destroy_process_group()
+    return seen if rank == 0 else None
+
+
+def measured(
+    scene: Scene, step_time_given: bool, tried: Sequence[Candidate], group: dist.ProcessGroup, device: torch.device
+) -> tuple[Setting, int, str]:
+    """What :func:`look` returns, of a group that all ranks are in and nothing else uses."""
+    module, step = user.make_with_step(scene.shapes) if user.is_own(scene.shapes) else (None, None)
+    model = scene.model() if module is None else user.model(scene.shapes, module)
+    transport = ProcessGroupTransport(group)
+    network = probe.measured(transport, device, probe.SIZES)
+    exact = Candidate.make("dense", {}).configuration
+    profile = measure.here([exact, *(each.configuration for each in tried)], model.parameters, device)
+    profile, apart = measure.slowest(profile, transport, device)
+    assumed = replace(scene, workers=transport.world_size, gpus=1).setting(model)
+    setting = replace(assumed, network=network, profile=profile, cores=cores(transport, device))
+    if 1 < started() < transport.world_size:
+        nodes = Inside(None).of(dist.get_process_group_ranks(group))
+        circles = [sibling_of(group, device, each(transport.rank)) for each in (nodes.mates, nodes.peers)]
+        near, between = (probe.measured(ProcessGroupTransport(each), device, probe.SIZES) for each in circles)
+        setting = replace(setting, levels=(near, between))
+    told = "" if step_time_given else " (assumed)"
+    if module is not None and step is not None and not step_time_given:
+        wrapped = DistributedDataParallel(module.to(device))
+        setting = replace(setting, workload=probe.arrivals(wrapped, step, transport, clock=measure.clock_of(device)))
+        told = " (measured)"
+    slow = f"; its slowest worker takes {apart:.1f} times as long to encode as its quickest" if apart > APART else ""
     title = (
-        f"{scene.shapes}, {model.numel / 1e6:.1f} M parameters, {workers} workers as they are, "
-        f"a step takes {1e3 * seconds:.4g} ms{told}"
+        f"{scene.shapes}, {model.numel / 1e6:.1f} M parameters, {network.workers} workers as they are, "
+        f"a step takes {1e3 * setting.workload.seconds:.4g} ms{told}{slow}"
     )
-    return (setting, model.numel, title) if rank == 0 else None
+    return setting, model.numel, title
 
 
-def _cores(cuda: bool) -> float:
+def cores(transport: Transport, device: torch.device) -> float:
     """Cores that each worker of this machine has; a GPU is one of its own."""
-    if cuda:
+    if device.type != "cpu":
         return 1.0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores / started()
-
-
-def _arriving(model: Model, assumed: Workload, before: float, buckets: list[float]) -> Workload:
-    """A workload whose backward pass takes what was measured; as many buckets as DDP made."""
-    if len(buckets) == len(assumed.buckets):
-        return Workload(assumed.buckets, tuple(buckets), before)
-    whole = flat_slots(list(reversed(model.parameters)))
-    return (
-        Workload((whole,), (sum(buckets),), before)
-        if len(buckets) == 1
-        else replace(
-            assumed,
-            backward=tuple(sum(buckets) * part / sum(assumed.backward) for part in assumed.backward),
-            forward=before,
-        )
-    )
+    name = hashlib.blake2b(platform.node().encode(), digest_size=8).digest()
+    names = transport.all_gather(torch.frombuffer(bytearray(name), dtype=torch.uint8))()
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return here / int((names == names[transport.rank]).all(1).sum())

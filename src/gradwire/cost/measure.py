@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.cost import shapes
-from gradwire.cost.costs import Costs, Profile, Stage, key_of
+from gradwire.cost import probe, shapes
+from gradwire.cost.costs import FREE, Costs, Profile, Stage, key_of
+from gradwire.cost.shapes import NamedShape
 from gradwire.engine.configuration import Configuration
 from gradwire.layout import Slot, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.methods import Context, Method
-from gradwire.wire import Synchronization
+from gradwire.wire import AllReduceMean, Request, Synchronization, Transport
 
 WORLDS = (2, 5)
 """Numbers of workers with which a method is measured, so that what each payload adds shows."""
@@ -30,17 +32,36 @@ TIMED_STEPS = 4
 LARGE = tuple((f"matrix{index}", (2048, 2048)) for index in range(4))
 """Few large matrices, beside the many small ones of a network, so that what each parameter adds shows."""
 
+SAMPLE = 1 << 21
+"""Values of a model on which methods are measured where it is about to be trained."""
+
+Clock = Callable[[], float]
+
+
+def clock_of(device: torch.device) -> Clock:
+    """What tells how long a method works: the time of its thread, whatever else runs, or that of its device."""
+    if device.type == "cpu":
+        return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
+
 
 @dataclass(frozen=True)
 class Watched(Method):
-    """A method whose work between rounds is timed, on rank 0: the time of its thread, whatever else runs.
+    """A method whose work between rounds is timed, on rank 0.
 
     Attributes:
         method: Which.
+        clock: By what.
         times: Where seconds are noted, by stage: before the first round, after that, and so on.
     """
 
     method: Method
+    clock: Clock = time.thread_time
     times: dict[int, list[float]] = field(default_factory=dict)
 
     @property
@@ -69,29 +90,39 @@ class Watched(Method):
     def _timed(self, average: Synchronization) -> Synchronization:
         stage, answer = 0, None
         while True:
-            start = time.thread_time()
+            start = self.clock()
             try:
                 request = next(average) if answer is None else average.send(answer)
             except StopIteration:
                 return
             finally:
-                self.times.setdefault(stage, []).append(time.thread_time() - start)
+                self.times.setdefault(stage, []).append(self.clock() - start)
+            self.times[stage][-1] += self._scaling(request)
             answer = yield request
             stage += 1
 
+    def _scaling(self, request: Request | Sequence[Request]) -> float:
+        """What the wire takes to divide by the number of workers before sums."""
+        asked = request if isinstance(request, list) else [request]
+        copies = [each.payload.clone() for each in asked if isinstance(each, AllReduceMean)]
+        start = self.clock()
+        for each in copies:
+            each.mul_(0.5)
+        return self.clock() - start
+
 
 def stage_seconds(
-    configuration: Configuration, parameters: Sequence[tuple[str, tuple[int, ...]]], workers: int, noise: Tensor
+    configuration: Configuration, parameters: Sequence[NamedShape], workers: int, noise: Tensor
 ) -> tuple[list[Slot], list[float]]:
     """Seconds of each stage of a method over one bucket of all parameters, and what of them it compresses.
 
     A method that does something else in every other step has the mean of both, each the median of its times.
     """
     slots = flat_slots(parameters)
-    watched = Watched(configuration.method)
-    world = LocalWorld(replace(configuration, method=watched), slots, workers)
+    watched = Watched(configuration.method, clock_of(noise.device))
+    world = LocalWorld(replace(configuration, method=watched, start=0), slots, workers, noise.device)
     numel = slots[-1].stop
-    gradients = [torch.empty(numel, dtype=torch.float32) for _ in range(workers)]
+    gradients = [torch.empty(numel, dtype=torch.float32, device=noise.device) for _ in range(workers)]
     for step in range(WARM_UP_STEPS + TIMED_STEPS):
         for rank, gradient in enumerate(gradients):
             start = (step * workers + rank) * 4096 % (len(noise) - numel + 1)
@@ -104,16 +135,18 @@ def stage_seconds(
     return taken, [statistics.mean(statistics.median(each) for each in both) for both in alternate]
 
 
-def costs(configuration: Configuration, noise: Tensor) -> Costs:
-    """What a method takes here, from four measurements: shapes of ResNet-50 and few large ones, two worlds."""
+def costs(configuration: Configuration, noise: Tensor, samples: Sequence[Sequence[NamedShape]]) -> Costs:
+    """What a method takes where the noise lies, of some models' parameters, each in two worlds."""
     rows: list[tuple[int, int, int]] = []
     seconds: list[list[float]] = []
-    for parameters in (shapes.get("resnet50").parameters, LARGE):
+    for parameters in samples:
         for workers in WORLDS:
             taken, stages = stage_seconds(configuration, parameters, workers, noise)
             rows.append((len(taken), sum(slot.numel for slot in taken), workers))
             seconds.append(stages)
     count = min(map(len, seconds))
+    if not count:
+        return FREE  # none of the parameters is compressed
     # Rounds beyond those that all worlds have, as where their number grows with workers, count as the last one.
     kept = [[*stages[: count - 1], statistics.mean(stages[count - 1 :])] for stages in seconds]
     fits = [_fitted(rows, [stages[index] for stages in kept]) for index in range(count)]
@@ -139,6 +172,42 @@ def _fitted(rows: Sequence[tuple[int, int, int]], seconds: Sequence[float]) -> S
     return Stage(tensor=float(parts[0]), value=float(parts[1]), row=float(parts[2]))
 
 
+def sample(parameters: Sequence[NamedShape], most: int = SAMPLE) -> list[NamedShape]:
+    """Matrices from all parts of a model, of about so many values together; the largest have fewer rows."""
+    matrices = [each for each in parameters if len(each[1]) > 1] or parameters
+    every = math.ceil(shapes.numel(matrices) / most) or 1
+    picked = matrices[every // 2 :: every] or matrices[:1]
+    rows = [max(1, shape[0] * most // math.prod(shape)) if math.prod(shape) > most else 0 for _, shape in picked]
+    return [(name, (row, *shape[1:]) if row else shape) for (name, shape), row in zip(picked, rows, strict=True)]
+
+
+def here(
+    configurations: Iterable[Configuration],
+    parameters: Sequence[NamedShape],
+    device: torch.device,
+    most: int = SAMPLE,
+) -> Profile:
+    """What methods take of a model on the device that it is about to be trained on, by about ``most`` of its values."""
+    sampled = sample(parameters, most)
+    numel = shapes.numel(sampled)
+    noise = torch.randn(numel + (1 << 16), generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(device)
+    methods = {key_of(each): costs(each, noise, [sampled]) for each in configurations}
+    about = f"{numel:,} values, torch {torch.__version__}, {date.today()}"
+    return Profile(str(device), "measured", about, methods=methods)
+
+
+def slowest(profile: Profile, transport: Transport, device: torch.device) -> tuple[Profile, float]:
+    """What all workers measured, as their slowest take it, and how many times as long that is as the quickest take."""
+    stages = [stage for costs in profile.methods.values() for stage in costs.stages]
+    parts = [part for stage in stages for part in (stage.unit, stage.tensor, stage.value, stage.row)]
+    *most, longest, shortest = probe.largest([*parts, sum(parts), -sum(parts)], transport, device)
+    merged = iter(Stage(*most[start : start + 4]) for start in range(0, len(most), 4))
+    methods = {
+        key: Costs(tuple(next(merged) for _ in costs.stages), costs.spread) for key, costs in profile.methods.items()
+    }
+    return replace(profile, methods=methods), longest / -shortest if shortest else 1.0
+
+
 def measured(
     configurations: Iterable[Configuration], device: str, report: Callable[[str], object] = lambda name: None
 ) -> Profile:
@@ -157,7 +226,7 @@ def measured(
         methods = {}
         for configuration in configurations:
             report(str(configuration))
-            methods[key_of(configuration)] = costs(configuration, noise)
+            methods[key_of(configuration)] = costs(configuration, noise, (shapes.get("resnet50").parameters, LARGE))
         about = f"one thread, torch {torch.__version__}, {date.today()}"
         return Profile(device, "measured", about, _copy(noise), methods)
     finally:

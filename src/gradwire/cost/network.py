@@ -18,7 +18,10 @@ from gradwire.cost.clock import Cost
 from gradwire.errors import ConfigurationError
 from gradwire.wire import Meter
 
-Kind = Literal["all-reduce", "all-gather", "straight all-gather", "all-to-all", "broadcast", "exchange"]
+Kind = Literal[
+    "all-reduce", "half all-reduce", "all-gather", "straight all-gather", "all-to-all", "broadcast", "exchange"
+]
+"""Sums of two-byte numbers are of their own kind: backends without the instructions for them add them up slowly."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -26,7 +29,7 @@ def sent_bytes(kind: Kind, nbytes: int, workers: int) -> int:
     """What rank 0 hands over to be sent in a collective of a payload, as the meter of the wire counts it."""
     meter = Meter()
     match kind:
-        case "all-reduce":
+        case "all-reduce" | "half all-reduce":
             meter.all_reduce(nbytes, workers)
         case "all-gather" | "straight all-gather":
             meter.all_gather(nbytes, workers)
@@ -44,7 +47,7 @@ def hops(kind: Kind, workers: int) -> int:
     if workers == 1:
         return 0
     match kind:
-        case "all-reduce":
+        case "all-reduce" | "half all-reduce":
             return 2 * (workers - 1)
         case "all-gather":
             return workers - 1
@@ -151,7 +154,7 @@ class Links:
                 return nbytes * inside
             case "broadcast":
                 return nbytes * math.ceil(math.log2(workers)) if workers > 1 else 0
-            case "all-reduce":
+            case "all-reduce" | "half all-reduce":
                 return 2 * (workers - 1) * nbytes / workers
         return sent_bytes(kind, nbytes, workers)
 
@@ -204,10 +207,12 @@ class Measured:
     Attributes:
         workers: How many.
         lines: A line for each kind of collective.
+        late: Seconds that a collective takes beyond that, since workers who have worked come to it one after another.
     """
 
     workers: int
     lines: Mapping[Kind, Line] = field(default_factory=dict)
+    late: float = 0.0
 
     @property
     def spread(self) -> float:
@@ -219,7 +224,7 @@ class Measured:
         line = self.lines[kind]
         sent = sent_bytes(kind, nbytes, self.workers)
         seconds = line.seconds(sent)
-        return Cost(seconds, min(line.work * sent, seconds))
+        return Cost(seconds + self.late, min(line.work * sent, seconds))
 
 
 def line_through(points: Sequence[tuple[int, float]], work: float = 0.0) -> Line:

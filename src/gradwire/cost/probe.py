@@ -16,8 +16,10 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.cost.network import KINDS, Kind, Line, Measured, line_through, sent_bytes
+from gradwire.cost.workload import Workload
 from gradwire.errors import ConfigurationError
-from gradwire.wire import Pending, ProcessGroupTransport, Transport
+from gradwire.layout import Slot, flat_slots
+from gradwire.wire import Pending, Transport
 
 SIZES = (1 << 10, 1 << 16, 1 << 19, 1 << 22, 1 << 24)
 """Payloads in bytes, of the whole collective on a worker."""
@@ -27,27 +29,27 @@ SECONDS = 1.0
 """No larger size is tried after one that took so long."""
 
 
-def measured(group: dist.ProcessGroup, device: torch.device, sizes: Sequence[int] = SIZES) -> Measured:
+def measured(transport: Transport, device: torch.device, sizes: Sequence[int], repeats: int = REPEATS) -> Measured:
     """Times every collective of a group.
 
     Args:
-        group: The workers; nothing else may use it meanwhile.
+        transport: The workers; nothing else may use it meanwhile.
         device: Where payloads lie.
         sizes: Payloads to try, in bytes, the smallest first.
+        repeats: How often each is tried.
 
     Raises:
         ConfigurationError: If there is one worker only.
     """
-    transport = ProcessGroupTransport(group)
     if transport.world_size < 2:
         raise ConfigurationError(
             "there is one worker, and no network to probe; start several with torchrun --nproc-per-node, or describe "
             "the network with --link and --workers"
         )
-    return Measured(transport.world_size, {kind: _line(kind, transport, device, sizes) for kind in KINDS})
+    return Measured(transport.world_size, {kind: _line(kind, transport, device, sizes, repeats) for kind in KINDS})
 
 
-def _line(kind: Kind, transport: Transport, device: torch.device, sizes: Sequence[int]) -> Line:
+def _line(kind: Kind, transport: Transport, device: torch.device, sizes: Sequence[int], repeats: int) -> Line:
     points: list[tuple[int, float]] = []
     works: list[tuple[int, float]] = []
     for size in sizes:
@@ -55,14 +57,14 @@ def _line(kind: Kind, transport: Transport, device: torch.device, sizes: Sequenc
         nbytes = max(whole, 4 * transport.world_size)
         payload = nbytes // transport.world_size // 4 * 4 if "gather" in kind else nbytes
         times, processor = [], []
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             seconds, work = _once(kind, transport, torch.zeros(payload, dtype=torch.uint8, device=device))
             times.append(seconds)
             processor.append(work)
             if seconds > SECONDS:
                 break
         sent = sent_bytes(kind, payload, transport.world_size)
-        points.append((sent, min(times)))  # what else runs on the cores is no property of the network
+        points.append((sent, statistics.median(times)))
         works.append((sent, statistics.median(processor)))
         if points[-1][1] > SECONDS:
             break
@@ -89,6 +91,8 @@ def _begin(kind: Kind, transport: Transport, payload: Tensor) -> Pending:
     match kind:
         case "all-reduce":
             return transport.all_reduce(payload.view(torch.float32), dist.ReduceOp.SUM)
+        case "half all-reduce":
+            return transport.all_reduce(payload.view(torch.bfloat16), dist.ReduceOp.SUM)
         case "all-gather":
             return transport.all_gather(payload)
         case "straight all-gather":
@@ -101,37 +105,31 @@ def _begin(kind: Kind, transport: Transport, payload: Tensor) -> Pending:
     return transport.exchange(payload, partner if partner < transport.world_size else transport.rank)
 
 
-def core_share(seconds: float = 0.3) -> float:
-    """The share of a core that a thread of this process gets when it never rests, with whatever else runs."""
-    began, processor = time.perf_counter(), time.thread_time()
-    while time.perf_counter() - began < seconds:
-        pass
-    return (time.thread_time() - processor) / (time.perf_counter() - began)
-
-
 def arrivals(
     model: DistributedDataParallel,
     step: Callable[[nn.Module], Tensor],
+    transport: Transport,
     steps: int = 5,
     clock: Callable[[], float] = time.perf_counter,
-) -> list[float]:
-    """Seconds of backward until each bucket is ready, one after another, and of the rest of a step in front of them.
+) -> Workload:
+    """What the workers compute in a step: DDP's own buckets, and how long backward takes to each.
 
     The model's averages are left out, so it must not be used for training afterwards.
 
     Args:
         model: Freshly wrapped, without a communication hook.
         step: Gives the loss of a step.
+        transport: The workers, of whom the slowest counts.
         steps: How many are timed after two that are not.
         clock: What tells the time; ``time.thread_time`` where workers share cores and compute in one thread.
-
-    Returns:
-        The time before backward, then that of each bucket; medians over steps.
     """
     seen: list[float] = []
+    buckets: list[tuple[Slot, ...]] = []
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
 
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         seen.append(clock())
+        buckets.append(flat_slots([(names[id(each)], tuple(each.shape)) for each in bucket.parameters()]))
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -141,18 +139,26 @@ def arrivals(
     for number in range(2 + steps):
         model.zero_grad(set_to_none=True)
         seen.clear()
+        buckets.clear()
         began = clock()
         loss = step(model)
         seen.append(clock())
         loss.backward()  # type: ignore[no-untyped-call]
         if number >= 2:
             timed.append([later - earlier for earlier, later in zip([began, *seen], seen, strict=False)])
-    return [statistics.median(times) for times in zip(*timed, strict=True)]
+    medians = [statistics.median(times) for times in zip(*timed, strict=True)]
+    before, *works = largest(medians, transport, next(model.parameters()).device)
+    return Workload(tuple(buckets), tuple(works), before)
 
 
-def agreed(content: Any, group: dist.ProcessGroup, device: torch.device) -> Any:
+def largest(numbers: Sequence[float], transport: Transport, device: torch.device) -> list[float]:
+    """The largest that any rank has of each number: of times the slowest worker's, for which everybody waits."""
+    seen = torch.tensor(numbers, dtype=torch.float64, device=device)
+    return [float(each) for each in transport.all_reduce(seen, dist.ReduceOp.MAX)().tolist()]
+
+
+def agreed(content: Any, transport: Transport, device: torch.device) -> Any:
     """What rank 0 has, on all ranks: anything that JSON can say."""
-    transport = ProcessGroupTransport(group)
     text = json.dumps(content).encode() if transport.rank == 0 else b""
     length = transport.broadcast(torch.tensor([len(text)], device=device), 0)()
     written = torch.zeros(int(length), dtype=torch.uint8)

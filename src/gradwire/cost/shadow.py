@@ -19,7 +19,8 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.unit import Share, Unit
 from gradwire.layout import Block, flat_slots
 from gradwire.memory import NONE, Feedback
-from gradwire.methods import CodecMethod, LinearMethod
+from gradwire.methods import LinearMethod
+from gradwire.methods.method import CodecState
 from gradwire.wire import AllGather, lockstep
 
 META = torch.device("meta")
@@ -66,14 +67,17 @@ class _Unread(Feedback):
 _ALL_FINITE = _Unread(None)
 
 
-def sized(unit: Unit) -> Unit:
-    """A unit on the meta device whose codecs write nothing, and remember nothing."""
-    return replace(unit, shares=tuple(map(_sized, unit.shares)))
+class SizesOnly(Engine):
+    """An engine on the meta device whose codecs write nothing, and remember nothing."""
+
+    def shares(self, unit: Unit) -> tuple[Share, ...]:
+        """The same, less all values."""
+        return tuple(map(_sized, super().shares(unit)))
 
 
 def _sized(share: Share) -> Share:
-    if isinstance(share.method, CodecMethod):
-        state = share.state
+    state = share.state
+    if isinstance(state, CodecState):
         owner = None if state.owner is None else Sizes(state.owner)
         return replace(
             share,
@@ -86,8 +90,8 @@ def _sized(share: Share) -> Share:
 
 def runs(configuration: Configuration) -> bool:
     """Whether a method runs without values."""
-    engine = Engine(configuration, 0, 2, META)
-    unit = sized(engine.unit(flat_slots([("matrix", (72, 48)), ("vector", (70,))])))
+    engine = SizesOnly(configuration, 0, 2, META)
+    unit = engine.unit(flat_slots([("matrix", (72, 48)), ("vector", (70,))]))
     for _ in range(2):
         rounds = lockstep(engine.synchronizations(unit, torch.empty(unit.numel, device=META, dtype=torch.float32)))
         try:

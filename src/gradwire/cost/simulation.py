@@ -39,8 +39,8 @@ class Setting:
         network: What is between the workers.
         profile: What methods take on the device.
         cores: Cores that each worker has for everything: backward, encoding, and what sending takes of them.
-        pace: The most of a core that a thread gets, where others' threads want it, too.
         slowest: How many times as long as the others' the slowest worker's computation takes, at least 1.
+        turn: Seconds of a core in which a step is handed to the wire's thread and back, whatever is averaged.
         levels: The networks within a node and between the workers of one place in all nodes, where those are known.
     """
 
@@ -48,8 +48,8 @@ class Setting:
     network: Network
     profile: Profile
     cores: float = float("inf")
-    pace: float = 1.0
     slowest: float = 1.0
+    turn: float = 0.0
     levels: tuple[Network, Network] | None = None
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ def simulate(configuration: Configuration, setting: Setting, label: str | None =
 
 def plain(setting: Setting) -> Prediction:
     """A step of plain DDP in float32: a bucket's all-reduce is issued when its gradients are there."""
-    clock, workload = Clock(setting.cores, setting.pace), setting.workload
+    clock, workload = Clock(setting.cores), setting.workload
     clock.backward([setting.slowest * each for each in workload.backward])
     sent, transfers = 0, []
     for number, bucket in enumerate(workload.buckets):
@@ -187,7 +187,8 @@ class Worker:
                 f"inside={inside}: the network of {workers} workers is not one of {self._nodes.count} nodes of "
                 f"{self._nodes.workers}; give as many workers a node there, as with --gpus"
             )
-        self._engine = Engine(configuration, 0, workers, device, self._nodes)
+        kind = shadow.SizesOnly if self._sizes_only else Engine
+        self._engine = kind(configuration, 0, workers, device, self._nodes)
         slots = setting.workload.buckets
         self._whole = configuration.granularity.scope == "model"
         self._slots = (setting.workload.whole,) if self._whole else slots
@@ -196,7 +197,7 @@ class Worker:
     def step(self) -> Prediction:
         """The next step."""
         setting, engine = self._setting, self._engine
-        clock = Clock(setting.cores, setting.pace)
+        clock = Clock(setting.cores)
         transport: Transport = ClockedTransport(clock, _Scaled(setting.network, self._factor))
         if setting.levels is not None and self._nodes is not None:
             near, between = (_Scaled(each, self._factor) for each in setting.levels)
@@ -204,8 +205,7 @@ class Worker:
         scheduler = Scheduler(transport, engine.meter, engine.configuration.fuse_bytes)
         clock.backward([setting.slowest * each for each in setting.workload.backward])
         if self._units is None:
-            made = [engine.unit(slots) for slots in self._slots]
-            self._units = [shadow.sized(unit) for unit in made] if self._sizes_only else made
+            self._units = [engine.unit(slots) for slots in self._slots]
         before, last = engine.meter.wire_bytes, len(self._units) - 1
         engine.before_step()
         for number, unit in enumerate(self._units):
@@ -213,7 +213,7 @@ class Worker:
             gradient = self._gradient(unit.numel)
             asked = [
                 self._clocked(share, share.synchronize(gradient, engine.step), transport, clock, number)
-                for share in unit.shares
+                for share in engine.shares(unit)
             ]
             engine.count(gradient, number == last)
             try:
@@ -229,7 +229,7 @@ class Worker:
         spent = {
             row: sum(each.stop - each.start for each in clock.done if each.row == row) for row in ("encode", "decode")
         }
-        seconds = clock.now + forward
+        seconds = clock.now + setting.turn / min(1.0, setting.cores) + forward
         return Prediction(
             label="",
             seconds=seconds,

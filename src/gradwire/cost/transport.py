@@ -40,7 +40,8 @@ class ClockedTransport:
     def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
         """Sums ``buffer``, or leaves it as the largest."""
         summed = buffer if operation == dist.ReduceOp.MAX or buffer.is_meta else buffer.mul_(self.world_size)
-        return self._sent("all-reduce", buffer, summed)
+        half = buffer.is_floating_point() and buffer.itemsize == 2
+        return self._sent("half all-reduce" if half else "all-reduce", buffer, summed)
 
     def broadcast(self, buffer: Tensor, source: int) -> Pending:
         """Leaves ``buffer`` as it is."""

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from gradwire.codecs.codec import FORMAT_VERSION
-from gradwire.engine.configuration import Configuration
-from gradwire.engine.mixture import Mixture
+from gradwire.engine.mixture import Configured
 from gradwire.errors import ConfigurationError
 from gradwire.wire import Transport
 
 
 def check_agreement(
-    configuration: Configuration | Mixture,
+    configuration: Configured,
     parameters: Sequence[tuple[str, torch.nn.Parameter]],
     transport: Transport,
     device: torch.device,

@@ -13,6 +13,7 @@ from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import Choices
 from gradwire.engine.nodes import Inside, Nodes
 from gradwire.engine.policy import DensePolicy
+from gradwire.engine.schedule import is_scheduled, joined, stages
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity
 from gradwire.memory import Memory
@@ -34,6 +35,7 @@ class Configuration:
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
         start: Steps that are averaged densely before the method begins.
         inside: Which workers average among themselves first; None if none do.
+        later: What takes the method's place from some steps on, in their order: the same one with other options.
     """
 
     method: Method
@@ -46,6 +48,7 @@ class Configuration:
     fuse_bytes: int
     start: int
     inside: Inside | None = None
+    later: tuple[tuple[int, Method], ...] = ()
 
     @classmethod
     def make(cls, method: str | Method, options: dict[str, Any], *choices: Any, **named: Any) -> Configuration:
@@ -60,6 +63,14 @@ class Configuration:
             ConfigurationError: If one is unknown, out of range, or not for this method, or is both written with the
                 method and given.
         """
+        if isinstance(method, str) and method.partition(":")[0] in ("auto", "recipe"):
+            raise ConfigurationError(
+                f"method={method!r} is for gradwire.compress and gradwire.Synchronizer, for all parameters at once; "
+                "give one of gradwire.methods.names() here"
+            )
+        if is_scheduled(options):
+            first, *others = [(step, cls.of(method, each, choices)) for step, each in stages(options)]
+            return dataclasses.replace(first[1], later=tuple((step, each.method) for step, each in others))
         if isinstance(method, str) and ":" in method:
             name, written = parse(method)
             given = {**options, **{key: value for key, value in choices.arguments().items() if value is not None}}
@@ -90,9 +101,11 @@ class Configuration:
         if isinstance(choices.start, bool) or not isinstance(choices.start, int) or choices.start < 0:
             raise ConfigurationError(f"start={choices.start!r} is out of range; choose a whole number of steps, from 0")
         carried = memories.parse(made.memory if memory is None else memory)
-        _check_memory(made, name, carried, scope)
-        if owner is not None and not isinstance(made, CodecMethod):
-            raise ConfigurationError(f"owner={owner!r} has no place: {name} does not compress its average again")
+        _check_memory(made, name, carried, scope, way)
+        if owner is not None and not (isinstance(made, CodecMethod) and way in CodecMethod.routes):
+            raise ConfigurationError(
+                f"owner={owner!r} has no place: {name} does not compress its average again on route={way!r}"
+            )
         again = None if owner is None else quantize.parse(owner)
         if again is not None and not carried.owner().bears(left := again.remainder(scope.most)):
             raise ConfigurationError(
@@ -118,6 +131,18 @@ class Configuration:
         return (self,)
 
     @property
+    def stages(self) -> tuple[Configuration, ...]:
+        """What holds one after the other, if options change with time."""
+        return tuple(map(self.at, (0, *(step for step, _ in self.later))))
+
+    def at(self, step: int) -> Configuration:
+        """What holds in one of the method's steps."""
+        if not self.later:
+            return self
+        method = next((each for start, each in reversed(self.later) if start <= step), self.method)
+        return dataclasses.replace(self, method=method, later=())
+
+    @property
     def whole(self) -> bool:
         """Whether it takes the gradient of a whole model at once."""
         return self.granularity.scope == "model"
@@ -139,12 +164,35 @@ class Configuration:
             return True
         return not self.dense.keeps_dense(shape) and self.method.accepts(shape)
 
+    def in_parts(self, shape: tuple[int, ...], nodes: Nodes | None) -> bool:
+        """Whether the workers of a node share a tensor of this shape, and each remembers its own rows."""
+        return nodes is not None and self.compresses(shape) and nodes.share(self.method, shape)
+
+    def memory_of(self, shape: tuple[int, ...]) -> Memory:
+        """What is carried from step to step of a tensor of this shape."""
+        return self.memory if self.compresses(shape) else self.memory.uncompressed()
+
+    def form(self, shape: tuple[int, ...], nodes: Nodes | None = None) -> tuple[object, ...]:
+        """What decides whether a memory of a tensor of this shape can go on under other choices."""
+        kinds: list[object] = [(type(each), each.borrows) for each in self.memory_of(shape).within]
+        kinds.append(self.in_parts(shape, nodes))
+        if not (isinstance(self.method, CodecMethod) and self.compresses(shape)):
+            return tuple(kinds)
+        owned = self.owner is not None or self.method.owner_codec(self.route) is not None
+        return (*kinds, self.route, owned, self.granularity.segment(shape) if self.route == "sharded" else 0)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's, those that change by the step from which they count."""
+        methods = {0: self.method, **dict(self.later)}
+        names = [field.name for field in dataclasses.fields(self.method)]  # type: ignore[arg-type]
+        return {name: joined({step: getattr(each, name) for step, each in methods.items()}) for name in names}
+
     def describe(self) -> dict[str, str]:
         """Everything that must be the same on all ranks, as text."""
-        options = {field.name: getattr(self.method, field.name) for field in dataclasses.fields(self.method)}  # type: ignore[arg-type]
         return {
             "method": name_of(self.method),
-            **{name: str(value) for name, value in options.items()},
+            **{name: str(value) for name, value in self.options.items()},
             "granularity": str(self.granularity),
             "route": self.route,
             "memory": str(self.memory),
@@ -183,13 +231,13 @@ _GROWTH = {
 """Why a remainder that does not shrink goes with few memories."""
 
 
-def _check_memory(method: Method, name: str, carried: Memory, granularity: Granularity) -> None:
-    """Raises ConfigurationError unless the method can carry the memory."""
+def _check_memory(method: Method, name: str, carried: Memory, granularity: Granularity, route: str) -> None:
+    """Raises ConfigurationError unless the method can carry the memory on the route."""
     impossible = [memories.get(known) for known in memories.BUILT_IN if known not in method.memories]
     for part in carried.within:
         if type(part) in impossible:
             raise ConfigurationError(f"{name} cannot carry memory={part}; its memories: {', '.join(method.memories)}")
-    if carried.borrows and not method.encodes_at_once:
+    if carried.borrows and route not in method.encodes_at_once:
         raise ConfigurationError(
             f"{name} cannot carry memory={carried}: it needs the residual in more than one round; "
             "choose dtype='float32'"

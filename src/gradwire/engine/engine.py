@@ -11,9 +11,10 @@ from torch import Tensor
 
 from gradwire.codecs.codec import Codec
 from gradwire.deferred import Later
+from gradwire.engine.change import carry_over, take_owed
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
-from gradwire.engine.mixture import Mixture
+from gradwire.engine.mixture import Configured, Settled
 from gradwire.engine.nodes import Nodes
 from gradwire.engine.unit import Share, Unit
 from gradwire.errors import ConfigurationError
@@ -42,6 +43,8 @@ class Engine:
         nodes: The nodes that workers average in first; None if they do not.
 
     Attributes:
+        configuration: As given, or changed since.
+        now: What of it holds in the step that comes next.
         guards: What goes along with every gradient, the outermost first.
         later: What the host is told of a step in the next.
         step: Averages made so far.
@@ -50,13 +53,14 @@ class Engine:
 
     def __init__(
         self,
-        configuration: Configuration | Mixture,
+        configuration: Configured,
         rank: int,
         world_size: int,
         device: torch.device,
         nodes: Nodes | None = None,
     ) -> None:
         self.configuration = configuration
+        self.now = configuration.at(0)
         self.guards: list[Guard] = []
         self.store = Store(device)
         self.meter = Meter(mark=marks_of(device))
@@ -68,6 +72,7 @@ class Engine:
         self.nodes = nodes
         self._paused_at: int | None = None
         self._missed = 0
+        self._shares: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
         self._uncompressed: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
 
     @property
@@ -101,12 +106,58 @@ class Engine:
         self.step = step
         self._missed = dense_steps - min(step, self.configuration.start)
         self._paused_at = step if paused else None
+        self._go_by(self.configuration.at(step - dense_steps))
+
+    def begin(self, step: int) -> None:
+        """Takes up a step that others count."""
+        self.step = step
+        self._go_by(self.configuration.at(step - self.dense_steps))
+
+    def change(self, configuration: Settled, slots: Sequence[Slot] = ()) -> None:
+        """Averages by other choices from the next step on; of what is remembered goes on what can.
+
+        Args:
+            configuration: All choices, of which ``start`` is what it was.
+            slots: Parameters that something is remembered of and that have been in no unit yet.
+        """
+        self.configuration = configuration
+        self._go_by(configuration.at(self.step - self.dense_steps), slots)
+
+    def _go_by(self, following: Settled, further: Sequence[Slot] = ()) -> None:
+        former, self.now = self.now, following
+        if former.rules == following.rules:
+            return
+        self.later.settle()
+        slots = {slot.name: slot for unit in self._shares for slot in unit.slots}
+        slots = {slot.name: slot for slot in further} | slots
+        carry_over(self.store, slots.values(), former, following, self.rank, self.world_size, self.nodes)
+        self._make_anew()
+
+    def _make_anew(self) -> None:
+        for unit in [*self._shares]:  # in the order in which they were laid out, so that the last layout is the last
+            self._shares[unit] = self._made(unit.slots)
+
+    def adopt(self, configuration: Configured) -> None:
+        """Goes by other choices from the next step on, as if attached then, with nothing remembered."""
+        self.store.forget()
+        self.configuration, self.now = configuration, configuration.at(0)
+        self._make_anew()
+        self.go_on(self.step, self.step, paused=self.paused)
 
     def unit(self, slots: Sequence[Slot]) -> Unit:
         """Decides who handles the parameters of a buffer, and moves their memories to its layout."""
+        unit = Unit(tuple(slots), max((slot.stop for slot in slots), default=0))
+        self._shares[unit] = self._made(slots)
+        return unit
+
+    def shares(self, unit: Unit) -> tuple[Share, ...]:
+        """Who handles what of a buffer: of each rule the compressing method's share and the dense one's, if any."""
+        return self._shares[unit]
+
+    def _made(self, slots: Sequence[Slot]) -> tuple[Share, ...]:
         shares = []
-        for rule in self.configuration.rules:
-            own = [slot for slot in slots if slot.numel and self.configuration.rule(slot.name) is rule]
+        for rule in self.now.rules:
+            own = [slot for slot in slots if slot.numel and self.now.rule(slot.name) is rule]
             taken = [slot for slot in own if rule.compresses(slot.shape)]
             left = [slot for slot in own if not rule.compresses(slot.shape)]
             shares += self._compressed(rule, rule.method, taken, rule.route, rule.memory, rule.owner)
@@ -116,7 +167,7 @@ class Engine:
                     rule, DENSE, alone, alone[-1].stop, DENSE.routes[0], rule.memory.uncompressed(), None
                 )
                 shares.append(replace(share, aside=Block.cut(left, rule.granularity)))
-        return Unit(tuple(slots), max((slot.stop for slot in slots), default=0), tuple(shares))
+        return tuple(shares)
 
     def _compressed(
         self,
@@ -129,8 +180,8 @@ class Engine:
     ) -> list[Share]:
         """What compresses some parameters: those that the workers of a node share, and the others."""
         nodes, shares = self.nodes, []
-        shared = [slot for slot in slots if _in_parts(method, slot.shape, nodes)]
-        alone = [slot for slot in slots if not _in_parts(method, slot.shape, nodes)]
+        shared = [] if nodes is None else [slot for slot in slots if nodes.share(method, slot.shape)]
+        alone = [slot for slot in slots if slot not in shared]
         if shared and nodes is not None:
             within = Shares.cut(shared, nodes.rows, nodes.place(self.rank), nodes.workers, nodes.dtype)
             own = within.own
@@ -156,10 +207,10 @@ class Engine:
     ) -> Share:
         """What a method does with some parameters: over all workers, or over those of one place in all nodes."""
         block = Block.cut(slots, rule.granularity)
-        memory = memory.fitted(method.worker_bound(int(block.segment_numels.max())))
         rank, workers, seed = self.rank, self.world_size, rule.seed
         if nodes is not None:  # each place has a seed of its own: the same element numbers are others there
             rank, workers, seed = nodes.node(rank), nodes.count, seed + (nodes.place(rank) << 32)
+        memory = memory.fitted(method.worker_bound(int(block.segment_numels.max())), workers)
         context = Context(block, numel, self.store, memory, route, owner, rank, workers, seed)
         return Share(method, context, method.init(context))
 
@@ -213,6 +264,8 @@ class Engine:
             last: Whether it is a step's last buffer.
             end: Called at the end of a step whose last buffer it is.
         """
+        for guard in self.guards:
+            guard.on_arrival()
 
         def begin() -> list[Synchronization]:
             fill()
@@ -253,7 +306,11 @@ class Engine:
         """Starts the average of a buffer, ``float32[numel]``, in place."""
         for guard in self.guards:
             guard.before_encode(unit, gradient)
-        shares = self._dense(unit) if self.averages_densely else unit.shares
+        if self.averages_densely:
+            shares = self._dense(unit)
+        else:
+            shares = self.shares(unit)
+            take_owed(self.store, unit.slots, gradient)
         started = [share.synchronize(gradient, self.step - self.dense_steps) for share in shares]
         return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
 
@@ -266,6 +323,7 @@ class Engine:
         """To be called when all averages of a step have been handed on."""
         for guard in reversed(self.guards):
             guard.after_step()
+        self._go_by(self.configuration.at(self.step - self.dense_steps))
 
     def dense_bytes(self, nbytes: int) -> int:
         """What a dense average of a gradient of ``nbytes`` hands over: of this rank's share, where nodes share it."""
@@ -283,11 +341,3 @@ class Engine:
                 self.store.clear(Kind.GIVEN)
             self.step += 1
             self.meter.steps += 1
-
-
-def _in_parts(method: Method, shape: tuple[int, ...], nodes: Nodes | None) -> bool:
-    """Whether the workers of a node share a tensor: if each gets some rows, and the method takes them."""
-    if nodes is None or nodes.workers == 1:
-        return False
-    parts = nodes.parts(shape)
-    return bool(parts) and all(method.accepts(part) for part in parts)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gradwire.engine.choices import Choices
-from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guards.audit import Auditor, check_audit_every
 from gradwire.engine.guards.digest import Digest, check_verify_every
@@ -17,7 +16,7 @@ from gradwire.engine.guards.guard import Guard
 from gradwire.engine.guards.learning_rate import LearningRate, check_rate
 from gradwire.engine.guards.loss_scale import LossScale, check_scaler
 from gradwire.engine.guards.rollback import Rollback, check_rollback
-from gradwire.engine.mixture import Mixture
+from gradwire.engine.mixture import Configured
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,11 @@ class Guarding:
         check_audit_every(self.choices.audit_every)
         check_verify_every(self.choices.verify_every)
 
-    def check(self, configuration: Configuration | Mixture) -> None:
+    def check(self, configuration: Configured) -> None:
         """Raises ConfigurationError if a guard cannot go along with what was chosen otherwise."""
         check_rate(self.choices.learning_rate, [rule.memory for rule in configuration.rules])
 
-    def rolls_back(self, configuration: Configuration | Mixture) -> bool:
+    def rolls_back(self, configuration: Configured) -> bool:
         """Whether a step that is not finite is taken back."""
         asked = self.choices.rollback
         if asked is not None:
@@ -61,13 +60,13 @@ class Guarding:
         if choices.grad_scaler is not None:
             guards.append(LossScale(choices.grad_scaler, engine.store))
         if choices.learning_rate is not None:
-            rule = engine.configuration.rule
-            guards.append(LearningRate(choices.learning_rate, engine.store, lambda name: rule(name).memory))
+            memory_of = lambda name: engine.configuration.rule(name).memory  # noqa: E731, which other choices may follow
+            guards.append(LearningRate(choices.learning_rate, engine.store, memory_of))
         if choices.audit_every:
             guards.append(Auditor(choices.audit_every, [name for name, _ in parameters], engine, engine.rank))
         return guards
 
-    def describe(self, configuration: Configuration | Mixture) -> dict[str, str]:
+    def describe(self, configuration: Configured) -> dict[str, str]:
         """Everything that must be the same on all ranks, as text."""
         choices = self.choices
         scale = "none" if choices.grad_scaler is None else f"with scale {choices.grad_scaler.get_scale()}"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
+from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.choices import Choices
-from gradwire.engine.configuration import Configuration, written_out
+from gradwire.engine.configuration import WRITTEN, Configuration, written_out
 from gradwire.engine.nodes import Inside, Nodes
+from gradwire.engine.recipes import written_out as recipe
 from gradwire.errors import ConfigurationError
-from gradwire.methods import Method, parse
+from gradwire.methods import Method, name_of, parse
 
 Methods = str | Method | Mapping[str, str | Method]
 """A method for all parameters, or one for those whose names match a pattern, the first one that does."""
@@ -52,6 +55,15 @@ class Mixture:
     def inside(self) -> Inside | None:
         """Which workers average among themselves first, if any do."""
         return self.rules[0].inside
+
+    @property
+    def stages(self) -> tuple[Mixture, ...]:
+        """What holds one after the other: options of several patterns do not change with time."""
+        return (self,)
+
+    def at(self, step: int) -> Mixture:
+        """What holds in one of the methods' steps."""
+        return self
 
     @property
     def whole(self) -> bool:
@@ -108,16 +120,26 @@ class Mixture:
         )
 
 
-def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Configuration | Mixture:
+Settled = Configuration | Mixture
+"""All choices of one attachment, for all parameters or for patterns of names."""
+
+Configured = Settled | Automatic
+"""All choices of one attachment, which may still have to be made."""
+
+
+def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Configured:
     """Checks all choices against each other, for every pattern if there are patterns.
 
     Choices that are given go with every method; those that are written with one stand before them.
 
     Raises:
-        ConfigurationError: As :meth:`Configuration.of`; or if there are no patterns, or options beside them.
+        ConfigurationError: As :meth:`Configuration.of`; or if there are no patterns, or options beside them; or if what
+            is to be found out cannot be.
     """
+    if method == AUTO:
+        return Automatic.of(options, choices)
     if not isinstance(method, Mapping):
-        return Configuration.of(method, options, choices)
+        return Configuration.of(recipe(method), options, choices)
     if not method or not all(isinstance(pattern, str) for pattern in method):
         raise ConfigurationError(
             f"method={dict(method)!r} is no mapping of patterns; write it as in {{'embed*': 'topk:ratio=0.01', '*': "
@@ -131,7 +153,47 @@ def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Con
     return Mixture(tuple(method), tuple(_rule(each, choices) for each in method.values()))
 
 
+def reconfigured(
+    configuration: Configured, choices: Choices, method: Methods | None, options: dict[str, Any]
+) -> Settled:
+    """Checks other choices in place of some that hold already.
+
+    Args:
+        configuration: What holds.
+        choices: Those that are to be: of granularity, route, memory and owner what is given anew and None elsewhere.
+        method: Another method; None for the same one, whose options and choices stay where none are given.
+        options: Of the method, those that are to be others.
+
+    Raises:
+        ConfigurationError: As :func:`configure`; or if there is a method for each of several patterns, and no new ones;
+            or if the method is, or is to be, found out in training.
+    """
+    if fixed := sorted(options.keys() & {field.name for field in dataclasses.fields(Choices)}):
+        raise ConfigurationError(
+            f"{fixed[0]}={options[fixed[0]]!r} cannot change while training goes on; close this handle and attach anew "
+            f"with it, or leave it out"
+        )
+    given = None if method is None else configure(method, options, choices)
+    if isinstance(configuration, Automatic) or isinstance(given, Automatic):
+        raise ConfigurationError(
+            f"method={AUTO!r} chooses by itself: nothing can be changed to it, or under it; reconsider() has it choose "
+            "anew, and a handle that was attached with a method can be changed"
+        )
+    if given is not None:
+        return given
+    if isinstance(configuration, Mixture):
+        raise ConfigurationError(
+            f"there is a method for each of the patterns {', '.join(map(repr, configuration.patterns))}; give all of "
+            "them anew, as in change({'embed*': 'topk:ratio=0.001', '*': 'qsgd'})"
+        )
+    kept = {name: getattr(configuration, name) for name in WRITTEN if getattr(choices, name) is None}
+    return Configuration.of(
+        name_of(configuration.method), configuration.options | options, dataclasses.replace(choices, **kept)
+    )
+
+
 def _rule(method: str | Method, choices: Choices) -> Configuration:
+    method = recipe(method)
     if not isinstance(method, str):
         return Configuration.of(method, {}, choices)
     name, written = parse(method)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from gradwire.errors import ConfigurationError
+from gradwire.methods import Method
 
 _DTYPES = {"": torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16}
 _EXPECTED = "give the number of workers a node, such as inside=8 or inside='8:bf16', or inside='node' under torchrun"
@@ -124,6 +125,11 @@ class Nodes:
         if not shape or shape[0] < self.workers or not math.prod(shape):
             return []
         return [self.part(shape, place) for place in range(self.workers)]
+
+    def share(self, method: Method, shape: tuple[int, ...]) -> bool:
+        """Whether the workers of a node share a tensor: if each gets some rows, and the method takes them."""
+        parts = self.parts(shape) if self.workers > 1 else []
+        return bool(parts) and all(method.accepts(part) for part in parts)
 
     def __str__(self) -> str:
         nodes = "1 node" if self.count == 1 else f"{self.count} nodes"

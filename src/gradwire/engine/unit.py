@@ -1,4 +1,4 @@
-"""A flat gradient buffer, and who handles which of its parameters."""
+"""A flat gradient buffer, and what each of those who handle its parameters do."""
 
 from __future__ import annotations
 
@@ -54,16 +54,14 @@ class Share:
             part.copy_(average)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Unit:
     """A flat buffer that is averaged at once.
 
     Attributes:
         slots: All parameters, back to back.
         numel: Elements of the buffer.
-        shares: Of each rule the compressing method's share, and the dense one's, where there are any.
     """
 
     slots: tuple[Slot, ...]
     numel: int
-    shares: tuple[Share, ...]

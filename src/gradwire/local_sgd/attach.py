@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gradwire.attach.handle import Named, check_parameters, default_group, named_by
+from gradwire.attach.given import Named, check_parameters, default_group, named_by
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.wrappers import unwrapped_optimizer
 from gradwire.codecs.codec import Codec
@@ -24,8 +24,8 @@ from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.handle import Periodic
 from gradwire.local_sgd.outer import Outer, check_outer
 from gradwire.local_sgd.schedule import Cut, Moments, Schedule
-from gradwire.memory import MaskedMomentum, Memory, Momentum
-from gradwire.methods import Method, name_of
+from gradwire.memory import Memory
+from gradwire.methods import Method
 
 
 def periodic(
@@ -128,7 +128,7 @@ def periodic(
         _check_optimizer(optimizer)
         schedule = Schedule(every, fragments, cut, delay, mix, warmup_steps, moments)
         configuration, guarding = Configuration.of(method, options, choices), Guarding(choices)
-        _check_method(configuration, schedule)
+        schedule.check(configuration)
         named = _named(optimizer, parameters)
         check_parameters(named)
         check_outer(outer, optimizer, named)
@@ -143,20 +143,6 @@ def _check_optimizer(optimizer: Optimizer) -> None:
     for hook in optimizer._optimizer_step_post_hooks.values():
         if isinstance(getattr(hook, "__self__", None), Periodic):
             raise ConfigurationError("the optimizer is averaged periodically already; close that handle first")
-
-
-def _check_method(configuration: Configuration, schedule: Schedule) -> None:
-    method, carried = configuration.method, configuration.memory
-    if isinstance(carried, Momentum | MaskedMomentum):
-        raise ConfigurationError(
-            f"memory={carried} is momentum of gradients, and local steps have theirs; choose memory='residual' or "
-            "'none', and outer=torch.optim.SGD(..., momentum=0.9) for momentum of averages"
-        )
-    if schedule.fragments > 1 and schedule.cut != "layers" and method.granularities == ("layer",):
-        raise ConfigurationError(
-            f"{name_of(method)} cannot work on cut={schedule.cut!r} because "
-            f"{method.why_granularity}; choose cut='layers'"
-        )
 
 
 def _named(optimizer: Optimizer, parameters: Iterable[tuple[str, Parameter]] | None) -> Named:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.attach.handle import Named
+from gradwire.attach.buckets import BUCKET_ELEMENTS
+from gradwire.attach.given import Named
 from gradwire.attach.shards import local
-from gradwire.attach.synchronizer import BUCKET_ELEMENTS
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity, Slot, flat_slots
 from gradwire.local_sgd.schedule import Schedule

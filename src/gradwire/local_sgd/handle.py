@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.attach.handle import Handle, Named
+from gradwire.attach.given import Named
+from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local, part_of
 from gradwire.engine.agreement import check_equal, check_same
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
+from gradwire.engine.mixture import Mixture, Settled
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments
@@ -197,6 +199,19 @@ class Periodic(Handle):
         if self.outer is not None:
             self.outer.load_state_dict(saved["outer"])
         self._look_ahead()
+
+    def _check_change(self, configuration: Settled) -> None:
+        """As all handles do; stretches of the model are cut once."""
+        if isinstance(configuration, Mixture):
+            raise ConfigurationError("parameters are averaged periodically by one method; give one for all of them")
+        if configuration.granularity != self.configuration.rules[0].granularity:
+            raise ConfigurationError(
+                f"granularity={str(configuration.granularity)!r} cannot take the place of "
+                f"{str(self.configuration.rules[0].granularity)!r}, by which the model was cut into stretches; close "
+                "this handle and attach anew"
+            )
+        self._schedule.check(configuration)
+        super()._check_change(configuration)
 
     def close(self) -> None:
         """Takes averaging off the optimizer; an average on its way is not taken, see :meth:`synchronize`."""

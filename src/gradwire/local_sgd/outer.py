@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.attach.handle import Named
+from gradwire.attach.given import Named
 from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.fragments import Fragment
 

@@ -149,8 +149,8 @@ class PendingAverages:
             def fill() -> None:
                 if not late:
                     stretch.measure()
+                engine.begin(step)
                 part.before.take()
-                engine.step = step
 
             def hand_on() -> None:
                 flight.dropped |= not finite(stretch.change)

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
+from gradwire.memory import MaskedMomentum, Momentum
+from gradwire.methods import name_of
 
 Cut = Literal["contiguous", "strided", "layers"]
 Moments = Literal["keep", "reset", "average"]
@@ -52,6 +55,25 @@ class Schedule:
                 "choose cut='layers'"
             )
         self.length(0)
+
+    def check(self, configuration: Configuration) -> None:
+        """Raises ConfigurationError if a method cannot average so what local steps changed."""
+        method, carried = configuration.method, configuration.memory
+        if isinstance(carried, Momentum | MaskedMomentum):
+            raise ConfigurationError(
+                f"memory={carried} is momentum of gradients, and local steps have theirs; choose memory='residual' or "
+                "'none', and outer=torch.optim.SGD(..., momentum=0.9) for momentum of averages"
+            )
+        if self.fragments > 1 and self.cut != "layers" and method.granularities == ("layer",):
+            raise ConfigurationError(
+                f"{name_of(method)} cannot work on cut={self.cut!r} because {method.why_granularity}; choose "
+                "cut='layers'"
+            )
+        if self.fragments > 1 and configuration.later:
+            raise ConfigurationError(
+                f"fragments={self.fragments!r} count their averages one by one, so options cannot follow one schedule; "
+                "call handle.change when they are to be others"
+            )
 
     def length(self, period: int) -> int:
         """Local steps of a period.

@@ -3,7 +3,7 @@
 from gradwire.memory.dgc import MaskedMomentum
 from gradwire.memory.diana import Diana
 from gradwire.memory.ef21 import EF21
-from gradwire.memory.feedback import NONE, Feedback, Memory, NoMemory, Remainder
+from gradwire.memory.feedback import NONE, OWED, Feedback, Memory, NoMemory, Remainder
 from gradwire.memory.kind import Kind
 from gradwire.memory.lowpass import LowPass
 from gradwire.memory.momentum import Momentum
@@ -16,6 +16,7 @@ __all__ = [
     "BUILT_IN",
     "EF21",
     "NONE",
+    "OWED",
     "Diana",
     "Feedback",
     "Kind",

@@ -69,7 +69,7 @@ class Diana(Memory):
         """For these it is made; what is biased goes straight to the gradient with EF21."""
         return True
 
-    def fitted(self, bound: float) -> Memory:
+    def fitted(self, bound: float, workers: int) -> Memory:
         """With the ``alpha`` that goes with a bound.
 
         Raises:

@@ -16,6 +16,9 @@ from gradwire.layout import Block, Slot
 from gradwire.memory.kind import Kind
 from gradwire.memory.store import Store
 
+OWED = "owed"
+"""The store's field for what is owed of a parameter that no memory has a place for; the next step takes it along."""
+
 Remainder = Literal["shrinks", "stays", "grows"]
 """What becomes of what an operator leaves out when that is put through it again and again: whether it is smaller each
 time, in the norm that suits the operator, never larger, or larger at times."""
@@ -137,8 +140,8 @@ class Memory(ABC):
         """Whether what it remembers stays bounded with an operator that leaves such a remainder."""
         return True
 
-    def fitted(self, bound: float) -> Memory:
-        """The memory as it is for a method with this error bound, where it depends on that."""
+    def fitted(self, bound: float, workers: int) -> Memory:
+        """The memory as it is for a method with this error bound and so many workers, where it depends on that."""
         return self
 
     @property

@@ -97,9 +97,9 @@ class Momentum(Memory):
         """What the memory within does."""
         return self.memory.bears(remainder)
 
-    def fitted(self, bound: float) -> Memory:
-        """With the memory within for this bound."""
-        return replace(self, memory=self.memory.fitted(bound))
+    def fitted(self, bound: float, workers: int) -> Memory:
+        """With the memory within for this bound and so many workers."""
+        return replace(self, memory=self.memory.fitted(bound, workers))
 
     def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
         """Keeps one float32 an element, Nesterov's another one that holds nothing between steps, and what is within."""

@@ -48,12 +48,10 @@ class Snapshot:
         """Makes the store keep what it kept, bit for bit; what was put there since is dropped."""
         for buffer, copy in self._buffers:
             buffer.copy_(copy)
-        for field, name in self._store.singles(self._names):
-            kept = self._singles.get((field, name))
-            if kept is None:
-                self._store.drop(field, name)
-            else:
-                self._store.put(field, name, kept.clone())
+        for field, name in self._store.singles(self._names).keys() - self._singles.keys():
+            self._store.drop(field, name)
+        for (field, name), kept in self._singles.items():
+            self._store.put(field, name, kept.clone())
 
     def _follow(self, copied: Callable[[Tensor], Tensor]) -> None:
         """Pairs each of the store's allocations with the copy there is, or with a new one."""

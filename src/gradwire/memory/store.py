@@ -81,10 +81,12 @@ class Store:
     ) -> Tensor:
         """Tensors of one shape stacked along a new first dimension, ``first(name)`` for those not yet kept.
 
+        Of one that was kept with more rows the first ones stay, and one with fewer gets the rest of ``first(name)``.
         They live on the store's device if none is given.
         """
         stack = torch.stack([first(name) for name in names]).to(device or self.device)
         for name, view in zip(names, stack, strict=True):
+            self._fit(field, name, view)
             self._keep(field, name, view, stack, first, kind)
         self.layouts += 1
         return stack
@@ -102,7 +104,30 @@ class Store:
     def drop(self, field: str, name: str) -> None:
         """Keeps nothing of one parameter any more."""
         del self._views[field][name]
+        if not self._views[field]:
+            del self._views[field]
         self._buffers.get(field, {}).pop(name, None)
+
+    def forget(self) -> None:
+        """Keeps nothing any more."""
+        for kept in (self._views, self._buffers, self._kinds, self._firsts):
+            kept.clear()
+        self.layouts += 1
+
+    def retain(self, goes_on: Callable[[str, str], bool]) -> None:
+        """Keeps nothing but what goes on, by field and parameter name, and what is given; the next layout takes it in.
+
+        Nothing counts as laid out any more.
+        """
+        for field, views in [*self._views.items()]:
+            if self._kinds[field] != Kind.GIVEN:
+                for name in [name for name in views if not goes_on(field, name)]:
+                    self.drop(field, name)
+            if field not in self._views:
+                del self._kinds[field]
+                self._buffers.pop(field, None)
+        self._firsts.clear()
+        self.layouts += 1
 
     def clear(self, kind: Kind) -> None:
         """Sets everything of a kind to zero."""
@@ -190,6 +215,15 @@ class Store:
                 else:
                     self._views.setdefault(field, {})[name] = value.detach().to(self.device, copy=True)
         self.layouts += 1
+
+    def _fit(self, field: str, name: str, view: Tensor) -> None:
+        """Gives what is kept as many rows as it is to have now: the first of them, or further ones as they begin."""
+        kept = self.get(field, name)
+        if kept is not None and len(kept.shape) > 1 and len(kept) != len(view) and kept.shape[1:] == view.shape[1:]:
+            fitted = view.clone()
+            rows = min(len(kept), len(view))
+            fitted[:rows] = kept[:rows]
+            self.put(field, name, fitted)
 
     def _keep(
         self,

@@ -5,7 +5,7 @@ from gradwire.methods.adacomp import AdaComp
 from gradwire.methods.adaptive import Adaptive
 from gradwire.methods.atomo import Atomo
 from gradwire.methods.blocksgdm import BlockSGDM
-from gradwire.methods.deadzone import DeadZone
+from gradwire.methods.deadzone import DeadZone, Dithered
 from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
 from gradwire.methods.dion import Dion
@@ -69,6 +69,7 @@ __all__ = [
     "DeadZone",
     "Dense",
     "Dion",
+    "Dithered",
     "Dryden",
     "EFSignSGD",
     "EightBit",

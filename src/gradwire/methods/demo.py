@@ -112,6 +112,10 @@ class DeMo(Method):
         """Signs have no scale; without them, an orthonormal transform loses what it does not send."""
         return math.inf if self.sign or not isinstance(values.parse(self.values), FloatValues) else 1.0
 
+    def goes_on_from(self, former: Method) -> bool:
+        """Coefficients of other chunks mean something else."""
+        return isinstance(former, DeMo) and former.chunk == self.chunk
+
     def init(self, context: Context) -> _State:
         """Cuts chunks and finds the momenta."""
         chunks = [Chunks.of(slot, self.chunk) for slot in context.block.slots]

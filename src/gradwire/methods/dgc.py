@@ -20,9 +20,9 @@ from gradwire.methods.registry import register
 class DGC(CodecMethod):
     """Top-k of a momentum that waits for what was not sent, forgotten where it was: for an optimizer without one.
 
-    Momentum correction and masking are the memory ``"dgc"``: ``memory=gradwire.memory.MaskedMomentum(nesterov=True)``
-    changes its weights. The paper estimates the k-th magnitude from a sample and sends between 0.8 and 1.3 k; here the
-    top-k is exact. Its local gradient clipping is not part of the method.
+    Momentum correction, masking and local gradient clipping are the memory ``"dgc"``, whose weights
+    ``memory=gradwire.memory.MaskedMomentum(nesterov=True, clip=0.25)`` changes. The paper estimates the k-th magnitude
+    from a sample and sends between 0.8 and 1.3 k; here the top-k is exact.
 
     Attributes:
         ratio: k as a share of a segment's elements, in (0, 1].
@@ -33,9 +33,9 @@ class DGC(CodecMethod):
 
     citation = "Lin et al. 2018, arXiv:1712.01887"
     published = Published(
-        "Not here by itself: the warm-up over four epochs, whose steps only the user knows (`warmup=`), and local "
-        "clipping to `n ** -0.5` of the threshold, which is for the training loop. The top-k is exact, not from a "
-        "sample."
+        "Not by itself: the warm-up over four epochs, whose steps only the user knows (`warmup=`), and local clipping "
+        "to `n ** -0.5` of a threshold that is the task's (`memory=gradwire.memory.MaskedMomentum(clip=0.25)`). The "
+        "top-k is exact, not from a sample."
     )
     memory = "dgc"
     bias = "contractive"

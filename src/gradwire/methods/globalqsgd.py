@@ -7,18 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
-from gradwire.memory import Feedback
-from gradwire.methods.method import Context, Method
+from gradwire.methods.method import Context, Method, Worker
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.routes import SharedLevels, integer
 from gradwire.wire.requests import Synchronization
-
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    context: Context
-    feedback: Feedback
 
 
 @register("globalqsgd")
@@ -59,7 +52,7 @@ class GlobalQSGD(Method):
         """Of one worker alone: d values on s levels have a quarter of ``d / s^2``."""
         return numel / (4 * self.code().levels_for(1) ** 2)
 
-    def init(self, context: Context) -> _State:
+    def init(self, context: Context) -> Worker:
         """Sets up the memory.
 
         Raises:
@@ -71,9 +64,9 @@ class GlobalQSGD(Method):
                 f"a value may be off by as much as the largest, and memory={context.memory} would grow without end; "
                 "choose 'diana', 'none'" + (", or bits=8" if self.bits < 8 else "")
             )
-        return _State(context, context.feedback())
+        return Worker(context, context.feedback())
 
-    def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
+    def synchronize(self, gradient: Tensor, state: Worker, step: int) -> Synchronization:
         """Takes the integer route."""
         context = state.context
         return integer(self.code(), context.block, gradient, state.feedback, context.key(step), context.world_size)

@@ -82,6 +82,10 @@ class GradiVeQ(Method):
         """A projection never lengthens what it projects."""
         return 1.0
 
+    def goes_on_from(self, former: Method) -> bool:
+        """Slices of another length have other moments."""
+        return isinstance(former, GradiVeQ) and former.slice == self.slice
+
     def init(self, context: Context) -> _State:
         """Finds what was learnt."""
         names = [slot.name for slot in context.block.slots]

@@ -12,7 +12,7 @@ from gradwire.deferred import chosen
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.memory.momentum import check_decay
-from gradwire.methods.method import Context, _CodecState
+from gradwire.methods.method import CodecState, Context
 from gradwire.methods.registry import register
 from gradwire.methods.signsgd import SignSGD
 
@@ -58,7 +58,7 @@ class Lion(SignSGD):
         check_decay("beta1", self.beta1)
         check_decay("beta2", self.beta2)
 
-    def init(self, context: Context) -> _CodecState:
+    def init(self, context: Context) -> CodecState:
         """With the momentum as this worker's memory."""
         momentum = context.store.flat("momentum", context.block.slots, context.numel)
         update = context.store.scratch(context.numel)

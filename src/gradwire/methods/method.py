@@ -85,7 +85,8 @@ class Method(ABC):
         why_granularity: Why it has no other granularities, where it has not all.
         memory: Its usual memory: a name, or a memory object.
         memories: Names of the memories it can carry.
-        encodes_at_once: Whether it writes all it sends, and settles its memory, before it first waits for an answer.
+        encodes_at_once: Routes on which it writes all it sends, and settles its memory, before it first waits for an
+            answer.
         takes_all: Whether small and 1-D tensors are its business, too, whatever the policy; so where its average is no
             mean, since they would train at another learning rate.
         published: What ``preset="paper"`` takes, and what else of the publication is otherwise here or not at all.
@@ -105,7 +106,7 @@ class Method(ABC):
     why_granularity: ClassVar[str] = ""
     memory: ClassVar[str | Memory] = "none"
     memories: ClassVar[tuple[str, ...]] = ("none", "residual")
-    encodes_at_once: ClassVar[bool] = False
+    encodes_at_once: ClassVar[tuple[str, ...]] = ()
     takes_all: ClassVar[bool] = False
     published: ClassVar[Published] = Published()
     why_no_mean: ClassVar[str] = ""
@@ -142,6 +143,10 @@ class Method(ABC):
         """Whether a tensor of this shape gains anything; others are averaged densely."""
         return True
 
+    def goes_on_from(self, former: Method) -> bool:
+        """Whether it can go on with what another one kept, beside its memory, of the parameters that both compress."""
+        return type(self) is type(former)
+
     @abstractmethod
     def init(self, context: Context) -> Any:
         """Sets up whatever :meth:`synchronize` needs in a context; called anew whenever parameters are bucketed."""
@@ -163,7 +168,9 @@ def there_and_back(worker: float, owner: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class _LinearState:
+class Worker:
+    """A context with this worker's memory, where a method needs nothing else."""
+
     context: Context
     feedback: Feedback
 
@@ -173,7 +180,7 @@ class LinearMethod(Method):
 
     routes = ("allreduce",)
     memories = BUILT_IN
-    encodes_at_once = True
+    encodes_at_once = ("allreduce",)
 
     @property
     def selects(self) -> bool:
@@ -184,17 +191,19 @@ class LinearMethod(Method):
     def codec(self) -> LinearCodec:
         """What writes a gradient."""
 
-    def init(self, context: Context) -> _LinearState:
+    def init(self, context: Context) -> Worker:
         """Sets up the memory."""
-        return _LinearState(context, context.feedback())
+        return Worker(context, context.feedback())
 
-    def synchronize(self, gradient: Tensor, state: _LinearState, step: int) -> Synchronization:
+    def synchronize(self, gradient: Tensor, state: Worker, step: int) -> Synchronization:
         """Takes the all-reduce route."""
         return allreduce(self.codec(), state.context.block, gradient, state.feedback, state.context.shared_key(step))
 
 
 @dataclass(frozen=True, eq=False)
-class _CodecState:
+class CodecState:
+    """The operators of workers and owners, with their memories."""
+
     context: Context
     worker: Codec
     feedback: Feedback
@@ -208,7 +217,7 @@ class CodecMethod(Method):
 
     routes: ClassVar[tuple[str, ...]] = ("gather", "sharded")
     memories = BUILT_IN
-    encodes_at_once = True
+    encodes_at_once = ("gather", "sharded")
 
     @property
     def selects(self) -> bool:
@@ -227,7 +236,7 @@ class CodecMethod(Method):
         """What the average is put through: the owners' operator. On the gather route usually nothing."""
         return self.codec().owned() if route == "sharded" else None
 
-    def init(self, context: Context) -> _CodecState:
+    def init(self, context: Context) -> CodecState:
         """Sets up the memories; an owner has one like the workers'."""
         worker = self.codec().installed(context.store, context.block.slots, context.numel)
         owner = context.owner
@@ -239,9 +248,9 @@ class CodecMethod(Method):
             owner_feedback = context.owner_feedback(shards.own.slots, shards.own.positions)
         elif owner is not None:
             owner_feedback = context.owner_feedback(context.block.slots, context.numel)
-        return _CodecState(context, worker, context.feedback(), owner, owner_feedback, shards)
+        return CodecState(context, worker, context.feedback(), owner, owner_feedback, shards)
 
-    def synchronize(self, gradient: Tensor, state: _CodecState, step: int) -> Synchronization:
+    def synchronize(self, gradient: Tensor, state: CodecState, step: int) -> Synchronization:
         """Takes the chosen route."""
         context = state.context
         worker = Operator(state.worker.at(step), state.feedback, context.key(step))

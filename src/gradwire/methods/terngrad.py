@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from gradwire.codecs.quantize import BUCKET, Quantiser
 from gradwire.kernels import codes
-from gradwire.methods.method import CodecMethod, there_and_back
+from gradwire.methods.method import CodecMethod, CodecState, Context, Worker, there_and_back
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
+from gradwire.routes import SharedLevels, integer
+from gradwire.wire.requests import Synchronization
 
 
 @register("terngrad")
@@ -17,9 +22,14 @@ from gradwire.methods.registry import register
 class TernGrad(CodecMethod):
     """Zero or plus or minus the largest magnitude of a segment, drawn so that nothing is biased.
 
-    The paper's server sends averages of n workers' values as they are, so that noise falls with n. On the sharded route
-    owners of averages round them to 4 bits, which adds 0.035 of a normal gradient's square where n workers leave about
-    2 / n; beyond 64 workers take ``owner="qsgd:8"``. Three values for averages, too, would add as much as one worker.
+    On the all-reduce route workers share the largest scale of all of them, so that three values become integers whose
+    sums travel, as in the paper. Sums take 4 bits for up to 7 workers and 8 for up to 127, there and back: of 4,096
+    normal values 4 workers send 1.4 times the bytes of the sharded route and have 1.3 times its noise, 16 workers 2.7
+    and 1.7 times, since an owner's share has a scale of its own. It is for networks that add integers on the way.
+
+    On the sharded route owners of averages round them to 4 bits, which adds 0.035 of a normal gradient's square where n
+    workers leave about 2 / n; beyond 64 workers take ``owner="qsgd:8"``. Three values for averages, too, would add as
+    much as one worker.
 
     Attributes:
         clip: Standard deviations to which a segment is clipped first: 2.5 in the paper's experiments, at the price of a
@@ -28,11 +38,11 @@ class TernGrad(CodecMethod):
 
     citation = "Wen et al. 2017, arXiv:1705.07878"
     published = Published(
-        "Clipping brings a bias, and gathering costs about n / 3 times as much at n workers. A scale that all workers "
-        "share is not here.",
-        {"clip": 2.5, "route": "gather"},
+        "Clipping brings a bias, and sums of integers take more bits than the paper's `log2(2 n + 1)`, 4 or 8, there "
+        "and back.",
+        {"clip": 2.5, "route": "allreduce"},
     )
-    routes = ("sharded", "gather")
+    routes = ("sharded", "gather", "allreduce")
     bias = "unbiased"
     wire_bits = "8 * ceil(d / 5) + 32 + 4 * d + 32 * ceil(d / 512)"
 
@@ -48,6 +58,27 @@ class TernGrad(CodecMethod):
     def owner_codec(self, route: str) -> Quantiser | None:
         """Four bits."""
         return Quantiser(codes.QSGD(4), BUCKET) if route == "sharded" else None
+
+    def init(self, context: Context) -> Any:
+        """Sets up the memories.
+
+        Raises:
+            ConfigurationError: If the sums of so many workers do not fit 8 bits.
+        """
+        if context.route != "allreduce":
+            return super().init(context)
+        self._shared(context.world_size).levels_for(context.world_size)
+        return Worker(context, context.feedback())
+
+    def synchronize(self, gradient: Tensor, state: CodecState | Worker, step: int) -> Synchronization:
+        """Takes the chosen route."""
+        if isinstance(state, CodecState):
+            return super().synchronize(gradient, state, step)
+        block, workers, key = state.context.block, state.context.world_size, state.context.key(step)
+        return integer(self._shared(workers), block, gradient, state.feedback, key, workers)
+
+    def _shared(self, workers: int) -> SharedLevels:
+        return SharedLevels(2 if workers < 2 else 4 if workers < 8 else 8, 1, self.clip)
 
     def error_bound(self, numel: int) -> float:
         """The workers' three values and the owners' levels."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from gradwire.attach.synchronizer import Tensors
 from gradwire.optim.adam import CompressedAdam
+from gradwire.optim.averaging import Group
 
 
 class OneBitAdam(CompressedAdam):
@@ -14,7 +19,7 @@ class OneBitAdam(CompressedAdam):
     averaged by a method of the catalogue, as published by signs with error feedback at workers and owners; and all step
     along the average, ``x -= lr m / (sqrt(v) + eps)``.
 
-    Arguments and errors are those of :class:`CompressedAdam`.
+    Arguments and errors are those of :class:`AveragingOptimizer`.
 
     Example:
         >>> optimizer = gradwire.optim.OneBitAdam(net.named_parameters(), freeze_step=500)
@@ -32,6 +37,10 @@ class OneBitAdam(CompressedAdam):
         if averages is None:
             return
         for group, name, parameter, state in self._each():
-            state["exp_avg"].copy_(averages[name])
+            self._take(group, averages[name], state)
             self._descend(group, parameter, state)
         self.steps += 1
+
+    def _take(self, group: Group, average: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Goes on from an averaged momentum."""
+        state["exp_avg"].copy_(average)

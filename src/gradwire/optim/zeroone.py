@@ -11,7 +11,8 @@ from torch.nn import Parameter
 
 from gradwire.attach.synchronizer import Tensors
 from gradwire.methods import Method
-from gradwire.optim.adam import SIGNS, CompressedAdam, decay
+from gradwire.optim.adam import CompressedAdam, decay
+from gradwire.optim.averaging import SIGNS
 
 
 class ZeroOneAdam(CompressedAdam):
@@ -31,7 +32,7 @@ class ZeroOneAdam(CompressedAdam):
     evaluation and at the end. A worker whose gradient is not finite in a local step sits that step out; at a
     synchronisation nobody takes it, and the next step synchronises.
 
-    Further arguments, and errors, are those of :class:`CompressedAdam`.
+    Further arguments, and errors, are those of :class:`AveragingOptimizer`.
 
     Args:
         params: See there.
@@ -141,7 +142,7 @@ class ZeroOneAdam(CompressedAdam):
         """Takes all workers to where they moved on average."""
         for group, name, parameter, state in self._each():
             moved = averages[name]
-            state["anchor"].addcdiv_(moved, self._root(group, state), value=-1)
+            state["anchor"].addcdiv_(moved, self._root(group, state["exp_avg_sq"], self._measured), value=-1)
             parameter.copy_(state["anchor"])
             if group["rates"]:
                 torch.div(moved, group["rates"], out=state["exp_avg"])

@@ -6,7 +6,7 @@ from gradwire.routes.integer import SharedLevels, check_largest, integer
 from gradwire.routes.merge import merge
 from gradwire.routes.operator import Operator
 from gradwire.routes.regions import Regions, regions
-from gradwire.routes.sharded import Shards, sharded
+from gradwire.routes.sharded import Shards, scattered, scattered_densely, sharded
 from gradwire.routes.two_level import Shares, two_level
 
 __all__ = [
@@ -21,6 +21,8 @@ __all__ = [
     "integer",
     "merge",
     "regions",
+    "scattered",
+    "scattered_densely",
     "sharded",
     "two_level",
 ]

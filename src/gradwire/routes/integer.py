@@ -11,6 +11,7 @@ from gradwire import kernels
 from gradwire.deferred import expect
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.kernels.codes import Integers
+from gradwire.kernels.reference.terngrad import SMALLEST_VARIANCE
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.wire.requests import AllReduceMax, AllReduceSum, Synchronization
@@ -26,10 +27,13 @@ class SharedLevels:
     Attributes:
         bits: Bits a value: 2, 4 or 8.
         levels: s, levels on each side of zero; None for as many as fit.
+        clip: Standard deviations to which a worker bounds its largest magnitude first; 0 for none. What is beyond the
+            largest bound of all counts as that.
     """
 
     bits: int = 8
     levels: int | None = None
+    clip: float = 0.0
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 4, 8):
@@ -58,11 +62,14 @@ class SharedLevels:
         return levels
 
     def scales(self, block: Block, admitted: Tensor, feedback: Feedback) -> Tensor:
-        """This worker's largest magnitudes; the residual keeps the compensated values."""
+        """This worker's largest magnitudes, clipped; the residual keeps the compensated values."""
         residual = feedback.residual
         scales = torch.empty(block.segment_count, device=admitted.device, dtype=torch.float32)
         kernels.integer_scales(self._code(1), block, admitted, residual, feedback.beta, feedback.gamma, scales)
-        return scales
+        if not self.clip:
+            return scales
+        bounds = torch.stack([self.clip * _deviation(values) for values in block.segmented(feedback.buffer(admitted))])
+        return torch.where(bounds > 0, torch.minimum(scales, bounds.float()), scales)
 
     def encode(
         self, block: Block, admitted: Tensor, feedback: Feedback, scales: Tensor, workers: int, key: int
@@ -106,6 +113,12 @@ def integer(
     codes = yield AllReduceSum(codes)
     code.decode(block, scales, codes, gradient, workers)
     feedback.after_decode(block, gradient)
+
+
+def _deviation(values: Tensor) -> Tensor:
+    """The standard deviation, in float64; 0 if it may be nothing but rounding, NaN where a value is not finite."""
+    variance, mean = torch.var_mean(values.double(), correction=0)
+    return variance.masked_fill(variance <= SMALLEST_VARIANCE * mean.square(), 0.0).sqrt()
 
 
 def check_largest(scales: Tensor, own: Tensor) -> None:

@@ -50,11 +50,7 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
     """
     count, device = len(shards.all), gradient.device
     admitted = worker.feedback.before_encode(block, gradient)
-    sizes = [worker.codec.payload_bytes(shard) for shard in shards.all]
-    outgoing = torch.empty((count, max(sizes)), dtype=torch.uint8, device=device)
-    for shard, size, row in zip(shards.all, sizes, outgoing, strict=True):
-        worker.codec.encode(shard, admitted, worker.feedback, row[:size], worker.key)
-        row[size:] = 0
+    outgoing = _for_owners(worker, shards, admitted)
     worker.feedback.after_encode(block, admitted)
     incoming = yield AllToAll(outgoing)
 
@@ -80,3 +76,40 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
     worker.codec.heard(block, payloads[:, edge:])
     owner.codec.heard(block, torch.stack(news_of_owners))
     worker.feedback.after_decode(block, gradient)
+
+
+def scattered(worker: Operator, shards: Shards, gradient: Tensor, average: Tensor) -> Synchronization:
+    """The way to the owners alone, each of whom keeps the average of its share: b (n - 1) / n bytes.
+
+    So a sharded model's gradients are reduced (ZeRO++, Wang et al. 2023, arXiv:2306.10209).
+
+    Args:
+        worker: Q_W, what writes a worker's gradient; without a memory.
+        shards: Who owns what of ``gradient``, and where its own share lies in ``average``.
+        gradient: ``float32`` flat buffer; not changed.
+        average: ``float32`` flat buffer, in which this rank's share is written.
+    """
+    incoming = yield AllToAll(_for_owners(worker, shards, gradient))
+    received = incoming[:, : worker.codec.payload_bytes(shards.own)]
+    worker.codec.decode(shards.own, received, average, 1 / len(shards.all))
+
+
+def scattered_densely(shards: Shards, gradient: Tensor, average: Tensor) -> Synchronization:
+    """The same without compression."""
+    rows = torch.stack([torch.cat(shard.parts(gradient)) for shard in shards.all])
+    incoming = (yield AllToAll(rows.view(torch.uint8))).clone(memory_format=torch.contiguous_format)
+    mean = incoming.view(torch.float32).mean(0)
+    for part, values in zip(
+        shards.own.parts(average), mean.split([stop - start for start, stop in shards.own.spans]), strict=True
+    ):
+        part.copy_(values)
+
+
+def _for_owners(worker: Operator, shards: Shards, admitted: Tensor) -> Tensor:
+    """A payload for every owner, in rows of one length."""
+    sizes = [worker.codec.payload_bytes(shard) for shard in shards.all]
+    outgoing = torch.empty((len(sizes), max(sizes)), dtype=torch.uint8, device=admitted.device)
+    for shard, size, row in zip(shards.all, sizes, outgoing, strict=True):
+        worker.codec.encode(shard, admitted, worker.feedback, row[:size], worker.key)
+        row[size:] = 0
+    return outgoing

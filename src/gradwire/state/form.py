@@ -151,7 +151,7 @@ def check_same(state: Mapping[str, Any], other: Mapping[str, Any], whose: str) -
         if ours.get(key) != theirs.get(key):
             raise ConfigurationError(
                 f"the state was saved with {key}={theirs.get(key)!r}, {whose} has {key}={ours.get(key)!r}; "
-                "attach with the same"
+                "attach with the same, or change to it before loading"
             )
     theirs, ours = state["parameters"], other["parameters"]
     for name in [*ours, *(name for name in theirs if name not in ours)]:

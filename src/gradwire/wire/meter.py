@@ -95,6 +95,10 @@ class Meter(Tally):
     mark: Marks | None = None
     _running: deque[tuple[Stage, Event, Event]] = field(default_factory=deque, repr=False)
 
+    def scattered(self, nbytes: int, world_size: int) -> None:
+        """Counts a gradient of ``nbytes`` that plain sharding would reduce-scatter, which sends (n - 1) / n of it."""
+        self.dense_bytes += nbytes // world_size * (world_size - 1)
+
     def copy(self) -> Meter:
         """The counts as they are now."""
         return replace(self, node=replace(self.node), seconds=dict(self.seconds), _running=deque())

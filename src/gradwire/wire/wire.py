@@ -242,6 +242,7 @@ class Wire:
                 self.fail(error)
 
     def _run(self) -> None:
+        torch.get_num_threads()  # else the thread's first product runs on as many as there are, and rounds otherwise
         if self._stream is not None:
             torch.cuda.set_device(self._device)
         with self.on_stream():

@@ -1,7 +1,7 @@
 """How values are written."""
 
 from gradwire.codecs.quantize.cast import Cast
-from gradwire.codecs.quantize.deadzone import DeadZone
+from gradwire.codecs.quantize.deadzone import DeadZone, Dithered
 from gradwire.codecs.quantize.inceptionn import Inceptionn
 from gradwire.codecs.quantize.names import BUCKET, names, parse, register
 from gradwire.codecs.quantize.quantile import Quantile
@@ -12,6 +12,7 @@ __all__ = [
     "BUCKET",
     "Cast",
     "DeadZone",
+    "Dithered",
     "Inceptionn",
     "Quantile",
     "Quantiser",

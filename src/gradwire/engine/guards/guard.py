@@ -29,7 +29,8 @@ class Progress(Protocol):
 class Guard:
     """Goes along with every gradient: before it is compressed, beside it on the wire, and when its average has landed.
 
-    All calls but :meth:`before_step` come on the wire's thread, in the same order on every rank. This one does nothing.
+    All calls but :meth:`before_step` and :meth:`on_arrival` come on the wire's thread, in the same order on every rank.
+    This one does nothing.
     """
 
     def before_step(self) -> None:
@@ -38,6 +39,9 @@ class Guard:
         Raises:
             ConfigurationError: If it cannot be had as things are; nothing is changed.
         """
+
+    def on_arrival(self) -> None:
+        """Called by whoever asks for an average, whenever a buffer of a step is handed to the wire."""
 
     def before_encode(self, unit: Unit, gradient: Tensor) -> None:
         """Called with a gradient before it is compressed, ``float32[unit.numel]``; may change it."""

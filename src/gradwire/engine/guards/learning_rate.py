@@ -13,7 +13,7 @@ from gradwire.engine.guards.guard import Guard
 from gradwire.engine.unit import Unit
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Slot
-from gradwire.memory import Kind, Memory, Store
+from gradwire.memory import OWED, Kind, Memory, Store
 
 RATE = "learning_rate"
 """The store's field for the rate that what is kept of a parameter was last weighed with."""
@@ -72,8 +72,10 @@ class LearningRate(Guard):
         """Puts back what was set aside, in place of what a gradient of no update left."""
         if not self._now:
             for slot in unit.slots:
-                for key, owed, _ in self._owed(slot):
-                    owed.copy_(self._waiting.pop(key, torch.zeros((), dtype=torch.float32)))
+                for (field, name), owed, _ in self._owed(slot):
+                    owed.copy_(self._waiting.pop((field, name), torch.zeros((), dtype=torch.float32)))
+                if (OWED, slot.name) in self._waiting:  # which the step took along, as zeros
+                    self._store.put(OWED, slot.name, self._waiting.pop((OWED, slot.name)))
 
     def after_step(self) -> None:
         """The next step has a rate of its own."""
@@ -88,7 +90,7 @@ class LearningRate(Guard):
     def _owed(self, slot: Slot) -> Iterator[tuple[tuple[str, str], Tensor, int]]:
         """What is kept of a parameter and must be weighed: where, what, and by which power of the ratio."""
         memory = self._memory_of(slot.name)
-        powers = dict.fromkeys((*memory.owed("residual"), *memory.owner().owed("owner_residual")), 1)
+        powers = dict.fromkeys((OWED, *memory.owed("residual"), *memory.owner().owed("owner_residual")), 1)
         for field, power in {**powers, SECOND_MOMENTS: 2}.items():
             if (owed := self._store.get(field, slot.name)) is not None:
                 yield (field, slot.name), owed, power

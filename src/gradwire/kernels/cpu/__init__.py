@@ -10,7 +10,7 @@ from gradwire.kernels.cpu import dynamic, exponent, natural, nuqsgd, onebit, qsg
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.cpu.checksum import checksums
-from gradwire.kernels.cpu.deadzone import deadzone_encode, deadzone_scales
+from gradwire.kernels.cpu.deadzone import deadzone_dither, deadzone_encode, deadzone_scales
 from gradwire.kernels.cpu.deadzone_decode import deadzone_decode
 from gradwire.kernels.cpu.deadzone_step import deadzone_step
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode

@@ -379,3 +379,27 @@ def trailing_zeros(typing_context: Any, word: Any) -> Any:
         return builder.zext(builder.cttz(args[0], ir.IntType(1)(1)), ir.IntType(64))
 
     return types.int64(types.uint32), generate
+
+
+@intrinsic
+def load64(typing_context: Any, packed: Any, index: Any) -> Any:
+    """Eight bytes as a number, the first one lowest."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.uint64(packed, types.intp), generate
+
+
+@intrinsic
+def store64(typing_context: Any, packed: Any, index: Any, word: Any) -> Any:
+    """Writes eight bytes of a number, the lowest one first."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        builder.store(args[2], builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(packed, types.intp, types.uint64), generate

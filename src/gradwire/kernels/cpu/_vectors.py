@@ -77,7 +77,7 @@ def multiply_add(typing_context: Any, factor: Any, other: Any, term: Any) -> Any
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = args[0].type
         name = f"llvm.fma.v{WIDTH}f32" if kind == _VECTOR else "llvm.fma.f32"
-        fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+        fused: Any = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)  # type: ignore[no-untyped-call]
         return builder.call(fused, args)
 
     return factor(factor, factor, factor), generate

@@ -15,29 +15,35 @@ from gradwire.kernels.cpu._compiled import (
 )
 from gradwire.kernels.cpu._levels import class_of, context_of, following, level_of, low_bits, threshold_of
 from gradwire.kernels.reference._torch import LANES
-from gradwire.kernels.reference.deadzone import (
+from gradwire.kernels.reference.deadzone import LIMIT
+from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
+from gradwire.kernels.reference.deadzone_step import (
     HIGHEST_POINT,
-    LIMIT,
     MARGIN,
     SAMPLED_CHUNK,
     STEPS,
     sampling,
     step_of,
+    uniform,
 )
-from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
 from gradwire.layout import Block, Int64Array
 
 _STEPS = np.array([step_of(index) for index in range(STEPS + 1)], np.float32)
 
 
-def deadzone_step(block: Block, values: Tensor, scales: Tensor, room: int) -> tuple[float, tuple[int, int, int]]:
+def deadzone_step(
+    block: Block, values: Tensor, scales: Tensor, tile: int, room: int, key: int | None = None
+) -> tuple[float, tuple[int, int, int]]:
     stride = sampling(block, room)
     chunks = int((-(-block.runs[:, 1] // SAMPLED_CHUNK)).sum())
     most = min(block.numel, -(-chunks // stride) * SAMPLED_CHUNK)
     sample = np.zeros(-(-most // LANES) * LANES, np.float32)
     taken = _take(block.runs, block.segments, array(values), array(scales), stride, sample)
-    target = room if taken == block.numel else int(room * (taken / block.numel) * MARGIN)
-    step, points = _STEPS[_choose(sample, _STEPS, target, codes().lengths)], np.zeros(3, np.int64)
+    share = 1 if taken == block.numel else taken / block.numel
+    target = room if share == 1 and key is None else int(room * share * MARGIN)
+    drawn = np.empty(0, np.float32) if key is None else array(uniform(key, taken))
+    rounded = sample if key is None else np.zeros_like(sample)
+    step, points = _STEPS[_choose(sample, drawn, rounded, _STEPS, tile, target, codes().lengths)], np.zeros(3, np.int64)
     _points(sample, step, points, np.zeros(3, np.int64))
     return float(step), (int(points[0]), int(points[1]), int(points[2]))
 
@@ -70,30 +76,51 @@ def _take(
 
 
 @compiled
-def _choose(sample: Float32Array, steps: Float32Array, target: int, lengths: UInt8Array) -> int:
+def _choose(
+    sample: Float32Array,
+    drawn: Float32Array,
+    rounded: Float32Array,
+    steps: Float32Array,
+    tile: int,
+    target: int,
+    lengths: UInt8Array,
+) -> int:
     low, high = 0, STEPS
     while low < high:
         middle = (low + high) // 2
-        if _size(sample, steps[middle], target, lengths) <= target:
+        _round(sample, drawn, steps[middle], rounded)
+        if _size(rounded, steps[middle], tile, target, lengths) <= target:
             high = middle
         else:
             low = middle + 1
-    if low > 0 and 2 * _size(sample, steps[low], target, lengths) < target:
+    _round(sample, drawn, steps[low], rounded)
+    if low > 0 and 2 * _size(rounded, steps[low], tile, target, lengths) < target:
         low -= 1
     return low
 
 
 @compiled
-def _size(sample: Float32Array, step: np.float32, most: int, lengths: UInt8Array) -> int:
+def _round(sample: Float32Array, drawn: Float32Array, step: np.float32, rounded: Float32Array) -> None:
+    """To multiples of the step, if numbers are drawn."""
+    inverse = np.float32(1) / step
+    for i in range(drawn.size):
+        rounded[i] = np.floor(sample[i] * inverse + drawn[i]) * step
+
+
+@compiled
+def _size(sample: Float32Array, step: np.float32, tile: int, most: int, lengths: UInt8Array) -> int:
     """Bits of all codes, or more than ``most``."""
     inverse, threshold = np.float32(1) / step, threshold_of(step)
-    previous, size, activity = np.int64(-1), np.int64(0), np.int64(0)
+    previous, size, activity, end = np.int64(-1), np.int64(0), np.int64(0), np.int64(tile)
     for first in range(0, sample.size, LANES):
         mask = reaching_mask(sample, first, threshold)
         while mask:
             place = first + trailing_zeros(mask)
             mask &= mask - np.uint32(1)
             level = level_of(sample[place] * inverse)
+            if place >= end:
+                previous = place // tile * tile - 1
+                end, activity = previous + 1 + tile, np.int64(0)
             gap_class = class_of(place - previous)
             level_class = np.int64(RAW) if level == LIMIT else class_of(level)
             width = np.int64(31) if level == LIMIT else low_bits(level_class)

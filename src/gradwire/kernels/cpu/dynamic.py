@@ -14,7 +14,7 @@ from gradwire.kernels.cpu._compiled import (
     float_of,
 )
 from gradwire.kernels.cpu._packed import pack
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, peak
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_scaled, leave_parts, peak
 from gradwire.kernels.reference._torch import SMALLEST_SCALE
 from gradwire.kernels.reference.dynamic import CELL_BITS, Dynamic, cells, magnitudes
 
@@ -32,7 +32,7 @@ def _measure(code: Dynamic, source: Source, scale: Float32Array, scratch: Scratc
 
 
 def _put(code: Dynamic, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
-    t, parts, one, memory = scratch.t[piece.low : piece.high], scratch.parts, scale[0], piece.memory
+    t, parts, one = scratch.t[piece.low : piece.high], scratch.parts, scale[0]
     inverse = np.float32(np.float32(1) / one) if one > 0 else np.float32(0)
     for i in range(t.size):
         parts[i] = abs(t[i]) * inverse
@@ -40,8 +40,7 @@ def _put(code: Dynamic, piece: Piece, scale: Float32Array, scratch: Scratch) -> 
     _find(t, parts, scratch.words, codes)
     if piece.keep:
         _look_up(codes, parts)
-        for i in range(t.size):
-            memory[i] = t[i] - parts[i] * one
+        leave_parts(t, parts, one, piece.memory)
 
 
 def _pack(code: Dynamic, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
@@ -73,10 +72,4 @@ def _look_up(codes: UInt8Array, values: Float32Array) -> None:
         values[i] = _VALUES[codes[i]]
 
 
-def _add(
-    code: Dynamic, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
-) -> None:
-    add_parts(scratch.parts[low:high], scale[0], scratch.t[low:high])
-
-
-CODES[Dynamic] = Compiled(_measure, _put, _pack, _read, _add)
+CODES[Dynamic] = Compiled(_measure, _put, _pack, _read, add_scaled)

@@ -6,7 +6,7 @@ import numpy as np
 
 from gradwire.kernels.cpu._compiled import INFINITE, MAGNITUDE, Float32Array, UInt8Array, compiled, float_of, inlined
 from gradwire.kernels.cpu._packed import pack, unpack
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, peak
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_scaled, leave_parts, peak
 from gradwire.kernels.reference.exponent import ZERO, Exponent
 
 _FRACTION_BITS = np.uint32(23)
@@ -20,12 +20,10 @@ def _measure(code: Exponent, source: Source, scale: Float32Array, scratch: Scrat
 
 def _put(code: Exponent, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, codes, parts = scratch.t[piece.low : piece.high], scratch.codes[piece.low : piece.high], scratch.parts
-    memory, one = piece.memory, scale[0]
     _round(t, np.int32(scale.view(np.uint32)[0] >> _FRACTION_BITS), codes)
     if piece.keep:
         _powers(codes, parts)
-        for i in range(t.size):
-            memory[i] = t[i] - parts[i] * one
+        leave_parts(t, parts, scale[0], piece.memory)
 
 
 def _pack(code: Exponent, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
@@ -61,10 +59,4 @@ def _powers(codes: UInt8Array, parts: Float32Array) -> None:
         words[i] = np.uint32(power | np.uint32(np.uint32(code & np.uint32(8)) << np.uint32(28)))
 
 
-def _add(
-    code: Exponent, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
-) -> None:
-    add_parts(scratch.parts[low:high], scale[0], scratch.t[low:high])
-
-
-CODES[Exponent] = Compiled(_measure, _put, _pack, _read, _add)
+CODES[Exponent] = Compiled(_measure, _put, _pack, _read, add_scaled)

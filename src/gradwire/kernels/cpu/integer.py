@@ -20,8 +20,18 @@ from gradwire.kernels.cpu._compiled import (
     largest_magnitude,
     store_compensated,
 )
-from gradwire.kernels.cpu._packed import pack, unpack
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Payloads, Piece, Scratch, Source, put_all, read_all
+from gradwire.kernels.cpu.quantise import (
+    CODES,
+    Compiled,
+    Payloads,
+    Piece,
+    Scratch,
+    Source,
+    pack_codes,
+    put_all,
+    read_all,
+    unpack_codes,
+)
 from gradwire.kernels.reference._torch import CHUNK, LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.integer import Integers
 from gradwire.layout import Block, Int64Array
@@ -81,15 +91,6 @@ def _put(code: Integers, piece: Piece, scale: Float32Array, scratch: Scratch) ->
     _draw(scratch.t[piece.low : piece.high], piece, codes, scale[0], code.levels, low_key, high_key)
 
 
-def _pack(code: Integers, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    pack(scratch.codes, count, code.bits, body[position * code.bits // 8 :])
-
-
-def _read(code: Integers, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    begin = position * code.bits // 8
-    unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
-
-
 @inlined
 def _step(scale: np.float32, levels: int) -> np.float32:
     """See ``_step`` of the reference."""
@@ -121,7 +122,7 @@ def _draw(
     for i in range(t.size):
         uniform = np.float32(hash32(low_key, high_key, counter) >> np.uint32(16))
         offset = uniform * np.float32(2.0**-16) + half
-        code = min(np.int32(t[i] * inverse + offset), highest)
+        code = max(min(np.int32(t[i] * inverse + offset), highest), np.int32(0))
         codes[i] = code
         if keep:
             memory[i] = t[i] - (np.float32(code) - zero) * step
@@ -138,4 +139,4 @@ def _add(
         total[i] += (np.float32(min(codes[i], highest)) - zero) * step
 
 
-CODES[Integers] = Compiled(_measure, _put, _pack, _read, _add)
+CODES[Integers] = Compiled(_measure, _put, pack_codes, unpack_codes, _add)

@@ -6,10 +6,20 @@ import math
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array, halves, hash32
-from gradwire.kernels.cpu._packed import pack, unpack
+from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array, compiled, halves, hash32, inlined
+from gradwire.kernels.cpu._packed import unpack
 from gradwire.kernels.cpu.qsgd import total_of_squares
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, peak
+from gradwire.kernels.cpu.quantise import (
+    CODES,
+    Compiled,
+    Piece,
+    Scratch,
+    Source,
+    add_scaled,
+    leave_parts,
+    pack_codes,
+    peak,
+)
 from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.nuqsgd import NUQSGD
 
@@ -21,42 +31,49 @@ def _measure(code: NUQSGD, source: Source, scale: Float32Array, scratch: Scratch
 
 
 def _put(code: NUQSGD, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
-    t, codes, one, top = scratch.t[piece.low : piece.high], scratch.codes, scale[0], (1 << (code.bits - 1)) - 1
-    inverse, smallest = np.float32(np.float32(1) / one) if one > 0 else np.float32(0), np.float32(2.0 ** (1 - top))
-    low_key, high_key = halves(piece.key)
+    t, parts, one = scratch.t[piece.low : piece.high], scratch.parts, scale[0]
+    codes = scratch.codes[piece.low : piece.high]
+    inverse = np.float32(np.float32(1) / one) if one > 0 else np.float32(0)
     for i in range(t.size):
-        random = hash32(low_key, high_key, np.uint32(piece.origin + i)) >> np.uint32(9)
-        x = np.float32(abs(t[i]) * inverse)
-        number = int(np.uint32(x.view(np.uint32) + random) >> np.uint32(23)) - 127 + top
-        if x < smallest:
-            middle = np.float32(random) * np.float32(2.0**-23) + np.float32(2.0**-24)
-            number = int(middle < x * np.float32(2.0 ** (top - 1)))
-        number = min(number, top)
-        value = np.float32(2.0 ** (number - top)) * one if number else np.float32(0) * one
-        codes[piece.low + i] = number | int(t[i] < 0) << (code.bits - 1)
-        if piece.keep:
-            piece.memory[i] = t[i] - (-value if t[i] < 0 else value)
+        parts[i] = abs(t[i]) * inverse
+    _draw(t, parts, piece, code.bits, codes)
+    if piece.keep:
+        _levels(codes, code.bits, parts)
+        leave_parts(t, parts, one, piece.memory)
 
 
-def _pack(code: NUQSGD, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    pack(scratch.codes, count, code.bits, body[position * code.bits // 8 :])
+@inlined
+def _draw(t: Float32Array, x: Float32Array, piece: Piece, bits: int, codes: UInt8Array) -> None:
+    """Draws one level a value."""
+    words, top, place = x.view(np.uint32), np.int32((1 << (bits - 1)) - 1), np.int32(bits - 1)
+    smallest, many = np.float32(2.0 ** (1 - top)), np.float32(2.0 ** (top - 1))
+    low_key, high_key = halves(piece.key)
+    counter = np.uint32(piece.origin)
+    for i in range(t.size):
+        random = np.int32(hash32(low_key, high_key, counter) >> np.uint32(9))
+        number = min(np.int32(np.uint32(words[i] + np.uint32(random)) >> np.uint32(23)) - np.int32(127) + top, top)
+        one = np.float32(random) * np.float32(2.0**-23) + np.float32(2.0**-24) < x[i] * many
+        number = np.int32(one) if x[i] < smallest else number
+        codes[i] = np.uint8(number | np.int32(t[i] < 0) << place)
+        counter = np.uint32(counter + np.uint32(1))
 
 
 def _read(code: NUQSGD, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    begin, words, top = position * code.bits // 8, scratch.parts.view(np.uint32), (1 << (code.bits - 1)) - 1
+    begin = position * code.bits // 8
     unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
-    for i in range(count):
-        number = np.uint32(scratch.codes[i] & top)
-        power = np.uint32(np.uint32(127 - top + number) << np.uint32(23)) if number else np.uint32(0)
-        words[i] = np.uint32(
-            power | np.uint32(np.uint32(scratch.codes[i]) >> np.uint32(code.bits - 1)) << np.uint32(31)
-        )
+    _levels(scratch.codes[:count], code.bits, scratch.parts)
 
 
-def _add(
-    code: NUQSGD, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
-) -> None:
-    add_parts(scratch.parts[low:high], scale[0], scratch.t[low:high])
+@compiled
+def _levels(codes: UInt8Array, bits: int, parts: Float32Array) -> None:
+    """What the codes stand for, as multiples of the scale."""
+    words, top, place = parts.view(np.uint32), np.uint32((1 << (bits - 1)) - 1), np.uint32(bits - 1)
+    for i in range(codes.size):
+        code = np.uint32(codes[i])
+        number = np.uint32(code & top)
+        power = np.uint32(np.uint32(np.uint32(127) - top + number) << np.uint32(23))
+        power = np.uint32(0) if number == np.uint32(0) else power
+        words[i] = np.uint32(power | np.uint32(np.uint32(code >> place) << np.uint32(31)))
 
 
-CODES[NUQSGD] = Compiled(_measure, _put, _pack, _read, _add)
+CODES[NUQSGD] = Compiled(_measure, _put, pack_codes, _read, add_scaled)

@@ -17,8 +17,7 @@ from gradwire.kernels.cpu._compiled import (
     inlined,
     total_square,
 )
-from gradwire.kernels.cpu._packed import pack, unpack
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, peak
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, pack_codes, peak, unpack_codes
 from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.qsgd import QSGD
 
@@ -44,15 +43,6 @@ def _put(code: QSGD, piece: Piece, scale: Float32Array, scratch: Scratch) -> Non
     levels, codes = (1 << (code.bits - 1)) - 1, scratch.codes[piece.low : piece.high]
     low_key, high_key = halves(piece.key)
     _quantise(scratch.t[piece.low : piece.high], piece, codes, scale[0], levels, code.nearest, low_key, high_key)
-
-
-def _pack(code: QSGD, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    pack(scratch.codes, count, code.bits, body[position * code.bits // 8 :])
-
-
-def _read(code: QSGD, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    begin = position * code.bits // 8
-    unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
 
 
 @inlined
@@ -118,4 +108,4 @@ def _add_levels(codes: UInt8Array, step: np.float32, levels: int, total: Float32
         total[i] += (np.float32(min(codes[i], highest)) - zero) * step
 
 
-CODES[QSGD] = Compiled(_measure, _put, _pack, _read, _add)
+CODES[QSGD] = Compiled(_measure, _put, pack_codes, unpack_codes, _add)

@@ -29,6 +29,7 @@ from gradwire.kernels.cpu._compiled import (
     largest_compensated,
     rows_of_bytes,
 )
+from gradwire.kernels.cpu._packed import pack, unpack
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import ALIGNMENT, Block, Int64Array, UInt64Array
 from gradwire.randomness import run_keys
@@ -199,6 +200,31 @@ def add_parts(parts: Float32Array, unit: np.float32, total: Float32Array) -> Non
     """``total += parts * unit``."""
     for i in range(total.size):
         total[i] += parts[i] * unit
+
+
+@inlined
+def leave_parts(t: Float32Array, parts: Float32Array, unit: np.float32, memory: Float32Array) -> None:
+    """Leaves in the memory what parts of the scale do not stand for."""
+    for i in range(t.size):
+        memory[i] = t[i] - parts[i] * unit
+
+
+def pack_codes(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
+    """Packs codes of ``code.bits``."""
+    pack(scratch.codes, count, code.bits, body[position * code.bits // 8 :])
+
+
+def unpack_codes(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
+    """Unpacks codes of ``code.bits``."""
+    begin = position * code.bits // 8
+    unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
+
+
+def add_scaled(
+    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
+) -> None:
+    """For codes that read parts of a scale."""
+    add_parts(scratch.parts[low:high], scale[0], scratch.t[low:high])
 
 
 def nothing_to_read(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:

@@ -57,7 +57,8 @@ def _put(code: tl.constexpr, t, first, second, random, table):
     smaller = tl.where(first > LARGEST_SCALE, LARGEST_SCALE, first)
     divisor = tl.where(step > 0, smaller, 1.0)
     inverse = tl.where(step > 0, tl.div_rn(tl.full(t.shape, LEVELS, tl.float32), divisor), 0.0)
-    number = tl.minimum((t * inverse + (uniform16(random) + LEVELS)).to(tl.int32), 2 * LEVELS)
+    number = (t * inverse + (uniform16(random) + LEVELS)).to(tl.int32)
+    number = tl.maximum(tl.minimum(number, 2 * LEVELS), 0)
     return number, (number - LEVELS).to(tl.float32) * step
 
 

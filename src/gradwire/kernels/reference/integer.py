@@ -51,11 +51,11 @@ class Integers(NamedTuple):
         return None if math.isnan(peak) else values[0].new_tensor([peak])
 
     def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        """A level of either sign, plus s."""
+        """A level of either sign, plus s; the last one for what is beyond the scale."""
         step = self._step(scale)
         clamped = scale.clamp(max=LARGEST_SCALE)
         inverse = torch.full_like(scale, self.levels) / clamped if step > 0 else torch.zeros_like(scale)
-        code = (t * inverse + (uniform16(draws()) + self.levels)).to(torch.int32).clamp(max=2 * self.levels)
+        code = (t * inverse + (uniform16(draws()) + self.levels)).to(torch.int32).clamp(0, 2 * self.levels)
         return code, (code - self.levels).float() * step
 
     def pack(self, codes: Tensor) -> Tensor:

@@ -1,0 +1,253 @@
+"""``gradwire bench suite | compare`` and ``gradwire reproduce``: many measurements as one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from gradwire.cli.arguments import Dataset
+from gradwire.cli.bench import bench
+from gradwire.cli.output import new_console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from gradwire_bench.suite.cell import Cell, Record
+    from gradwire_bench.suite.claims import Finding
+    from gradwire_bench.suite.plan import Plan
+
+Filters = Annotated[list[str] | None, Parameter(name="--only", negative=())]
+Jobs = Annotated[int | None, Parameter(validator=Number(gte=1))]
+Flag = Annotated[bool, Parameter(negative=())]
+
+REPORT = "report.html"
+
+
+@bench.command
+def suite(
+    *,
+    preset: str = "small",
+    out: Path = Path("results/suite"),
+    only: Filters = None,
+    jobs: Jobs = None,
+    dataset: Dataset = "auto",
+    plan: Flag = False,
+) -> None:
+    """Measure a whole plan: real tasks, networks, codecs; and leave a report to look at.
+
+    Shows the plan with an estimate of its duration first. What has been measured is on disk at once, a record a cell,
+    and a run goes on from there; a cell that fails has its reason in the report. The report is one HTML file.
+
+    ```
+    gradwire bench suite --preset small --out results/small
+    gradwire bench suite --preset full --only workload=lstm --only seed=0
+    gradwire bench suite --plan
+    ```
+
+    Args:
+        preset: small, in less than 20 minutes on two cores; full, over several sittings; or a .toml file of your own.
+        out: Folder for the records (cells.jsonl) and the report (report.html).
+        only: axis=value, such as link=1gbit; may be repeated, and values of one axis are alternatives. The axes are
+            kind, workload, method, granularity, optimizer, rate, workers, link, steps, batch, seed.
+        jobs: Trainings in one process that run side by side; as many as there are cores if not given.
+        dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
+        plan: Only show the plan.
+    """
+    from gradwire_bench import report
+    from gradwire_bench.suite import page
+    from gradwire_bench.suite.plan import load
+
+    chosen = load("presets", preset)
+    command = f"gradwire bench suite --preset {preset}"
+    report.require("jinja2", "matplotlib")
+    records = _measure(new_console(), chosen, out, only, jobs, dataset, command, plan_only=plan)
+    if records is not None:
+        report.write_text(out / REPORT, page.html(records, chosen.title, chosen.about))
+        new_console().print(f"Wrote {out / REPORT}", soft_wrap=True)
+
+
+@bench.command
+def compare(
+    before: Path,
+    after: Path,
+    /,
+    *,
+    least: Annotated[float, Parameter(validator=Number(gte=0))] = 0.05,
+) -> None:
+    """Say what changed between two runs of a suite.
+
+    Quality, loss, bytes and errors of codecs repeat to the bit on one machine, so any change of them is told; times and
+    memory only if they changed by more than --least. Bold: the ranges over the seeds do not overlap.
+
+    ```
+    gradwire bench compare results/main results/branch
+    ```
+
+    Args:
+        before: Folder of a run.
+        after: Folder of another.
+        least: Least change of times and memory that is told, as a share.
+    """
+    from rich.table import Table
+
+    from gradwire_bench.suite.compare import changes, lost_and_found
+    from gradwire_bench.suite.ledger import Ledger
+    from gradwire_bench.suite.measures import MEASURES
+    from gradwire_bench.suite.tables import label
+
+    console = new_console()
+    first, second = (Ledger.read(folder).records() for folder in (before, after))
+    table = Table(title=f"{before} to {after}", title_justify="left")
+    for column in ("cell", "method", "figure", "before", "after", "change"):
+        table.add_column(column, justify="left" if column in ("cell", "method", "figure") else "right")
+    for change in changes(first, second, least):
+        cell, measure = change.cell, MEASURES[change.measure]
+        place = {"trial": cell.optimizer, "codec": f"{cell.steps} steps in"}.get(cell.kind, cell.link)
+        where = f"{cell.kind} {cell.workload}, {place}"
+        style = f"{'bold ' * change.beyond}{'green' if change.better else 'red'}"
+        texts = (measure.text(change.before), measure.text(change.after), f"{change.share:+.1%}")
+        table.add_row(where, label(cell), measure.title, *texts, style=style)
+    console.print(table if table.row_count else "Nothing changed.")
+    for cells, what in zip(lost_and_found(first, second), ("only in the first", "only in the second"), strict=True):
+        if cells:
+            console.print(f"{len(cells)} cells {what}, such as {cells[0].kind} {cells[0].workload} {label(cells[0])}.")
+
+
+def reproduce(
+    paper: str = "",
+    /,
+    *,
+    out: Path | None = None,
+    docs: Path | None = None,
+    only: Filters = None,
+    jobs: Jobs = None,
+    dataset: Dataset = "auto",
+    plan: Flag = False,
+) -> None:
+    """Run a paper's experiments again, smaller, and say of each claim whether it holds.
+
+    A recipe, one TOML file a paper, has the published settings, what is smaller here and why, the cells to measure and
+    the claims to decide. A run goes on where an earlier one stopped. Without a paper, lists those that there are.
+
+    ```
+    gradwire reproduce
+    gradwire reproduce layerwise --plan
+    gradwire reproduce layerwise --docs docs/reproductions
+    gradwire reproduce my_paper.toml --out results/mine
+    ```
+
+    Args:
+        paper: Name of a recipe, or a .toml file of your own.
+        out: Folder for the records; results/reproduce/PAPER if not given.
+        docs: Write the page PAPER.md to this folder, and its picture to the folder images beside it.
+        only: axis=value, as for gradwire bench suite.
+        jobs: Trainings in one process that run side by side; as many as there are cores if not given.
+        dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
+        plan: Only show the plan.
+    """
+    from gradwire_bench import report
+    from gradwire_bench.suite import plots, reproduction
+    from gradwire_bench.suite.plan import load, papers
+
+    console = new_console()
+    if not paper:
+        for name in papers():
+            console.print(f"{name:12} {load('papers', name).title}")
+        return
+    report.require("matplotlib", "scipy")
+    chosen = load("papers", paper)
+    folder = out or Path("results/reproduce") / chosen.name
+    command = f"gradwire reproduce {paper}"
+    records = _measure(console, chosen, folder, only, jobs, dataset, command, plan_only=plan)
+    if records is None:
+        return
+    found = reproduction.findings(chosen, records)
+    console.print(_verdicts(chosen, found))
+    if docs is not None:
+        plots.verdicts(found, docs.parent / reproduction.picture(chosen))
+        report.write_text(docs / f"{chosen.name}.md", reproduction.page(chosen, records, found, command))
+        console.print(f"Wrote {docs / f'{chosen.name}.md'}", soft_wrap=True)
+
+
+def _measure(
+    console: Console,
+    plan: Plan,
+    folder: Path,
+    only: Sequence[str] | None,
+    jobs: int | None,
+    dataset: Dataset,
+    command: str,
+    *,
+    plan_only: bool,
+) -> list[Record] | None:
+    """Shows the plan and measures what is missing of it; the records of the whole plan, or None to only show it."""
+    from gradwire_bench.progress import bars
+    from gradwire_bench.suite import estimate
+    from gradwire_bench.suite.ledger import Ledger
+    from gradwire_bench.suite.run import Runner
+
+    cells = plan.only(only) if only else list(plan.cells)
+    ledger = Ledger(folder)
+    missing = ledger.missing(cells)
+    side_by_side = jobs or os.cpu_count() or 1
+    console.print(_plan(plan, cells, missing))
+    if missing:
+        with console.status("timing a step of each model"):
+            expected = estimate.seconds(missing, side_by_side, dataset)
+        console.print(f"{len(missing)} of {len(cells)} cells to measure, about {estimate.duration(expected)}.")
+    if plan_only:
+        return None
+    with bars(console) as progress:
+        task = progress.add_task(plan.name, total=len(cells), completed=len(cells) - len(missing), news="starting")
+
+        def tell(news: str, done: int) -> None:
+            progress.update(task, advance=done)
+            if news:
+                progress.update(task, news=news)
+
+        Runner(ledger, command, dataset, side_by_side).run(cells, tell)
+    records = ledger.records(plan.cells)
+    failed = [each for each in records if each.error]
+    if failed:
+        console.print(f"{len(failed)} cells failed, such as {failed[0].cell.contender}: {failed[0].error}")
+    console.print(f"{len(records) - len(failed)} of {len(plan.cells)} cells are in {ledger.path}", soft_wrap=True)
+    return records
+
+
+def _plan(plan: Plan, cells: Sequence[Cell], missing: Sequence[Cell]) -> Table:
+    """A line for each kind and workload."""
+    from rich.table import Table
+
+    table = Table(title=plan.title, title_justify="left")
+    for column in ("kind", "workload", "links", "methods", "seeds", "cells", "to measure"):
+        table.add_column(column, justify="left" if column in ("kind", "workload", "links") else "right")
+    for kind, workload in dict.fromkeys((cell.kind, cell.workload) for cell in cells):
+        here = [cell for cell in cells if (cell.kind, cell.workload) == (kind, workload)]
+        table.add_row(
+            kind,
+            workload,
+            ", ".join(dict.fromkeys(cell.link for cell in here)) if kind in ("train", "sync") else "",
+            str(len({cell.contender for cell in here})),
+            str(len({cell.seed for cell in here})),
+            str(len(here)),
+            str(sum(cell in missing for cell in here)),
+        )
+    return table
+
+
+def _verdicts(plan: Plan, found: Sequence[Finding]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"holds": "green", "does not hold": "red", "cannot tell": "yellow"}
+    table = Table("claim", "obtained", "verdict", title=plan.title, title_justify="left")
+    for each in found:
+        table.add_row(each.claim.text, each.said, Text(each.verdict, colours[each.verdict]))
+    return table

@@ -1,0 +1,119 @@
+"""What becomes of what is remembered when the choices change while training goes on.
+
+A memory goes on wherever it is the same kind of memory, whatever the method, its options and the memory's weights are
+now: what was not sent waits for the new operator. Where it cannot, the step that comes next takes what is owed, the
+owners' share too, along with its gradient, so that nothing of it is lost. What a method keeps beside its memory,
+factors for example, goes on in the same method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import Tensor
+
+from gradwire.engine.configuration import Configuration
+from gradwire.engine.guards.learning_rate import RATE
+from gradwire.engine.mixture import Settled
+from gradwire.engine.nodes import Nodes
+from gradwire.layout import Block, Slot
+from gradwire.memory import OWED, Kind, NoMemory, Store
+
+_MEMORY = ("residual", "owner_residual")
+"""What the store's fields of memories begin with."""
+
+
+def carry_over(
+    store: Store,
+    slots: Collection[Slot],
+    former: Settled,
+    following: Settled,
+    rank: int,
+    world_size: int,
+    nodes: Nodes | None,
+) -> None:
+    """Leaves in a store what goes on, and what is owed otherwise.
+
+    Args:
+        store: What was remembered.
+        slots: The parameters that it is remembered of, wherever they lie; of others nothing goes on.
+        former: The choices until now.
+        following: The choices from now on.
+        rank: This worker.
+        world_size: Number of workers.
+        nodes: The nodes that workers average in first, if they do.
+    """
+    shapes = {slot.name: slot.shape for slot in slots}
+    for slot in slots:
+        before = former.rule(slot.name)
+        if before.form(slot.shape, nodes) != following.rule(slot.name).form(slot.shape, nodes):
+            owed = owed_of(store, slot, before, rank, world_size, nodes)
+            if owed is not None:
+                store.put(OWED, slot.name, owed, Kind.MEAN)
+
+    def goes_on(field: str, name: str) -> bool:
+        if name not in shapes:
+            return False
+        before, after, shape = former.rule(name), following.rule(name), shapes[name]
+        if field.partition(".")[0] in _MEMORY:
+            return before.form(shape, nodes) == after.form(shape, nodes)
+        alike = before.in_parts(shape, nodes) == after.in_parts(shape, nodes)
+        return field in (OWED, RATE) or (alike and after.method.goes_on_from(before.method))
+
+    store.retain(goes_on)
+
+
+def forgotten(former: Settled, following: Settled, slots: Iterable[Slot], nodes: Nodes | None) -> list[str]:
+    """Says which memories are lost: those that keep something else than what is owed, where they cannot go on."""
+    found: dict[str, None] = {}
+    for slot in slots:
+        before, after = former.rule(slot.name), following.rule(slot.name)
+        kept = before.memory_of(slot.shape)
+        more = len(kept.within) > 1 or not (kept.owed("residual") or isinstance(kept, NoMemory))
+        if more and before.form(slot.shape, nodes) != after.form(slot.shape, nodes):
+            now = after.memory_of(slot.shape)
+            found[f"what memory={kept} kept is forgotten, and memory={now} begins with nothing"] = None
+    return list(found)
+
+
+def owed_of(
+    store: Store, slot: Slot, rule: Configuration, rank: int, world_size: int, nodes: Nodes | None
+) -> Tensor | None:
+    """What a memory owes of a parameter, in units of this worker's gradient; None if it is of another kind.
+
+    Where the workers of a node share the parameter, each owes for all of them, of its own rows.
+    """
+    memory = rule.memory_of(slot.shape)
+    if memory.parts:  # differences, of which nothing is owed
+        return None
+    whole = torch.zeros(slot.shape, dtype=torch.float32, device=store.device)
+    rows, workers = whole, 1
+    if nodes is not None and rule.in_parts(slot.shape, nodes):
+        first, stop = nodes.rows(slot.shape[0], nodes.place(rank))
+        rows, workers, rank, world_size = whole[first:stop], nodes.workers, nodes.node(rank), nodes.count
+    owed = rows.view(-1)
+    for each in [store.get(field, slot.name) for field in memory.owed("residual")]:
+        if each is not None:
+            owed += each.reshape(-1)
+    kept = [store.get(field, slot.name) for field in memory.owner().owed("owner_residual")]
+    for each in kept:
+        if each is None:
+            continue
+        if rule.route != "sharded":  # all ranks own everything alike
+            owed += each.reshape(-1)
+            continue
+        shard = Block.cut([Slot(slot.name, tuple(rows.shape), 0)], rule.granularity).shards(world_size)[rank]
+        for start, length, position in shard.runs.tolist():
+            owed[start : start + length] += world_size * each[position : position + length]
+    owed *= workers
+    owing = store.get(OWED, slot.name)
+    return whole if owing is None else whole.add_(owing)
+
+
+def take_owed(store: Store, slots: Iterable[Slot], gradient: Tensor) -> None:
+    """Adds what is owed of some parameters to a flat gradient, and keeps it no more."""
+    for slot in slots:
+        if (owed := store.get(OWED, slot.name)) is not None:
+            gradient[slot.offset : slot.stop] += owed.reshape(-1)
+            store.drop(OWED, slot.name)

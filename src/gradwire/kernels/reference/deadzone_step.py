@@ -1,0 +1,149 @@
+"""The finest step under which codes have room, by a sample of the values; and values rounded by chance."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.kernels.reference._torch import flat_runs
+from gradwire.kernels.reference.deadzone import LIMIT, THRESHOLD, Coder, class_of, levels_of
+from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
+from gradwire.layout import Block
+from gradwire.randomness import hash32, run_keys
+
+SAMPLED_ELEMENTS = 2**18
+"""By so many elements the step is chosen,"""
+
+SAMPLED_BITS = 2**16
+"""or by more, so that their codes take so many bits; by all if there are fewer, or not so many bits."""
+
+SAMPLED_CHUNK = 256
+"""Consecutive elements that are looked at."""
+
+MARGIN = 63 / 64
+"""Share of the room that is aimed at where not all elements were looked at."""
+
+STEPS = 45 * 256
+"""Steps to choose from, 256 an octave, from :data:`FINEST` on."""
+
+FINEST = 2.0**-20
+"""Relative to the mean magnitude of a segment."""
+
+HIGHEST_POINT = 204
+"""A level stands for at most ``(HIGHEST_POINT - 128) / 256`` of a step more, lest a value be off by more than it is."""
+
+
+def deadzone_step(
+    block: Block, values: Tensor, scales: Tensor, tile: int, room: int, key: int | None = None
+) -> tuple[float, tuple[int, int, int]]:
+    """The finest step under which codes have room, by a sample of the values.
+
+    Where that leaves more than half of the room empty, because many values are alike, it is one step finer, and the
+    last ones find no room.
+
+    Args:
+        block: Which elements.
+        values: ``float32`` flat buffer of compensated values.
+        scales: As :func:`deadzone_scales` gave them.
+        tile: Elements of a tile.
+        room: Bits.
+        key: Randomness, for values that :func:`deadzone_dither` is to round.
+
+    Returns:
+        The step, relative to the segments' scales, and the points of levels 1, 2 and more.
+    """
+    sample, share = _sample(block, values, scales, sampling(block, room))
+    target = room if share == 1 and key is None else int(room * share * MARGIN)
+    drawn = None if key is None else uniform(key, sample.numel())
+    low, high = 0, STEPS
+    while low < high:
+        middle = (low + high) // 2
+        if _size(_rounded(sample, middle, drawn), middle, tile, target) <= target:
+            high = middle
+        else:
+            low = middle + 1
+    if low and 2 * _size(_rounded(sample, low, drawn), low, tile, target) < target:
+        low -= 1
+    return step_of(low), _points(sample, low)
+
+
+def uniform(key: int, count: int, first: int = 0) -> Tensor:
+    """Numbers from 0 to 1, the end not included: ``float32[count]``."""
+    return (hash32(key, torch.arange(first, first + count)) >> 8).float() * 2.0**-24
+
+
+def sampling(block: Block, room: int) -> int:
+    """Of how many chunks one is looked at."""
+    return max(min(-(-block.numel // SAMPLED_ELEMENTS), -(-room // SAMPLED_BITS)), 1)
+
+
+def step_of(index: int) -> float:
+    """The float32 so many steps above the finest one, evenly spaced within an octave."""
+    first = np.float32(FINEST).view(np.uint32)
+    return float(np.uint32(first + (index << 15)).view(np.float32))
+
+
+def deadzone_dither(block: Block, values: Tensor, steps: Tensor, key: int, out: Tensor) -> None:
+    """Rounds values to one of the two multiples of their step beside them, so that they are right on average.
+
+    Those of :data:`LIMIT` steps and more stay; zeros are written where a step is 0 or not finite.
+    """
+    keys = run_keys(key, block.streams).tolist()
+    for segment in range(block.segment_count):
+        step = steps[segment]
+        for run, start, stop, _ in flat_runs(block, segment):
+            t, relative = values[start:stop], values[start:stop].abs() * (1 / step)
+            levels = (relative + uniform(keys[run], stop - start, int(block.origins[run]))).floor()
+            rounded = torch.where(relative < LIMIT, torch.where(t < 0, -1.0, 1.0) * (levels * step), t)
+            out[start:stop] = rounded if bool(step > 0) and bool(step.isfinite()) else 0.0
+
+
+def _sample(block: Block, values: Tensor, scales: Tensor, stride: int) -> tuple[Tensor, float]:
+    """Magnitudes relative to their segment's scale, and which share of all they are."""
+    found, number = [], 0
+    for segment in range(block.segment_count):
+        scale = scales[segment]
+        for _, start, stop, _ in flat_runs(block, segment):
+            for first in range(start, stop, SAMPLED_CHUNK):
+                if number % stride == 0:
+                    chunk = values[first : min(first + SAMPLED_CHUNK, stop)].abs()
+                    found.append(chunk * (1 / scale) if bool(scale > 0) else torch.zeros_like(chunk))
+                number += 1
+    sample = torch.cat(found) if found else torch.empty(0, dtype=torch.float32)
+    return sample, sample.numel() / max(block.numel, 1)
+
+
+def _rounded(sample: Tensor, index: int, drawn: Tensor | None) -> Tensor:
+    """Multiples of a step, if numbers are drawn."""
+    step = torch.tensor(step_of(index), dtype=torch.float32)
+    return sample if drawn is None else (sample * (1 / step) + drawn).floor() * step
+
+
+def _size(sample: Tensor, index: int, tile: int, most: int) -> int:
+    """Bits of all codes, or more than ``most``."""
+    step = torch.tensor(step_of(index), dtype=torch.float32)
+    places = (sample >= step * THRESHOLD).nonzero()[:, 0]
+    levels = levels_of(sample[places] * (1 / step)).tolist()
+    coder, size, lengths = Coder(), 0, codes().lengths
+    for place, level in zip(places.tolist(), levels, strict=True):
+        gap_class, _, gap_width = class_of(coder.gap_to(place, tile))
+        level_class, _, width = (RAW, 0, 31) if level == LIMIT else class_of(level)
+        size += int(lengths[coder.context, gap_class * LEVEL_CLASSES + level_class]) + gap_width + 1 + width
+        coder.heard(gap_class, level_class)
+        if size > most:
+            break
+    return size
+
+
+def _points(sample: Tensor, index: int) -> tuple[int, int, int]:
+    """Where in their intervals the magnitudes of levels 1, 2 and more are in the mean, in 256ths of a step plus 128."""
+    step = torch.tensor(step_of(index), dtype=torch.float32)
+    relative = sample[sample >= step * THRESHOLD] * (1 / step)
+    levels = levels_of(relative)
+    places = ((relative - levels) * 256 + 128).clamp(0, 255).long()
+    groups = [places[levels == 1], places[levels == 2], places[(levels > 2) & (levels < LIMIT)]]
+    first, second, others = (
+        min(int(each.sum()) // each.numel(), HIGHEST_POINT) if each.numel() else 128 for each in groups
+    )
+    return first, second, others

@@ -1,0 +1,147 @@
+"""One measurement of a plan, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from gradwire.errors import ConfigurationError, did_you_mean
+from gradwire_bench import shapes
+from gradwire_bench.contenders import DDP, Contender
+from gradwire_bench.sync import NO_LINK, link_rate
+from gradwire_bench.trial import OptimizerName
+from gradwire_bench.workloads import WORKLOADS
+
+Kind = Literal["trial", "train", "local", "sync", "codec"]
+
+SCHEMA = "gradwire.bench.cell/1"
+"""Of a record; docs/suite.md says what is in it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured, each field an axis of the plan.
+
+    Attributes:
+        kind: ``"trial"`` trains a small model with all workers in one process, for what it learns; ``"train"`` trains
+            in real processes over a link, for time, too; ``"local"`` does so with local steps; ``"sync"`` times
+            averages of a model's shapes; ``"codec"`` compresses recorded gradients.
+        workload: Of :data:`~gradwire_bench.workloads.WORKLOADS`; for ``"sync"`` the shapes.
+        method: A contender.
+        granularity: Its granularity; empty for its own.
+        optimizer: Of a training.
+        rate: Learning rate at its peak, as a multiple of the workload's own.
+        workers: How many.
+        link: Rate of each worker's link, or ``"none"`` for the loopback.
+        steps: Of training; before the recording, for a codec; timed ones, for an average.
+        batch: Samples a worker and step; 0 for the workload's own.
+        every: Local steps from one average of what they changed to the next; 0 averages the gradient of every step.
+        seed: Of the start, of the order of the samples, and of what is random in a method.
+    """
+
+    kind: Kind
+    workload: str
+    method: str
+    granularity: str = ""
+    optimizer: OptimizerName = "sgd"
+    rate: float = 1.0
+    workers: int = 4
+    link: str = NO_LINK
+    steps: int = 100
+    batch: int = 0
+    every: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ConfigurationError(f"kind={self.kind!r} is not known; choose one of {', '.join(get_args(Kind))}")
+        if self.optimizer not in get_args(OptimizerName):
+            raise ConfigurationError(
+                f"optimizer={self.optimizer!r} is not known; choose one of {', '.join(get_args(OptimizerName))}"
+            )
+        if self.kind == "sync":
+            shapes.get(self.workload)
+        elif self.workload not in WORKLOADS:
+            hint = did_you_mean(self.workload, list(WORKLOADS))
+            raise ConfigurationError(f"workload={self.workload!r} is not known; {hint}choose one of {[*WORKLOADS]}")
+        for name, least in (("workers", 1), ("steps", 0), ("batch", 0), ("every", 0)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigurationError(f"{name}={value!r} is out of range; choose at least {least}")
+        if self.rate <= 0:
+            raise ConfigurationError(f"rate={self.rate!r} is out of range; choose a multiple above 0")
+        link_rate(self.link)
+        Contender.parse(self.contender)
+
+    @property
+    def contender(self) -> str:
+        """The method with its granularity, as on the command line."""
+        if not self.granularity or self.method == DDP:
+            return self.method
+        return f"{self.method}{',' if ':' in self.method else ':'}granularity={self.granularity}"
+
+    def setting(self, *but: str) -> tuple[tuple[str, object], ...]:
+        """All axes but some: cells that have them in common can be compared."""
+        return tuple((name, value) for name, value in dataclasses.asdict(self).items() if name not in but)
+
+    def matches(self, wanted: dict[str, Any]) -> bool:
+        """Whether the cell has these values, or one of each list of them."""
+        for name, value in wanted.items():
+            here = getattr(self, name)
+            if here not in value if isinstance(value, list) else here != value:
+                return False
+        return True
+
+    def command(self, command: str) -> str:
+        """What measures this cell alone, of a command that measures it among others."""
+        changed = [f"{name}={value}" for name, value in dataclasses.asdict(self).items() if value != ""]
+        return f"{command} {shlex.join(part for each in changed for part in ('--only', each))}"
+
+
+AXES = {each.name: each for each in dataclasses.fields(Cell)}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What came of a cell.
+
+    Attributes:
+        cell: What was measured.
+        result: The figures by name; empty where there is an error.
+        seconds: What it took.
+        command: What measures it again.
+        date: When it ended, UTC.
+        machine: Where, and with which versions.
+        error: Why there is no result.
+    """
+
+    cell: Cell
+    result: dict[str, Any]
+    seconds: float
+    command: str
+    date: str
+    machine: dict[str, Any]
+    error: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """For a JSON."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Record:
+        """From a JSON.
+
+        Raises:
+            ConfigurationError: If it is of another schema, or lacks something.
+        """
+        try:
+            if content["schema"] != SCHEMA:
+                raise ConfigurationError(
+                    f"a record has the schema {content['schema']!r}, and this release reads {SCHEMA!r}; run the suite "
+                    "into another folder"
+                )
+            fields = {each.name: content[each.name] for each in dataclasses.fields(cls)}
+            return cls(**{**fields, "cell": Cell(**content["cell"])})
+        except (KeyError, TypeError) as error:
+            raise ConfigurationError(f"a record lacks {error}; run the suite into another folder") from error

@@ -1,0 +1,72 @@
+"""The file that keeps what was measured, a record a line, so that a run can end at any time and go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gradwire.errors import ConfigurationError
+from gradwire_bench.suite.cell import Cell, Record
+
+FILE = "cells.jsonl"
+
+
+class Ledger:
+    """Records in a folder; a later record of a cell takes the place of an earlier one.
+
+    A line that was cut off, as by a full disk, is left out, and its cell measured again.
+
+    Args:
+        folder: Where the file lies, or is to be made.
+
+    Raises:
+        ConfigurationError: If the file holds something else.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._records: dict[Cell, Record] = {}
+        if self.path.exists():
+            *whole, rest = self.path.read_text(encoding="utf-8").split("\n")
+            for number, line in enumerate(whole, start=1):
+                try:
+                    record = Record.of(json.loads(line))
+                except ValueError as error:
+                    raise ConfigurationError(
+                        f"{self.path}, line {number}, is no record: {error}; choose another folder"
+                    ) from error
+                self._records[record.cell] = record
+            if rest:
+                self.path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Ledger:
+        """A ledger that must be there.
+
+        Raises:
+            ConfigurationError: If it is not.
+        """
+        if not (folder / FILE).is_file():
+            raise ConfigurationError(f"{folder} holds no {FILE}; make it with gradwire bench suite --out {folder}")
+        return cls(folder)
+
+    def add(self, record: Record) -> None:
+        """Keeps a record, on disk at once."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record.plain()) + "\n")
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {self.path}: {error.strerror}; choose another folder") from error
+        self._records[record.cell] = record
+
+    def records(self, cells: Iterable[Cell] | None = None) -> list[Record]:
+        """What is known of some cells in their order, or all."""
+        if cells is None:
+            return list(self._records.values())
+        return [self._records[cell] for cell in cells if cell in self._records]
+
+    def missing(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Cells without a result; one that failed is tried again."""
+        return [cell for cell in cells if cell not in self._records or self._records[cell].error]

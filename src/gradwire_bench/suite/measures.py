@@ -1,0 +1,75 @@
+"""The figures of records that can be compared, whatever kind of cell they are of."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradwire_bench.contenders import DDP
+from gradwire_bench.suite.cell import Record
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure.
+
+    Attributes:
+        title: For a table's head.
+        unit: Of what is shown.
+        scale: What a value is multiplied by to be shown.
+        more_is_better: Which way is up.
+        take: Finds it among the figures of a record.
+        form: How it is written.
+    """
+
+    title: str
+    unit: str
+    scale: float
+    more_is_better: bool
+    take: Callable[[Record], float | None]
+    form: str = "{:.3g}"
+
+    def of(self, record: Record) -> float | None:
+        """The value of a record; None if it has none."""
+        return None if record.error else self.take(record)
+
+    def text(self, value: float | None) -> str:
+        """As shown."""
+        return "" if value is None else self.form.format(self.scale * value)
+
+
+def _seconds(record: Record) -> float | None:
+    steps = record.result.get("step_seconds") or record.result.get("seconds")
+    return statistics.median(steps) if steps else None
+
+
+def _sent(record: Record) -> float | None:
+    """By the meter; for plain DDP by its formula; for PyTorch's hooks by the interface, headers included."""
+    own = "dense_bytes" if record.cell.method == DDP else "interface_bytes"
+    for name in ("metered_bytes", "sent_bytes", own):
+        if record.result.get(name) is not None:
+            return float(record.result[name])
+    return None
+
+
+def _fewer(record: Record) -> float | None:
+    sent = _sent(record)
+    return record.result["dense_bytes"] / sent if sent and record.result.get("dense_bytes") else None
+
+
+def _figure(name: str) -> Callable[[Record], float | None]:
+    return lambda record: record.result.get(name)
+
+
+MEASURES = {
+    "quality": Measure("quality", "points", 100, True, _figure("accuracy"), "{:.2f}"),
+    "loss": Measure("loss", "bits", 1, False, _figure("loss"), "{:.3f}"),
+    "seconds": Measure("ms a step", "ms", 1e3, False, _seconds, "{:.4g}"),
+    "bytes": Measure("kB a step", "kB", 1e-3, False, _sent, "{:.4g}"),
+    "fewer_bytes": Measure("x fewer bytes", "x", 1, True, _fewer, "{:.3g}"),
+    "target_seconds": Measure("s to target", "s", 1, False, _figure("seconds_to_target"), "{:.1f}"),
+    "peak_bytes": Measure("peak MB", "MB", 1e-6, False, _figure("peak_bytes"), "{:.0f}"),
+    "bits": Measure("bits a value", "bits", 1, False, _figure("bits"), "{:.4g}"),
+    "error": Measure("error", "", 1, False, _figure("error"), "{:.3g}"),
+}

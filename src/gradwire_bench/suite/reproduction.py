@@ -1,0 +1,76 @@
+"""A paper's page: published against obtained, with a verdict on each claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gradwire_bench.suite.cell import Record
+from gradwire_bench.suite.claims import Finding, judge
+from gradwire_bench.suite.measures import MEASURES
+from gradwire_bench.suite.page import facts
+from gradwire_bench.suite.plan import Plan
+from gradwire_bench.suite.tables import tables
+
+
+def findings(plan: Plan, records: Sequence[Record]) -> list[Finding]:
+    """A verdict on each claim of a paper."""
+    return [judge(claim, records) for claim in plan.claims]
+
+
+def picture(plan: Plan) -> str:
+    """Of the intervals, beneath the folder of the documentation."""
+    return f"images/reproduction_{plan.name}.png"
+
+
+def page(plan: Plan, records: Sequence[Record], found: Sequence[Finding], command: str) -> str:
+    """``docs/reproductions/PAPER.md``.
+
+    Args:
+        plan: The paper's.
+        records: What was measured of it.
+        found: The verdicts.
+        command: What makes the page.
+    """
+    done = sum(not each.error for each in records)
+    parts = [
+        f"# {plan.title}\n",
+        f"{plan.about}\n",
+        f"```\n{command}\n```\n",
+        f"{done} of {len(plan.cells)} cells of the recipe were measured. "
+        "A claim **holds** if the whole interval of the mean difference, 95 % by Student's t over all pairs of cells "
+        "that differ in nothing else, is on its side; it **does not hold** if the whole interval is on the other one; "
+        "else we cannot tell.\n",
+        "| claim | published | obtained | verdict |",
+        "|---|---|---|---|",
+        *(f"| {each.claim.text} | {each.claim.published} | {_said(each)} | **{each.verdict}** |" for each in found),
+        f"\n![the interval of each claim](../{picture(plan)})\n",
+        "Grey bands are margins within which figures count as equal.",
+        "\n## What is smaller, and why\n",
+        *(f"* {what}: {why}." for what, why in plan.scaled),
+        "\n## Obtained\n",
+        *_tables(records),
+        *(f"{name}: {value}  " for name, value in facts(records)),
+    ]
+    if failed := [each for each in records if each.error]:
+        parts += ["\n## What could not be measured\n"]
+        parts += [f"* {each.cell.kind} {each.cell.workload} {each.cell.contender}: {each.error}" for each in failed]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _said(found: Finding) -> str:
+    measure = MEASURES[found.claim.measure]
+    margin = f", margin {found.claim.margin:g} {measure.unit}" if found.claim.relation == "equal" else ""
+    return f"{measure.title}: {found.said}{margin}"
+
+
+def _tables(records: Sequence[Record]) -> Iterator[str]:
+    """As in the report, without the columns in which no row has anything."""
+    for table in tables(records):
+        used = [place for place in range(len(table.columns)) if any(line.values[place].text for line in table.lines)]
+        yield f"### {table.title}\n"
+        yield f"{table.about}\n"
+        yield f"| {' | '.join(table.columns[place] for place in used)} |"
+        yield f"|{'|'.join('---' if table.words[place] else '---:' for place in used)}|"
+        for line in table.lines:
+            yield f"| {' | '.join(line.values[place].text for place in used)} |"
+        yield ""

@@ -1,0 +1,221 @@
+"""Runs the cells of a plan: trainings in one process side by side, those over a link one setting after another."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import torch
+
+from gradwire_bench import frontier, periodic, report, sync, train, trial
+from gradwire_bench import shapes as shape_sets
+from gradwire_bench.contenders import Contender
+from gradwire_bench.data import Dataset
+from gradwire_bench.gradients import real_gradients
+from gradwire_bench.periodic_plans import Plan, Run
+from gradwire_bench.periodic_results import Outcome
+from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.suite.ledger import Ledger
+from gradwire_bench.sync import NO_LINK
+from gradwire_bench.worker import reason
+from gradwire_bench.workloads import WORKLOADS, bits
+
+IN_PROCESS = ("trial", "codec")
+"""Kinds of cells that need no processes of their own, and run side by side."""
+
+News = Callable[[str, int], object]
+"""Told what is going on, and how many cells have ended since it was told last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner:
+    """What all cells share.
+
+    Attributes:
+        ledger: Where records go as they come.
+        command: What the cells' own commands begin with.
+        dataset: The images.
+        jobs: Cells that run side by side where they need no processes of their own.
+    """
+
+    ledger: Ledger
+    command: str
+    dataset: Dataset
+    jobs: int
+
+    def run(self, cells: Sequence[Cell], news: News) -> None:
+        """Measures what is missing; a cell that fails has a record that says why, and the others go on."""
+        missing = self.ledger.missing(cells)
+        self._beside_one_another([cell for cell in missing if cell.kind in IN_PROCESS], news)
+        for heat in heats([cell for cell in missing if cell.kind not in IN_PROCESS]):
+            started = time.monotonic()
+            news(f"{heat[0].kind} {heat[0].workload}, {heat[0].workers} workers, link {heat[0].link}", 0)
+            try:
+                results = _HEATS[heat[0].kind](heat, self.dataset, news)
+            except Exception as caught:  # whatever stops a heat belongs in its cells
+                results = [({}, reason(caught))] * len(heat)
+            each = (time.monotonic() - started) / len(heat)
+            for cell, (result, error) in zip(heat, results, strict=True):
+                self._keep(cell, result, each, error)
+            news("", len(heat))
+
+    def _beside_one_another(self, cells: Sequence[Cell], news: News) -> None:
+        """Each in a process of its own with one thread, so many at once as there are jobs."""
+        if not cells:
+            return
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(self.jobs, len(cells)), context, _one_thread) as pool:
+            try:
+                going: dict[Future[tuple[dict[str, Any], float, str | None]], Cell] = {
+                    pool.submit(measure, cell, self.dataset): cell for cell in cells
+                }
+                for future in as_completed(going):
+                    cell = going[future]
+                    try:
+                        result, seconds, error = future.result()
+                    except Exception as caught:  # a process that died
+                        result, seconds, error = {}, 0.0, reason(caught)
+                    self._keep(cell, result, seconds, error)
+                    news(f"{cell.workload} {cell.contender}, seed {cell.seed}", 1)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _keep(self, cell: Cell, result: dict[str, Any], seconds: float, error: str | None) -> None:
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        self.ledger.add(
+            Record(cell, result, round(seconds, 3), cell.command(self.command), date, report.machine(), error)
+        )
+
+
+def heats(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """Cells that race one another in the same processes: they differ in their method and its period alone."""
+    groups: dict[object, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.setting("method", "granularity", "every"), []).append(cell)
+    yield from groups.values()
+
+
+def measure(cell: Cell, dataset: Dataset) -> tuple[dict[str, Any], float, str | None]:
+    """A cell that needs no processes: its figures, its seconds, and why there are none."""
+    started = time.monotonic()
+    try:
+        result, error = (_trained if cell.kind == "trial" else _coded)(cell, dataset), None
+    except Exception as caught:  # whatever stops a cell belongs in its record
+        result, error = {}, reason(caught)
+    return result, time.monotonic() - started, error
+
+
+def _trained(cell: Cell, dataset: Dataset) -> dict[str, Any]:
+    workload = WORKLOADS[cell.workload]
+    rate = cell.rate * trial.base_rate(workload, cell.optimizer)
+    wanted = trial.Trial(workload.name, cell.optimizer, cell.workers, cell.contender, rate, cell.seed)
+    result = dataclasses.asdict(trial.run(wanted, cell.steps, lambda step: None, dataset=dataset, batch=cell.batch))
+    return {name: value if math.isfinite(value) else None for name, value in result.items()}
+
+
+def _coded(cell: Cell, dataset: Dataset) -> dict[str, Any]:
+    """A codec's size and error on gradients recorded after so many steps."""
+    recording = _recording(cell.workload, dataset, cell.steps, cell.seed)
+    bits, error = frontier.measured(recording, Contender.parse(cell.method), cell.granularity or "layer")
+    return {"bits": bits, "error": error}
+
+
+@cache
+def _recording(name: str, dataset: Dataset, steps: int, seed: int) -> frontier.Recording:
+    workload = WORKLOADS[name]
+    (gradients,) = real_gradients(workload.locate(dataset), 1, steps, seed, workload)
+    return frontier.Recording.of(workload.what, gradients)
+
+
+def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
+    first = heat[0]
+    workload = WORKLOADS[first.workload]
+
+    def show(rows: list[train.TrainRow]) -> None:
+        going = [row for row in rows if row.accuracy is None and row.error is None]
+        if going:
+            news(f"{workload.what}, link {first.link}: {going[0].label}, step {going[0].steps_done}", 0)
+
+    rows = train.race(
+        workload,
+        workload.locate(dataset),
+        first.workers,
+        None if first.link == NO_LINK else first.link,
+        [Contender.parse(cell.contender) for cell in heat],
+        steps=first.steps,
+        batch=first.batch or workload.batch,
+        seed=first.seed,
+        optimizer=first.optimizer,
+        rate_multiple=first.rate,
+        on_progress=show,
+    )
+    return [_figures(row) for row in rows]
+
+
+def _local(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
+    first = heat[0]
+    workload = WORKLOADS[first.workload]
+    peak = first.rate * trial.base_rate(workload, first.optimizer)
+    plans = [Plan(cell.contender, cell.every, cell.contender) for cell in heat]
+
+    def show(outcomes: list[Outcome]) -> None:
+        news(f"{workload.what}, local steps: {sum(each.steps_done for each in outcomes)} steps", 0)
+
+    outcomes = periodic.train(
+        workload,
+        workload.locate(dataset),
+        first.workers,
+        None if first.link == NO_LINK else first.link,
+        [Run(plan, first.seed, first.steps, peak) for plan in plans],
+        optimizer="adamw" if first.optimizer == "adamw" else "sgd",
+        batch=first.batch or None,
+        on_progress=show,
+    )
+    names = ("accuracy", "dense_bytes", "metered_bytes", "interface_bytes")
+    return [
+        ({}, each.error)
+        if each.error or each.loss is None
+        else ({**{name: getattr(each, name) for name in names}, "loss": bits(each.loss)}, None)
+        for each in outcomes
+    ]
+
+
+def _average(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
+    first = heat[0]
+
+    def show(rows: list[sync.SyncRow]) -> None:
+        news(f"averages of {first.workload}, link {first.link}: {sum(row.steps_begun for row in rows)} steps", 0)
+
+    racers = [Contender.parse(cell.contender) for cell in heat]
+    rows = sync.measure_link(first.workload, first.workers, first.link, racers, first.steps, show)
+    numel = shape_sets.numel(shape_sets.get(first.workload))
+    dense = 8 * (first.workers - 1) / first.workers * numel
+    return [({**figures, "dense_bytes": dense} if figures else {}, error) for figures, error in map(_figures, rows)]
+
+
+_HEATS: dict[str, Callable[[Sequence[Cell], Dataset, News], list[tuple[dict[str, Any], str | None]]]] = {
+    "train": _race,
+    "local": _local,
+    "sync": _average,
+}
+
+
+def _figures(row: train.TrainRow | sync.SyncRow) -> tuple[dict[str, Any], str | None]:
+    """A row's measurements without what the cell says anyway, and its error."""
+    if row.error:
+        return {}, row.error
+    left_out = {"method", "label", "link", "error", "targets", "reached", "steps_begun", "steps_done", "speedup"}
+    left_out |= {"ratio_to_ddp", "ratio_to_torch_powersgd"}
+    return {name: value for name, value in dataclasses.asdict(row).items() if name not in left_out}, None
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,322 @@
+"""Records side by side: cells that differ in their seed alone are one row, with mean and range."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from gradwire_bench.contenders import DDP, Contender, Option
+from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.suite.measures import MEASURES
+from gradwire_bench.workloads import WORKLOADS
+
+_PHASES = ("forward", "backward", "update", "encode", "wire", "decode")
+
+
+@dataclass(frozen=True)
+class Value:
+    """An entry of a table.
+
+    Attributes:
+        text: As shown.
+        order: What it is sorted by; None comes last.
+    """
+
+    text: str
+    order: float | str | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row.
+
+    Attributes:
+        values: One for each column.
+        records: What it was made of.
+    """
+
+    values: list[Value]
+    records: list[Record]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        title: What it shows.
+        about: How it was measured, in a sentence or two.
+        columns: Heads.
+        lines: Rows.
+    """
+
+    title: str
+    about: str
+    columns: list[str]
+    lines: list[Line]
+
+    @property
+    def words(self) -> list[bool]:
+        """Which columns are words, not numbers."""
+        return [isinstance(value.order, str) for value in self.lines[0].values]
+
+
+def label(cell: Cell) -> str:
+    """A contender's name by itself."""
+    return Contender.parse(cell.contender).label
+
+
+def labels(records: Sequence[Record]) -> dict[Cell, str]:
+    """Contenders' names beside one another, without the options that all methods of ours have in common."""
+    parsed = {each.cell: _parsed(each.cell.contender) for each in records}
+    common = shared(records)
+    return {
+        cell: replace(each, options=tuple(option for option in each.options if option not in common)).label
+        for cell, each in parsed.items()
+    }
+
+
+def shared(records: Sequence[Record]) -> set[tuple[str, Option]]:
+    """Options that all of several methods of ours have."""
+    ours = [each for each in {_parsed(each.cell.contender) for each in records} if each.is_ours]
+    if len({each.name for each in ours}) < 2:
+        return set()
+    first, *others = (set(each.options) for each in ours)
+    return first.intersection(*others)
+
+
+@cache
+def _parsed(text: str) -> Contender:
+    return Contender.parse(text)
+
+
+def by_seed(records: Sequence[Record]) -> list[list[Record]]:
+    """Records that differ in their seed alone together, those that failed left out."""
+    groups: dict[object, list[Record]] = {}
+    for each in records:
+        if not each.error:
+            groups.setdefault(each.cell.setting("seed"), []).append(each)
+    return list(groups.values())
+
+
+def mean(records: Sequence[Record], measure: str) -> float | None:
+    """The mean of a figure over records that have it."""
+    values = [value for each in records if (value := MEASURES[measure].of(each)) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def tables(records: Sequence[Record]) -> list[Table]:
+    """All tables of a report; those without a row are left out."""
+    made = (_training, _quality, _local, _averages, _codecs)
+    found = [make([each for each in records if each.cell.kind == kind]) for make, kind in zip(made, KINDS, strict=True)]
+    return [_told(table) for table in found if table.lines]
+
+
+def _told(table: Table) -> Table:
+    """With what its methods have in common, which their names leave out."""
+    common = sorted(
+        f"{option}={value}" for option, value in shared([each for line in table.lines for each in line.records])
+    )
+    return replace(table, about=f"{table.about} All methods have {', '.join(common)}.") if common else table
+
+
+KINDS = ("train", "trial", "local", "sync", "codec")
+
+
+def dense(groups: Sequence[list[Record]], cell: Cell) -> list[Record]:
+    """The records of plain DDP in a cell's setting; none if it was not measured."""
+    apart = ("method", "granularity", "seed", "rate", "optimizer")
+    for group in groups:
+        here = group[0].cell
+        if here.method == DDP and here.setting(*apart) == cell.setting(*apart) and here.optimizer == cell.optimizer:
+            return group
+    return []
+
+
+def _training(records: Sequence[Record]) -> Table:
+    groups, names = by_seed(records), labels(records)
+    lines = []
+    for group in groups:
+        cell = group[0].cell
+        baseline, own = mean(dense(groups, cell), "seconds"), mean(group, "seconds")
+        phases = [[each.result["phases"].get(phase) for each in group] for phase in _PHASES]
+        lines.append(
+            Line(
+                [
+                    _text(WORKLOADS[cell.workload].what),
+                    _text(cell.link),
+                    _text(names[cell]),
+                    _spread(group, "quality"),
+                    _figure(group, "seconds"),
+                    _number(baseline / own if baseline and own else None, "{:.2f}"),
+                    _figure(group, "bytes"),
+                    _figure(group, "fewer_bytes"),
+                    _figure(group, "target_seconds"),
+                    _figure(group, "peak_bytes"),
+                    *(_number(_mean(seconds), "{:.1f}", 1e3) for seconds in phases),
+                ],
+                group,
+            )
+        )
+    return Table(
+        "Training over a link",
+        "Real processes, the same start, batches and steps for every contender. Quality is the share of right answers "
+        "on held-out data in %, for segmentation intersection over union, for recommendation hits in ten. Forward, "
+        "backward (until gradients are averaged) and update are of the training thread; encode, wire and decode are of "
+        "the wire thread, which works beside it. Peak is resident memory, Python and torch included.",
+        [
+            "workload",
+            "link",
+            "method",
+            "quality",
+            "ms a step",
+            "x DDP",
+            "kB a step",
+            "x fewer bytes",
+            "s to target",
+            "peak MB",
+            *(f"{phase} ms" for phase in _PHASES),
+        ],
+        lines,
+    )
+
+
+def _quality(records: Sequence[Record]) -> Table:
+    groups, names = by_seed(records), labels(records)
+    lines = []
+    for group in groups:
+        cell = group[0].cell
+        baseline, own = mean(dense(groups, cell), "quality"), mean(group, "quality")
+        lost = None if baseline is None or own is None else own - baseline
+        lines.append(
+            Line(
+                [
+                    _text(WORKLOADS[cell.workload].what),
+                    _text(cell.optimizer),
+                    _text(names[cell]),
+                    _spread(group, "quality"),
+                    _number(lost, "{:+.2f}", 100),
+                    _figure(group, "loss"),
+                    _figure(group, "bytes"),
+                    _figure(group, "fewer_bytes"),
+                    _number(len(group), "{:.0f}"),
+                ],
+                group,
+            )
+        )
+    return Table(
+        "What is learnt",
+        "Small models, all workers in one process on the wire's own code: mean over seeds, and half the range. Points "
+        "are against dense averages under the same optimizer.",
+        ["workload", "optimizer", "method", "quality", "points", "loss in bits", "kB a step", "x fewer bytes", "seeds"],
+        lines,
+    )
+
+
+def _local(records: Sequence[Record]) -> Table:
+    names = labels(records)
+    lines = [
+        Line(
+            [
+                _text(WORKLOADS[group[0].cell.workload].what),
+                _number(group[0].cell.workers, "{:.0f}"),
+                _text("every step" if not group[0].cell.every else f"every {group[0].cell.every} steps"),
+                _text(names[group[0].cell]),
+                _spread(group, "quality"),
+                _spread(group, "loss"),
+                _figure(group, "bytes"),
+                _figure(group, "fewer_bytes"),
+            ],
+            group,
+        )
+        for group in by_seed(records)
+    ]
+    return Table(
+        "Local steps",
+        "Real processes; what local steps changed is averaged now and then, the last of them at the end.",
+        ["workload", "workers", "average", "method", "quality", "loss in bits", "kB a step", "x fewer bytes"],
+        lines,
+    )
+
+
+def _averages(records: Sequence[Record]) -> Table:
+    groups, names = by_seed(records), labels(records)
+    lines = []
+    for group in groups:
+        cell = group[0].cell
+        baseline, own = mean(dense(groups, cell), "seconds"), mean(group, "seconds")
+        stages = [[each.result["stages"].get(stage) for each in group] for stage in _PHASES[3:]]
+        lines.append(
+            Line(
+                [
+                    _text(cell.workload),
+                    _text(cell.link),
+                    _text(names[cell]),
+                    _figure(group, "seconds"),
+                    _number(baseline / own if baseline and own else None, "{:.2f}"),
+                    _figure(group, "bytes"),
+                    *(_number(_mean(seconds), "{:.1f}", 1e3) for seconds in stages),
+                ],
+                group,
+            )
+        )
+    return Table(
+        "Averages alone",
+        "A gradient of a known model's shapes through DDP, nothing else computed; the slowest worker's median step.",
+        ["shapes", "link", "method", "ms a step", "x DDP", "kB a step", *(f"{stage} ms" for stage in _PHASES[3:])],
+        lines,
+    )
+
+
+def _codecs(records: Sequence[Record]) -> Table:
+    lines = [
+        Line(
+            [
+                _text(WORKLOADS[group[0].cell.workload].what),
+                _number(group[0].cell.steps, "{:.0f}"),
+                _text(group[0].cell.method),
+                _text(group[0].cell.granularity or "layer"),
+                _figure(group, "bits"),
+                _figure(group, "error"),
+            ],
+            group,
+        )
+        for group in by_seed(records)
+    ]
+    return Table(
+        "Size and error of one gradient",
+        "Gradients recorded after so many steps of dense training, compressed without a memory; the error is the "
+        "squared distance as a share of the gradient's square.",
+        ["workload", "steps", "method", "granularity", "bits a value", "error"],
+        lines,
+    )
+
+
+def _text(text: str) -> Value:
+    return Value(text, text)
+
+
+def _number(value: float | None, form: str, scale: float = 1.0) -> Value:
+    return Value("" if value is None else form.format(scale * value), value)
+
+
+def _figure(group: Sequence[Record], name: str) -> Value:
+    value = mean(group, name)
+    return Value(MEASURES[name].text(value), value)
+
+
+def _spread(group: Sequence[Record], name: str) -> Value:
+    """Mean and half the range over seeds."""
+    measure = MEASURES[name]
+    values = [value for each in group if (value := measure.of(each)) is not None]
+    text = measure.text(mean(group, name))
+    if len(values) > 1:
+        text += f" ± {measure.text((max(values) - min(values)) / 2)}"
+    return Value(text, mean(group, name))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

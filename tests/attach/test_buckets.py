@@ -1,0 +1,71 @@
+"""Gaps between parameters in a flat buffer change no bit, and arrays become the matrices that suit low rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from catalogue import Case, cases
+from gradwire.engine.configuration import Configuration
+from gradwire.layout import Slot, as_matrix, flat_slots
+from gradwire.local.world import LocalWorld
+from models import SHAPES, gradient
+
+WORKERS, STEPS = 2, 3
+
+
+def trained(case: Case, slots: Sequence[Slot]) -> tuple[list[Tensor], list[int], dict[str, dict[str, Tensor]]]:
+    """All averages, what was sent, and what is remembered on rank 1."""
+    configuration = Configuration.make(
+        case.method, case.options, case.granularity, route=case.route, memory=case.memory
+    )
+    world, averages, sent = LocalWorld(configuration, slots, WORKERS), [], []
+    for step in range(STEPS):
+        flats = [torch.zeros(slots[-1].stop) for _ in range(WORKERS)]
+        for rank, flat in enumerate(flats):
+            for slot in slots:
+                flat[slot.offset : slot.stop] = gradient(slot.name, rank, step).view(-1)
+        sent.append(world.average(flats).sent_bytes)
+        averages += [flats[0][slot.offset : slot.stop].clone() for slot in slots]
+        covered = sum(slot.numel for slot in slots)
+        assert flats[0].count_nonzero() <= covered
+        gaps = torch.ones(slots[-1].stop, dtype=torch.bool)
+        for slot in slots:
+            gaps[slot.offset : slot.stop] = False
+        assert not flats[0][gaps].any()
+    return averages, sent, world.engines[1].store.state()
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_gaps_change_no_bit(case: Case) -> None:
+    shapes = list(SHAPES.items())[::-1]
+    averages, sent, remembered = trained(case, flat_slots(shapes))
+    others, sent_with_gaps, remembered_with_gaps = trained(case, flat_slots(shapes, alignment=16))
+    assert sent == sent_with_gaps
+    assert all(torch.equal(one, other) for one, other in zip(averages, others, strict=True))
+    assert remembered.keys() == remembered_with_gaps.keys()
+    for field, tensors in remembered.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, remembered_with_gaps[field][name]), (field, name)
+
+
+@pytest.mark.parametrize(
+    ("shape", "matrix"),
+    [
+        ((), ()),
+        ((7,), (7,)),
+        ((3, 500), (3, 500)),
+        ((3, 3, 64, 128), (576, 128)),
+        ((7, 7, 3, 64), (147, 64)),
+        ((64, 3, 7, 7), (64, 147)),
+        ((512, 8, 64), (512, 512)),
+        ((8, 64, 512), (512, 512)),
+        ((1, 1, 256, 64), (256, 64)),
+        ((0, 5, 3), (0, 3)),
+    ],
+)
+def test_arrays_as_matrices(shape: tuple[int, ...], matrix: tuple[int, ...]) -> None:
+    assert as_matrix(shape) == matrix

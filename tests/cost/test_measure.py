@@ -1,0 +1,86 @@
+"""What methods take on the machine that they are about to be used on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gradwire.cost import group, measure, probe, shapes
+from gradwire.cost.advice import Candidate, advise
+from gradwire.cost.costs import FREE, Costs, Profile, Stage, key_of
+from gradwire.cost.scene import Scene
+from gradwire.engine.configuration import Configuration
+from gradwire.wire import ProcessGroupTransport
+from pool import Pool
+
+CPU = torch.device("cpu")
+
+
+def test_a_sample_is_of_all_parts_and_of_the_size_asked_for() -> None:
+    for name in ("resnet50", "bert-large", "ncf", "tiny"):
+        whole = shapes.get(name).parameters
+        picked = measure.sample(whole, 1 << 18)
+        assert {name for name, _ in picked} <= {name for name, _ in whole}
+        assert 0 < shapes.numel(picked) <= max(2 << 18, shapes.numel(whole) // 8)
+    small = [("a.weight", (3, 5)), ("a.bias", (3,)), ("b.weight", (7, 3)), ("b.bias", (7,))]
+    assert [name for name, _ in measure.sample(small)] == ["a.weight", "b.weight"]
+    assert [name for name, _ in measure.sample(small, 20)] == ["b.weight"]
+    assert measure.sample(small[1::2]) == small[1::2]
+    assert shapes.numel(measure.sample([("one", (1 << 12, 1 << 12))], 1 << 16)) == 1 << 16
+    assert measure.sample([("none", (0, 3))]) == [("none", (0, 3))]
+
+
+def test_every_stage_of_a_method_is_measured() -> None:
+    tried = [Configuration.make(*each) for each in (("powersgd", {}), ("topk", {}), ("dense", {}))]
+    found = measure.here(tried, [("matrix", (300, 200)), ("bias", (200,))], CPU)
+    low, top, dense = (found.methods[key_of(each)] for each in tried)
+    assert [len(each.stages) for each in (low, top, dense)] == [3, 2, 2]
+    assert all(costs.seconds(0, 1, 60_000, 2) > 0 for costs in (low, top))
+    only_vectors = measure.here(tried[:1], [("bias", (200,))], CPU)
+    assert only_vectors.methods[key_of(tried[0])] == FREE
+
+
+def merged() -> tuple[list[float], float, float]:
+    transport = ProcessGroupTransport(dist.group.WORLD)
+    mine = 1.0 + dist.get_rank()
+    profile = Profile("here", "measured", "", methods={"topk": Costs((Stage(value=mine), Stage(row=4 - mine)))})
+    found, apart = measure.slowest(profile, transport, CPU)
+    stages = found.methods["topk"].stages
+    return [stages[0].value, stages[1].row], apart, group.cores(transport, CPU)
+
+
+def test_the_slowest_worker_counts(pool: Pool) -> None:
+    first, second = pool.run(2, merged)
+    assert first == second
+    assert first[0] == [2.0, 3.0]
+    assert first[1] == 1.0
+    assert first[2] > 0
+
+
+def looked(path: str) -> tuple[str, float, int, list[float]]:
+    tried = [Candidate.make("bf16", {}), Candidate.make("topk", {"ratio": 0.1})]
+    whole = dist.new_group()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "SIZES", (1 << 10, 1 << 14))
+        setting, numel, title = group.measured(Scene(f"{path}:make"), False, tried, whole, CPU)
+    assert set(map(key_of, (each.configuration for each in tried))) < set(setting.profile.methods)
+    assert setting.workload.seconds > 0
+    return title, setting.workload.seconds, numel, [row.seconds for row in advise(setting, tried).rows]
+
+
+def test_a_group_measures_itself_and_its_backward_pass(tmp_path: Path, pool: Pool) -> None:
+    path = tmp_path / "own_step_of_a_test.py"
+    path.write_text(
+        "import torch\ndef make():\n    net = torch.nn.Linear(400, 90)\n"
+        "    return net, lambda each: each(torch.ones(4, 400)).sum()\n"
+    )
+    first, second = pool.run(2, looked, str(path))
+    assert first == second
+    title, seconds, numel, rows = first
+    assert "2 workers as they are" in title
+    assert "(measured)" in title
+    assert numel == 400 * 90 + 90
+    assert all(each >= seconds for each in rows)

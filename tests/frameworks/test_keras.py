@@ -1,0 +1,309 @@
+"""Keras on its three backends: what is averaged, what is refused, and what goes on after a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from arrays import SHAPES, by_torch, gradients, remembered, torch_synchronizer
+
+from catalogue import OPTIONS
+from gradwire import ConfigurationError, methods
+from pool import Pool
+
+METHODS: list[tuple[str, dict[str, Any]]] = [("topk", {"ratio": 0.05}), ("acpsgd", {"rank": 2})]
+
+
+def model(seed: int = 1, *, compiled: bool = True, **options: Any) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    layers = [
+        keras.Input((8, 8, 1)),
+        keras.layers.Conv2D(8, 3, activation="relu"),
+        keras.layers.Conv2D(16, 3, activation="relu"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(24, activation="relu"),
+        keras.layers.Dense(5),
+    ]
+    net = keras.Sequential(layers)
+    if compiled:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        net.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"], **options)
+    return net
+
+
+def samples(count: int) -> tuple[Any, Any]:
+    noise = np.random.default_rng(5)
+    return noise.normal(size=(count, 8, 8, 1)).astype("float32"), noise.integers(5, size=count)
+
+
+def own(count: int, batch: int) -> tuple[Any, Any]:
+    """This rank's share of every batch of all samples."""
+    inputs, labels = samples(count)
+    mine = np.arange(count).reshape(-1, batch)[:, dist.get_rank() :: dist.get_world_size()].reshape(-1)
+    return inputs[mine], labels[mine]
+
+
+def fit(net: Any, inputs: Any, labels: Any, batch: int, epochs: int = 1, **options: Any) -> Any:
+    return net.fit(inputs, labels, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, **options)
+
+
+def flat(net: Any) -> Any:
+    return np.concatenate([np.asarray(each).reshape(-1) for each in net.get_weights()])
+
+
+def assert_same_everywhere(values: Any) -> None:
+    mine = torch.from_numpy(np.array(values))
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    assert all(torch.equal(mine, each) for each in everyone)
+
+
+def dense_is_one_process_with_the_whole_batch(options: dict[str, Any]) -> None:
+    import gradwire.keras
+
+    workers = dist.get_world_size()
+    alone, together = model(), model(seed=1 + dist.get_rank(), **options)  # rank 0's weights are broadcast
+    handle = gradwire.keras.compress(together, "dense")
+    fit(alone, *samples(160), batch=16)
+    fit(together, *own(160, 16), batch=16 // workers)
+    assert handle.stats().steps == 10
+    assert np.abs(flat(alone) - flat(together)).max() < 1e-6
+    assert_same_everywhere(flat(together))
+    handle.close()
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_dense_is_one_process_with_the_whole_batch(keras_pool: Pool, workers: int) -> None:
+    keras_pool.run(workers, dense_is_one_process_with_the_whole_batch, {})
+
+
+@pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 5}], ids=["eager", "several steps"])
+def test_ways_of_running(keras_pool: Pool, options: dict[str, Any]) -> None:
+    keras_pool.run(2, dense_is_one_process_with_the_whole_batch, options)
+
+
+def every_method() -> None:
+    """An optimizer in a loop of one's own steps by the averages that torch's own way in makes."""
+    import keras
+
+    import gradwire.keras
+
+    for name in methods.names():
+        options = OPTIONS.get(name, [{}])[0]
+        variables = [
+            keras.Variable(np.zeros(shape, np.float32), name=each.replace("/", "_")) for each, shape in SHAPES.items()
+        ]
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(variables)
+        handle = gradwire.keras.compress(optimizer, name, **options)
+        names = [each.name for each in handle.arrays]
+        expected = torch_synchronizer(names, name, **options)
+        for step in range(2):
+            before = [keras.ops.convert_to_numpy(each.value) for each in variables]
+            given = [keras.ops.convert_to_tensor(each) for each in gradients(dist.get_rank(), step)]
+            optimizer.apply(given, variables)
+            averages = by_torch(expected, names, dist.get_rank(), step)
+            for variable, old, average in zip(variables, before, averages, strict=True):
+                assert np.array_equal(keras.ops.convert_to_numpy(variable.value), old - average), (name, variable.path)
+        assert handle.stats().wire_bytes == expected.stats().wire_bytes
+        assert remembered(handle) == remembered(expected)
+        handle.close()
+        expected.close()
+
+
+def test_every_method_averages_as_with_torch(keras_pool: Pool) -> None:
+    keras_pool.run(2, every_method)
+
+
+def goes_on(folder: str, method: str, options: dict[str, Any]) -> None:
+    import keras
+
+    import gradwire.keras
+
+    path, data = f"{folder}/{dist.get_rank()}.keras", own(160, 32)
+    net = model()
+    handle = gradwire.keras.compress(net, method, **options)
+    fit(net, *data, batch=16)
+    net.save(path)
+    handle.save(folder)
+    fit(net, *data, batch=16)
+    handle.close()
+    again = keras.models.load_model(path)
+    resumed = gradwire.keras.compress(again, method, **options)
+    resumed.load(folder)
+    fit(again, *data, batch=16)
+    assert resumed.engine.step == 10
+    assert np.array_equal(flat(net), flat(again))
+    assert_same_everywhere(flat(again))
+    resumed.close()
+
+
+@pytest.mark.parametrize(("method", "options"), METHODS, ids=[name for name, _ in METHODS])
+def test_a_run_that_goes_on_gives_the_same_bits(
+    keras_pool: Pool, tmp_path: Path, method: str, options: dict[str, Any]
+) -> None:
+    keras_pool.run(2, goes_on, str(tmp_path), method, options)
+
+
+def saves_what_the_method_owes(folder: str) -> Any:
+    import gradwire.keras
+
+    net = model()
+    handle = gradwire.keras.compress(net, "topk", ratio=0.05)
+    fit(net, *own(120, 12), batch=12 // dist.get_world_size())
+    handle.save(folder)
+    owed = torch.cat([each.view(-1) for each in handle.state_dict()["tensors"]["residual"].values()])
+    handle.close()
+    return owed
+
+
+def loads_what_the_method_owes(folder: str) -> Any:
+    import gradwire.keras
+
+    handle = gradwire.keras.compress(model(), "topk", ratio=0.05)
+    handle.load(folder)
+    owed = torch.cat([each.view(-1) for each in handle.state_dict()["tensors"]["residual"].values()])
+    handle.close()
+    return owed
+
+
+def test_another_number_of_workers_owes_as_much(keras_pool: Pool, tmp_path: Path) -> None:
+    before = torch.stack(keras_pool.run(3, saves_what_the_method_owes, str(tmp_path)))
+    after = torch.stack(keras_pool.run(2, loads_what_the_method_owes, str(tmp_path)))
+    torch.testing.assert_close(after.mean(0), before.mean(0))
+
+
+def half_precision() -> None:
+    """Infinity on one rank: all skip, nothing is remembered of it, and one scale stays on all."""
+    import keras
+
+    import gradwire.keras
+
+    keras.mixed_precision.set_dtype_policy("mixed_float16")
+    try:
+        net = model()
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
+    assert isinstance(net.optimizer, keras.optimizers.LossScaleOptimizer)
+    handle = gradwire.keras.compress(net, "topk", ratio=0.05)
+    inputs, labels = own(64, 32)
+    fit(net, inputs, labels, batch=16)
+    before, kept, scale = flat(net), remembered(handle), float(net.optimizer.dynamic_scale)
+    bad = inputs.copy()
+    bad[0] = np.inf if dist.get_rank() == 1 else bad[0]
+    net.train_on_batch(bad[:16], labels[:16])
+    assert np.array_equal(before, flat(net))
+    assert remembered(handle) == kept
+    assert float(net.optimizer.dynamic_scale) == scale / 2
+    fit(net, inputs, labels, batch=16)
+    assert not np.array_equal(before, flat(net))
+    assert np.isfinite(flat(net)).all()
+    assert_same_everywhere(flat(net))
+    assert float(net.optimizer.dynamic_scale) == scale / 2
+    handle.close()
+
+
+def test_all_ranks_skip_a_step_together(keras_pool: Pool) -> None:
+    keras_pool.run(2, half_precision)
+
+
+def metrics_of_all() -> None:
+    import keras
+
+    import gradwire.keras
+
+    net = model(seed=1 + dist.get_rank())
+    handle = gradwire.keras.compress(net, "dense")
+    inputs, labels = own(128, 32)
+    stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=0.02)
+    first = gradwire.keras.AverageMetrics()
+    history = fit(net, inputs, labels, batch=16, epochs=30, callbacks=[first, stop], validation_split=0.25).history
+    assert len(history["loss"]) > 1
+    assert_same_everywhere([history[name] for name in sorted(history)])
+    assert_same_everywhere(flat(net))
+    count = 64 - 16 * dist.get_rank()
+    with pytest.raises(
+        ConfigurationError, match=r"rank 0 has 'steps=4', rank 1 has 'steps=3'; give every rank as many"
+    ):
+        fit(net, inputs[:count], labels[:count], batch=16, callbacks=[first])
+    validated = {"validation_data": (inputs, labels)} if dist.get_rank() else {}
+    with pytest.raises(ConfigurationError, match=r"rank 1 has 'val_\w+'; give every rank the same metrics"):
+        fit(net, inputs, labels, batch=16, callbacks=[first], **validated)
+    handle.close()
+
+
+def test_metrics_are_averaged_and_compared(keras_pool: Pool) -> None:
+    keras_pool.run(2, metrics_of_all)
+
+
+def misused() -> None:
+    import keras
+
+    import gradwire.keras
+
+    def refused(target: Any, message: str, **options: Any) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            gradwire.keras.compress(target, "topk", **options)
+
+    refused(model(compiled=False), r"the model is not compiled and built; give a model after model\.compile")
+    refused("adam", r"target is 'adam'; give a model")
+    refused(keras.optimizers.SGD(), r"the optimizer is not built; call optimizer\.build")
+    refused(model(), r"ratio=3 is out of range", ratio=3)
+    refused(model(), r"grad_scaler is torch's own; leave it out", grad_scaler=torch.amp.GradScaler("cpu"))
+    net = model(compiled=False)
+    net.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
+    refused(net, r"gradient_accumulation_steps is set.*leave it out, and give fit a larger batch_size")
+    net = model(compiled=False)
+    if dist.get_rank():
+        net.add(keras.layers.Dense(3))
+    net.compile("sgd", "mse")
+    refused(net, r"ranks differ: rank 0 has 'nothing', rank 1 has 'parameter 8\.kernel")
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        refused(model(jit_compile=True), r"jit_compile is True.*give model\.compile\(\.\.\., jit_compile=False\)")
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            inside = model()
+            refused(inside, r"MirroredStrategy of tf\.distribute averages by itself; leave it out")
+        refused(inside, r"MirroredStrategy of tf\.distribute averages by itself; leave it out")
+    with pytest.raises(ConfigurationError, match=r"has other values on rank 1 than on rank 0.*broadcast rank 0's"):
+        gradwire.keras.compress(model(seed=1 + dist.get_rank()), "topk", broadcast=False)
+
+    net = model()
+    handle = gradwire.keras.compress(net, "topk")
+    refused(net, r"has a method of gradwire's already; close its handle first")
+    with pytest.raises(ConfigurationError, match=r"would give the model another optimizer.*compress again"):
+        net.compile("adam", "mse")
+    net.compile(net.optimizer, net.loss)
+    fit(net, *own(64, 32), batch=16)
+    assert handle.stats().steps == 2
+    handle.close()
+    net.compile("adam", net.loss)
+    fit(net, *own(64, 32), batch=16)
+    assert handle.stats().steps == 2
+
+
+def test_misuse_is_told(keras_pool: Pool) -> None:
+    keras_pool.run(2, misused)
+
+
+def alone() -> None:
+    import gradwire.keras
+
+    net = model()
+    handle = gradwire.keras.compress(net, "topk", ratio=0.05, audit_every=1, verify_every=1)
+    fit(net, *samples(64), batch=16, callbacks=[gradwire.keras.AverageMetrics()])
+    assert handle.stats().steps == 4
+    assert len(handle.audits()) == 4
+    assert 0.2 < handle.audits()[0].whole.cosine < 1
+    handle.close()
+
+
+def test_a_process_alone(keras_pool: Pool) -> None:
+    keras_pool.run(1, alone)

@@ -1,0 +1,212 @@
+"""TensorFlow: gradients of a tape, in a graph and out of it, and nothing copied that need not be."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from arrays import SHAPES, by_torch, gradients, remembered, torch_synchronizer
+
+from catalogue import OPTIONS
+from gradwire import ConfigurationError, WireError, methods
+from pool import Pool
+
+
+def variables() -> list[Any]:
+    import tensorflow as tf
+
+    noise = np.random.default_rng(7)
+    return [tf.Variable(np.float32(noise.normal(size=shape)), name=name) for name, shape in SHAPES.items()]
+
+
+def every_method() -> None:
+    import tensorflow as tf
+
+    import gradwire.tensorflow
+
+    for name in methods.names():
+        options = OPTIONS.get(name, [{}])[0]
+        sync = gradwire.tensorflow.Synchronizer(variables(), name, **options)
+        names = [each.name for each in sync.arrays]
+        expected, average = torch_synchronizer(names, name, **options), tf.function(sync.average)
+        for step in range(3):
+            averages = average([tf.constant(each) for each in gradients(dist.get_rank(), step)])
+            for each, wanted in zip(averages, by_torch(expected, names, dist.get_rank(), step), strict=True):
+                assert np.array_equal(each.numpy(), wanted), name
+        assert sync.stats().wire_bytes == expected.stats().wire_bytes
+        assert sync.stats().dense_bytes == expected.stats().dense_bytes
+        assert remembered(sync) == remembered(expected)
+        sync.close()
+        expected.close()
+
+
+def test_every_method_averages_as_with_torch(tensorflow_pool: Pool) -> None:
+    tensorflow_pool.run(2, every_method)
+
+
+def inputs(rank: int, step: int) -> Any:
+    return np.random.default_rng(10 * step + rank).normal(size=(16, 12)).astype("float32")
+
+
+def trained(average: Any, ranks: list[int]) -> list[Any]:
+    """A loop with a tape in a graph; the mean of what some ranks see."""
+    import tensorflow as tf
+
+    noise = np.random.default_rng(3)
+    weights = [tf.Variable(noise.normal(size=shape).astype("float32")) for shape in ((12, 30), (30,), (30, 4))]
+
+    @tf.function
+    def step(values: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.tanh(values @ weights[0] + weights[1]) @ weights[2] - 1))
+        for weight, gradient in zip(weights, average(weights, tape, loss), strict=True):
+            weight.assign_sub(0.1 * gradient)
+
+    for number in range(8):
+        step(np.concatenate([inputs(rank, number) for rank in ranks]))
+    return [weight.numpy() for weight in weights]
+
+
+def tapes() -> None:
+    import tensorflow as tf
+
+    import gradwire.tensorflow as gradwire_tensorflow
+
+    made: list[Any] = []
+
+    def sync(weights: list[Any]) -> Any:
+        with tf.init_scope():
+            if not made:
+                made.append(gradwire_tensorflow.Synchronizer(weights, "dense"))
+        return made[0]
+
+    def averaged(weights: list[Any], tape: Any, loss: Any) -> Any:
+        return sync(weights).average(tape.gradient(loss, weights))
+
+    def by_tape(weights: list[Any], tape: Any, loss: Any) -> Any:
+        distributed = gradwire_tensorflow.DistributedGradientTape(tape, sync(weights))
+        assert distributed.watched_variables()
+        return distributed.gradient(loss, weights[::-1])[::-1]
+
+    alone = trained(lambda weights, tape, loss: tape.gradient(loss, weights), [0, 1])
+    for way in (averaged, by_tape):
+        together = trained(way, [dist.get_rank()])
+        assert made.pop().stats().steps == 8
+        assert max(np.abs(one - other).max() for one, other in zip(alone, together, strict=True)) < 1e-6
+
+
+def test_a_loop_is_one_process_with_the_whole_batch(tensorflow_pool: Pool) -> None:
+    tensorflow_pool.run(2, tapes)
+
+
+def kinds_of_gradients() -> None:
+    """Sparse ones are made dense, missing ones stay missing, half precision stays half precision."""
+    import tensorflow as tf
+
+    import gradwire.tensorflow
+
+    rank = dist.get_rank()
+    each = [tf.Variable(tf.zeros((50, 30))), tf.Variable(tf.zeros((40,), tf.bfloat16)), tf.Variable(tf.zeros((3,)))]
+    sync = gradwire.tensorflow.Synchronizer(each, "dense")
+    sparse = tf.IndexedSlices(tf.ones((2, 30)), tf.constant([rank, 4]), tf.constant([50, 30]))
+    for average in (sync.average, tf.function(sync.average)):
+        first, second, third = average([sparse, tf.fill((40,), tf.cast(rank, tf.bfloat16)), None])
+        wanted = np.zeros((50, 30))
+        wanted[[0, 1]], wanted[4] = 0.5, 1
+        assert np.array_equal(first.numpy(), wanted)
+        assert second.dtype == tf.bfloat16
+        assert np.array_equal(second.numpy().astype("float32"), np.full(40, 0.5))
+        assert third is None
+    with pytest.raises(ConfigurationError, match=r"there are 2 gradients and 3 variables; give one of each"):
+        sync.average([sparse, None])
+    with pytest.raises(
+        ConfigurationError, match=r"the gradient of '2\.Variable' has shape \(7,\), the variable has \(3,\)"
+    ):
+        sync.average([sparse, None, tf.zeros(7)])
+    with pytest.raises(ConfigurationError, match="all gradients are None: the loss depends on none"):
+        sync.average([None] * 3)
+    sync.close()
+    with pytest.raises(ConfigurationError, match=r"'0\.Variable' has dtype int32"):
+        gradwire.tensorflow.Synchronizer([tf.Variable([1, 2])], "dense")
+    other = [tf.Variable(tf.fill((40, 40), float(rank)))]
+    with pytest.raises(ConfigurationError, match="other values on rank 1 than on rank 0"):
+        gradwire.tensorflow.Synchronizer(other, "topk")
+    gradwire.tensorflow.broadcast(other)
+    gradwire.tensorflow.Synchronizer(other, "topk").close()
+    tape = gradwire.tensorflow.DistributedGradientTape(tf.GradientTape(), sync)
+    with tape, pytest.raises(ConfigurationError, match="is none of the synchronizer's variables"):
+        tape.gradient(tf.zeros(()), [tf.Variable(1.0)])
+
+
+def test_kinds_of_gradients(tensorflow_pool: Pool) -> None:
+    tensorflow_pool.run(2, kinds_of_gradients)
+
+
+def addresses() -> None:
+    """TensorFlow takes the averages where they lie, and gives gradients where they lie; room is used again."""
+    import tensorflow as tf
+
+    import gradwire.tensorflow
+
+    def address(tensor: Any) -> int:
+        return torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor)).data_ptr()
+
+    arrays = [shape for shape in SHAPES.values() if shape]  # of scalars numpy has no memory
+    zeros = [tf.Variable(tf.zeros(shape)) for shape in arrays]
+    sync = gradwire.tensorflow.Synchronizer(zeros, "topk", ratio=0.05)
+    on_host, seen = sync._average._on_host, []
+
+    def watched(given: dict[str, Any]) -> list[Any]:
+        averages = on_host(given)
+        seen[:] = [[each.ctypes.data for each in side] for side in (given.values(), averages)]
+        return averages
+
+    sync._average._on_host = watched  # type: ignore[method-assign]
+    average = tf.function(sync.average)
+    for _ in range(5):
+        given = [tf.random.normal(shape) for shape in arrays]
+        averages = average(given)
+        assert [[address(each) for each in tensors] for tensors in (given, averages)] == seen
+    assert len(sync._average._rooms._rooms) == 2  # the last averages are still there when the next are made
+    kept = [each.numpy().copy() for each in averages]
+    average(given)
+    assert all(np.array_equal(each.numpy(), copy) for each, copy in zip(averages, kept, strict=True))
+    sync.close()
+
+
+def test_nothing_is_copied_on_the_way(tensorflow_pool: Pool) -> None:
+    tensorflow_pool.run(2, addresses)
+
+
+def a_rank_fails() -> float:
+    import tensorflow as tf
+
+    import gradwire.tensorflow
+
+    sync = gradwire.tensorflow.Synchronizer(variables(), "topk", ratio=0.05)
+    average = tf.function(sync.average)
+    given = gradients(dist.get_rank(), 0)
+    average(given)
+    dist.barrier()
+    started = time.monotonic()
+    if dist.get_rank() == 1:
+        sync.close()
+        with pytest.raises(tf.errors.OpError, match="the handle was removed"):
+            average(given)
+        return 0
+    with pytest.raises(tf.errors.OpError, match=r"the connection was closed.*a worker ended or failed"):
+        average(given)
+    assert isinstance(sync.failed, WireError)
+    assert sync.failed.step == 1
+    with pytest.raises(tf.errors.OpError, match="an earlier step failed, so this handle can do no more"):
+        average(given)
+    sync.close()
+    return time.monotonic() - started
+
+
+def test_a_rank_that_ends_is_told_of(tensorflow_pool: Pool) -> None:
+    assert max(tensorflow_pool.run(2, a_rank_fails)) < 20  # and not the group's timeout

@@ -1,0 +1,67 @@
+"""Options of what is sent between periods change while training goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gradwire
+from gradwire import ConfigurationError
+from local_training import flat, network, same_everywhere, sgd, train
+from pool import Pool
+
+
+def by_hand_and_by_schedule() -> None:
+    """After two averages, which is 8 local steps; a run that goes on gives the same bits."""
+    found = []
+    for schedule in (False, True):
+        net = network()
+        optimizer = sgd(net)
+        ratio = {0: 0.2, 2: 0.05} if schedule else 0.2
+        handle = gradwire.periodic(optimizer, every=4, method="topk", ratio=ratio, memory="residual")
+        train(net, optimizer, range(8))
+        if not schedule:
+            handle.change(ratio=0.05)
+        train(net, optimizer, range(8, 12))
+        state, weights = handle.state_dict(), {name: each.clone() for name, each in net.state_dict().items()}
+        train(net, optimizer, range(12, 16))
+        assert same_everywhere(flat(net))
+        found.append(flat(net))
+        handle.close()
+
+        net.load_state_dict(weights)
+        optimizer = sgd(net)
+        again = gradwire.periodic(optimizer, every=4, method="topk", ratio=ratio, memory="residual")
+        if not schedule:
+            again.change(ratio=0.05)
+        again.load_state_dict(state)
+        train(net, optimizer, range(12, 16))
+        assert torch.equal(flat(net), found[-1])
+        again.close()
+    assert torch.equal(*found)
+
+
+def test_options_change_between_averages(pool: Pool) -> None:
+    pool.run(2, by_hand_and_by_schedule)
+
+
+def changes_that_are_refused() -> None:
+    net = network()
+    handle = gradwire.periodic(sgd(net), every=4, method="qsgd", fragments=2)
+    with pytest.raises(ConfigurationError, match="'block:256' cannot take the place of 'block:512', by which"):
+        handle.change(granularity="block:256")
+    with pytest.raises(ConfigurationError, match="momentum of gradients"):
+        handle.change("topk", granularity="block:512", memory="dgc")
+    with pytest.raises(ConfigurationError, match="fragments=2 count their averages one by one"):
+        handle.change(bits={0: 4, 2: 8})
+    with pytest.raises(ConfigurationError, match="averaged periodically by one method"):
+        handle.change({"*": "dense"})
+    handle.change(bits=8)
+    assert "bits=8" in repr(handle)
+    handle.close()
+    with pytest.raises(ConfigurationError, match="fragments=2 count their averages one by one"):
+        gradwire.periodic(sgd(net), every=4, method="qsgd", fragments=2, bits={0: 4, 2: 8})
+
+
+def test_stretches_stay_as_they_were_cut(pool: Pool) -> None:
+    pool.run(2, changes_that_are_refused)
