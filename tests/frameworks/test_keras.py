@@ -84,7 +84,9 @@ def test_dense_is_one_process_with_the_whole_batch(keras_pool: Pool, workers: in
 
 
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 5}], ids=["eager", "several steps"])
-def test_ways_of_running(keras_pool: Pool, options: dict[str, Any]) -> None:
+def test_ways_of_running(keras_pool: Pool, options: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    if "steps_per_execution" in options and "torch" in request.node.name:
+        pytest.skip("Keras takes one step at a time on torch")
     keras_pool.run(2, dense_is_one_process_with_the_whole_batch, options)
 
 
