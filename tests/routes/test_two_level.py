@@ -137,9 +137,9 @@ def test_average_plus_residual_is_the_mean_of_what_was_put_in() -> None:
             assert off < ROUNDING.get(case.method, 1e-5) * scale, (str(case), off)
 
 
-@pytest.mark.parametrize("following", ["dense", "qsgd:bits=8", "powersgd:rank=30"])
+@pytest.mark.parametrize("following", ["dense", "powersgd:rank=8"])
 def test_what_is_owed_comes_whatever_takes_the_methods_place(following: str) -> None:
-    """Of every place's rows, once; of low rank so high, parts of tensors have too few, and all workers share those."""
+    """Of every place's rows, once; at rank 8 a part of ``conv`` is too small, and all workers take the whole."""
     after = Configuration.make(following, {}, inside=2)
     for case in cases("residual"):
         before = configured(case, inside=2)
@@ -153,8 +153,6 @@ def test_what_is_owed_comes_whatever_takes_the_methods_place(following: str) -> 
             gradients = gradients_of(4, world.engines[0].step)
             put_in += torch.stack(gradients).double().mean(0)
             came_out += averaged(world, gradients).double()
-        if following == "qsgd:bits=8":
-            continue  # which sends something else in the mean only; its bits are alike on all ranks
         off, scale = float((came_out - put_in).abs().max()), 1 + float(put_in.abs().max())
         assert off < ROUNDING.get(case.method, 1e-5) * scale, (str(case), off)
 
