@@ -14,8 +14,13 @@ from gradwire_bench.recipes import CANDIDATES, Row
 
 
 def suiting(rows: Sequence[Row]) -> dict[str, Recipe]:
-    """Lines that keep the accuracy in every cell of the tables, at the learning rate of dense averages."""
-    cells = {(row.workload, row.optimizer): row.learning_rate for row in rows if row.method == "ddp"}
+    """Lines that keep the accuracy in every cell with more than dense averages, at the learning rate of those."""
+    compared = {(row.workload, row.optimizer) for row in rows if row.method != "ddp"}
+    cells = {
+        (row.workload, row.optimizer): row.learning_rate
+        for row in rows
+        if row.method == "ddp" and (row.workload, row.optimizer) in compared
+    }
     found = {}
     for method in [each.method for each in CANDIDATES if each.kind == "gradient"]:
         own = [row for row in rows if row.method == method]

@@ -47,9 +47,14 @@ def project_columns(
 
 
 def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
-    """``out = p.T @ q`` over a block of one matrix, taken from the residual if one is given."""
+    """``out = p.T @ q`` over a block of one matrix, taken from the residual if one is given.
+
+    Terms are added in their order, each product and sum rounded once, as all ranks must.
+    """
     whole = _whole(block)
-    product = p.mT @ q
+    product = torch.zeros(p.shape[1], q.shape[1], dtype=torch.float32, device=p.device)
+    for column, row in zip(p.double(), q.double(), strict=True):
+        product = (product + column[:, None] * row).float()
     out[whole] = product.flatten()
     if residual is not None:
         keep(residual[whole], residual[whole] - product.flatten())
