@@ -65,7 +65,7 @@ def project_columns(
 
 def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
     written, memory, keeps = values_and_memory(out, residual)
-    _write_product(int(block.runs[0, 0]), _in_fours(array(p)), _in_fours(array(q)), written, memory, keeps)
+    _write_product(int(block.runs[0, 0]), _in_fours(array(p), -0.0), _in_fours(array(q)), written, memory, keeps)
 
 
 def _project(
@@ -91,10 +91,13 @@ def _project(
     return flag(bool(finite))
 
 
-def _in_fours(factors: Float32Array) -> Float32Array:
-    """The factors, with as many zeros after them as make their number a multiple of ``FOUR``."""
+def _in_fours(factors: Float32Array, zero: float = 0.0) -> Float32Array:
+    """The factors, with as many zeros after them as make their number a multiple of ``FOUR``.
+
+    The product of zeros of both signs changes no sum, not even one that is zero.
+    """
     missing = -len(factors) % FOUR
-    return np.concatenate((factors, np.zeros((missing, factors.shape[1]), np.float32))) if missing else factors
+    return np.concatenate((factors, np.full((missing, factors.shape[1]), zero, np.float32))) if missing else factors
 
 
 @reordering
