@@ -285,7 +285,12 @@ def test_a_network_gives_the_bits_of_a_world_in_one_process(pool: Pool) -> None:
     results = pool.run(4, on_a_network, chosen)
     for number, case in enumerate(chosen):
         world = LocalWorld(configured(case, inside=2), SLOTS, 4)
-        shared = [slot.name for share in world._units[0].shares if share.within for slot in share.within.slots]
+        shared = [
+            slot.name
+            for share in world.engines[0].shares(world._units[0])
+            if share.within
+            for slot in share.within.slots
+        ]
         for step in range(3):
             ours = averaged(world, gradients_of(4, step))
             for rank in range(4):
