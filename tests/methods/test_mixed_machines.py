@@ -48,7 +48,8 @@ dist.destroy_process_group()
 
 
 def test_every_rank_has_the_same_bits(tmp_path: Path) -> None:
-    environments = [dict(os.environ), dict(os.environ) | OLDER]
+    here = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environments = [here, here | OLDER]
     workers = [
         subprocess.Popen([sys.executable, "-c", STARTED, str(rank), str(tmp_path)], env=environment)
         for rank, environment in enumerate(environments)
