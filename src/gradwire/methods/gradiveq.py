@@ -103,14 +103,13 @@ class GradiVeQ(Method):
         turn = step % (self.learn_steps + self.use_steps)
         if turn == 0:
             state.moments.zero_()
-        learnt = [number for number, moment in enumerate(state.moments) if turn == self.learn_steps and moment.any()]
-        if learnt:
+        if turn == self.learn_steps:
             if state.context.rank == 0:
-                for number in learnt:
-                    state.bases[number] = principal_components(state.moments[number], self.rank)
-            bases = yield [Broadcast(state.bases[number], 0) for number in learnt]
-            for number, basis in zip(learnt, bases, strict=True):
-                state.bases[number] = basis
+                for moment, basis in zip(state.moments, state.bases, strict=True):
+                    if moment.any():
+                        basis.copy_(principal_components(moment, self.rank))
+            for basis, sent in zip(state.bases, (yield [Broadcast(each, 0) for each in state.bases]), strict=True):
+                basis.copy_(sent)
         used = [turn >= self.learn_steps and bool(basis.any()) for basis in state.bases]
 
         feedback, block = state.feedback, state.context.block
