@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from rich.console import Console
 from rich.table import Table
+from scipy.signal import lfilter
 from scipy.special import gammaln
 from torch import Tensor
 
@@ -45,9 +46,9 @@ RANKS = (1, 4)
 def quantised(values: Tensor, step: float) -> Levels:
     """Levels with their signs."""
     relative = values.double().numpy() / step
-    return np.where(np.abs(relative) < THRESHOLD, 0, np.sign(relative) * np.maximum(np.rint(np.abs(relative)), 1)).astype(
-        np.int64
-    )
+    return np.where(
+        np.abs(relative) < THRESHOLD, 0, np.sign(relative) * np.maximum(np.rint(np.abs(relative)), 1)
+    ).astype(np.int64)
 
 
 def code_length(symbols: Levels, contexts: Levels) -> float:
@@ -68,8 +69,6 @@ def binned(activity: npt.NDArray[np.float64], bins: int) -> Levels:
 
 def before(levels: Levels) -> npt.NDArray[np.float64]:
     """The running mean of magnitudes before each value, over about sixteen."""
-    from scipy.signal import lfilter
-
     heard = lfilter([1 / 16], [1, -15 / 16], np.abs(levels).astype(float))
     return np.concatenate(([0.0], heard[:-1]))
 
@@ -83,9 +82,10 @@ def contexts(layers: Sequence[tuple[Levels, Levels]]) -> dict[str, list[Levels]]
         sides = np.abs(last).astype(float)
         sides[:, 1:] += np.abs(last[:, :-1]) / 2
         sides[:, :-1] += np.abs(last[:, 1:]) / 2
-        column = np.vstack((np.zeros_like(levels[:1]), np.cumsum(np.abs(levels), 0)[:-1])) / np.maximum(
-            np.arange(len(levels)), 1
-        )[:, None]
+        column = (
+            np.vstack((np.zeros_like(levels[:1]), np.cumsum(np.abs(levels), 0)[:-1]))
+            / np.maximum(np.arange(len(levels)), 1)[:, None]
+        )
         told = {
             "layer": np.full(levels.size, number),
             "along memory": along,
@@ -105,10 +105,12 @@ def matrices(gradients: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
 
 
 def flat(gradients: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, int]]) -> Tensor:
+    """What is compressed, one matrix after another."""
     return torch.cat([gradients[name].flatten() for name in shapes])
 
 
 def cut(levels: Levels, shapes: Mapping[str, tuple[int, int]]) -> list[Levels]:
+    """The levels of each matrix."""
     sizes = [rows * columns for rows, columns in shapes.values()]
     parts = np.split(levels, np.cumsum(sizes)[:-1])
     return [part.reshape(shape) for part, shape in zip(parts, shapes.values(), strict=True)]

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, scaled_rows
+from gradwire.codecs.lowrank import (
+    Matrices,
+    check_rank,
+    gains,
+    group,
+    orthonormal_rows,
+    scaled_rows,
+    written,
+)
 from gradwire.memory import Feedback
 from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
@@ -33,6 +41,7 @@ class PowerSGD(Method):
 
     Attributes:
         rank: Rank of the average, at least 1; the paper uses 2 and 4.
+        bits: Of a factor's value on the wire: 32, or 16 for bfloat16. The memory makes up for what is rounded.
     """
 
     citation = "Vogels et al. 2019, arXiv:1905.13727"
@@ -42,12 +51,13 @@ class PowerSGD(Method):
     why_granularity = "it factorises one matrix at a time"
     memory = "residual"
     bias = "contractive"
-    wire_bits = "32 * rank * (n + m)"
+    wire_bits = "bits * rank * (n + m)"
 
     rank: int = 4
+    bits: int = 32
 
     def __post_init__(self) -> None:
-        check_rank(self.rank)
+        check_rank(self.rank, self.bits)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Matrices that are larger than their factors."""
@@ -73,8 +83,8 @@ class PowerSGD(Method):
                 kernels.project_rows(
                     block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=False
                 )
-            requests.append(AllReduceMean(p))
-        ps = [orthonormal_rows(mean) for mean in (yield requests)]
+            requests.append(AllReduceMean(written(p, self.bits)))
+        ps = [orthonormal_rows(mean.float()) for mean in (yield requests)]
 
         requests = []
         for matrices, p in zip(state.groups, ps, strict=True):
@@ -82,8 +92,8 @@ class PowerSGD(Method):
             values = feedback.buffer(gradient)
             for block, fixed, factor in zip(matrices.blocks, p, q, strict=True):
                 kernels.project_columns(block, values, None, 0.0, 1.0, fixed, factor, subtract=False)
-            requests.append(AllReduceMean(q))
-        qs = yield requests
+            requests.append(AllReduceMean(written(q, self.bits)))
+        qs = [mean.float() for mean in (yield requests)]
 
         for matrices, p, q, kept in zip(state.groups, ps, qs, state.q, strict=True):
             finite = q.isfinite().all()
