@@ -24,6 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks import quant
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from models import same_everywhere
 from pool import Pool
 
 SECONDS = 15
@@ -65,12 +66,6 @@ def steps(models: list[DistributedDataParallel], first: int, stop: int) -> None:
     for number in range(first, stop):
         for model in models:
             step(model, number)
-
-
-def same_everywhere(tensor: torch.Tensor) -> bool:
-    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, tensor)
-    return all(torch.equal(tensor, other) for other in everyone)
 
 
 def batched_hook_asserts() -> None:

@@ -62,7 +62,9 @@ def published_bins(chosen: torch.Tensor) -> torch.Tensor:
     return sum(chosen[number == bin].mean() * (number == bin) for bin in number.unique())
 
 
-@pytest.mark.parametrize("values", {plan.method.split("values=")[1] for plan in VOLUME if "SparseLoCo" in plan.label})
+@pytest.mark.parametrize(
+    "values", sorted({plan.method.split("values=")[1] for plan in VOLUME if "SparseLoCo" in plan.label})
+)
 @pytest.mark.parametrize("power", [1, 3], ids=["normal", "heavy tails"])
 def test_two_bits_of_sparse_plans_lose_no_more_than_the_published_ones(values, power):
     vector = torch.randn(64, 4096, generator=torch.Generator().manual_seed(3)) ** power

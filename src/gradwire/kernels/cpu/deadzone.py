@@ -21,11 +21,9 @@ from gradwire.kernels.cpu._compiled import (
     hash32,
     inlined,
     keep_finite,
-    reaching_mask,
-    store64,
     sum_of_magnitudes,
-    trailing_zeros,
 )
+from gradwire.kernels.cpu._instructions import reaching_mask, store64, trailing_zeros
 from gradwire.kernels.cpu._levels import (
     class_of,
     context_of,

@@ -6,17 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import (
-    INFINITE,
-    PIECE,
-    allocating,
-    array,
-    compensation,
-    compiled,
-    largest_magnitude,
-    reaching_mask,
-    trailing_zeros,
-)
+from gradwire.kernels.cpu._compiled import INFINITE, PIECE, allocating, array, compensation, compiled, largest_magnitude
+from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.threshold import LARGEST
 from gradwire.layout import Block, Float32Array, Int64Array

@@ -25,10 +25,9 @@ from gradwire.kernels.cpu._compiled import (
     hash32,
     keep_finite,
     largest_magnitude,
-    reaching_mask,
-    trailing_zeros,
     values_and_memory,
 )
+from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
 from gradwire.kernels.reference._torch import LANES
 from gradwire.layout import Block, Int64Array
 
