@@ -11,6 +11,7 @@ from numba.core import config
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._disk import keep
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Float32Array as Float32Array
@@ -98,12 +99,10 @@ def values_and_memory(gradient: Tensor, residual: Tensor | None) -> tuple[Float3
     return (values, values, False) if residual is None else (values, array(residual), True)
 
 
-def compensation(
-    gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
-) -> tuple[Float32Array, Float32Array, bool, np.float32, np.float32]:
+def compensation(source: Compensated) -> tuple[Float32Array, Float32Array, bool, np.float32, np.float32]:
     """Gradient, residual, whether there is one, and the weights that make ``t`` of them."""
-    values, memory, keep = values_and_memory(gradient, residual)
-    return values, memory, keep, np.float32(beta if keep else 0), np.float32(gamma if keep else 1)
+    values, memory, keep = values_and_memory(source.gradient, source.residual)
+    return values, memory, keep, np.float32(source.beta if keep else 0), np.float32(source.gamma if keep else 1)
 
 
 def rows_of_bytes(payloads: Tensor) -> tuple[UInt8Array, int]:

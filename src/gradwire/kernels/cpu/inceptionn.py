@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
     MAGNITUDE,
@@ -32,26 +33,24 @@ NEVER = 255
 """An exponent that no finite value has."""
 
 
-def inceptionn_encode(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor, bound: int
-) -> None:
-    values, memory, keep, memory_weight, weight = compensation(gradient, residual, beta, gamma)
+def inceptionn_encode(block: Block, source: Compensated, payload: Tensor, bound: int) -> None:
+    values, memory, keep, memory_weight, weight = compensation(source)
     before_tags, before_values = inceptionn_offsets(block)
     room = payload.numel() - before_values - SLACK
     packed = array(payload)
     marks, head = packed[HEAD:before_tags], packed[:HEAD].view(np.int32)
-    source = (block.runs, block.segments, values, memory, memory_weight, weight)
-    wanted = needed = _measure(*source, marks, np.array(inceptionn_edges(bound, 0)))
+    given = (block.runs, block.segments, values, memory, memory_weight, weight)
+    wanted = needed = _measure(*given, marks, np.array(inceptionn_edges(bound, 0)))
     doublings = 0
     if needed > room:
-        counts = _count_exponents(*source, marks)
+        counts = _count_exponents(*given, marks)
         while needed > room:
             doublings += 1
             low, middle, top = (min(edge, NEVER) for edge in inceptionn_edges(bound, doublings))
             needed = int(counts[low:].sum() + counts[middle:].sum() + 2 * counts[top:].sum())
     head[:] = doublings, -(-wanted // 4)
     edges = np.array(inceptionn_edges(bound, doublings))
-    _encode(*source, keep, marks, packed[before_tags:before_values], packed[before_values:], edges)
+    _encode(*given, keep, marks, packed[before_tags:before_values], packed[before_values:], edges)
 
 
 @compiled

@@ -13,7 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.deferred import Flag, flag
-from gradwire.kernels.cpu._compiled import Float32Array, array, reordering, values_and_memory
+from gradwire.kernels.compensated import Compensated
+from gradwire.kernels.cpu._compiled import Float32Array, array, compensation, reordering, values_and_memory
 from gradwire.kernels.cpu._fours import (
     FOUR,
     accumulate,
@@ -39,30 +40,12 @@ NARROWEST_PANEL = 512
 """Columns of a panel, at least: less of a row is not worth its way from memory."""
 
 
-def project_rows(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    q: Tensor,
-    p: Tensor,
-    subtract: bool,
-) -> Flag:
-    return _project(_project_rows, block, gradient, residual, beta, gamma, q, p, subtract)
+def project_rows(block: Block, source: Compensated, q: Tensor, p: Tensor, subtract: bool) -> Flag:
+    return _project(_project_rows, block, source, q, p, subtract)
 
 
-def project_columns(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    p: Tensor,
-    q: Tensor,
-    subtract: bool,
-) -> Flag:
-    return _project(_project_columns, block, gradient, residual, beta, gamma, p, q, subtract)
+def project_columns(block: Block, source: Compensated, p: Tensor, q: Tensor, subtract: bool) -> Flag:
+    return _project(_project_columns, block, source, p, q, subtract)
 
 
 def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
@@ -70,20 +53,9 @@ def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Ten
     _write_product(int(block.runs[0, 0]), _in_fours(array(p), -0.0), _in_fours(array(q)), written, memory, keeps)
 
 
-def _project(
-    kernel: Any,
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    fixed: Tensor,
-    computed: Tensor,
-    subtract: bool,
-) -> Flag:
+def _project(kernel: Any, block: Block, source: Compensated, fixed: Tensor, computed: Tensor, subtract: bool) -> Flag:
     """Calls a projection with the block's one matrix."""
-    values, memory, keeps = values_and_memory(gradient, residual)
-    weights = np.float32(beta if keeps else 0), np.float32(gamma if keeps else 1)
+    values, memory, keeps, *weights = compensation(source)
     result = array(computed)
     factors = _in_fours(result)
     start = int(block.runs[0, 0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
     Float32Array,
@@ -13,13 +14,13 @@ from gradwire.kernels.cpu._compiled import (
     allocating,
     array,
     compensate,
+    compensation,
     compiled,
     hash32,
     keep_finite,
     largest_magnitude,
     mix64,
     total_magnitude,
-    values_and_memory,
 )
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.quantile import (
@@ -36,21 +37,8 @@ DIGIT = 11
 
 
 def quantile_encode(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    payload: Tensor,
-    buckets: int,
-    rows: int,
-    columns: float,
-    groups: int,
-    key: int,
+    block: Block, source: Compensated, payload: Tensor, buckets: int, rows: int, columns: float, groups: int, key: int
 ) -> None:
-    values, memory, keep = values_and_memory(gradient, residual)
-    if not keep:
-        beta, gamma = 0.0, 1.0
     head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns, groups)
     packed = array(payload)
     packed[:] = 0
@@ -60,11 +48,7 @@ def quantile_encode(
         block.runs,
         block.segments,
         block.segment_numels,
-        values,
-        memory,
-        keep,
-        np.float32(beta),
-        np.float32(gamma),
+        *compensation(source),
         packed[head:before_codes].view(np.float32),
         quantile_means(block, buckets),
         packed[before_codes:before_cells],
