@@ -50,7 +50,7 @@ def averaged(world: LocalWorld, gradients: list[Tensor]) -> Tensor:
 
 def on_a_network(chosen: list[Case], more: dict[str, Any]) -> list[list[Tensor]]:
     """Averages of three steps of each attachment."""
-    found = []
+    found: list[list[Tensor]] = []
     for case in chosen:
         named = parameters()
         # Buckets have the last parameters first, as the world here has; a whole model has them as they are given.

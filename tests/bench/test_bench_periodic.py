@@ -170,6 +170,8 @@ def test_overhead_leaves_its_tables_and_a_file(tmp_path, monkeypatch):
         monkeypatch.setattr(periodic_plans, name, value)
     monkeypatch.setattr(periodic, "SILENT_ROUNDS", 2)
     monkeypatch.setattr(periodic, "AVERAGE_SECONDS", 0.0)
+    usual = periodic.train
+    monkeypatch.setattr(periodic, "train", lambda *given, **named: usual(*given, **{**named, "large": False}))
     console = Console(width=160)
     with console.capture() as said:
         Bench(console, "none", range(1), 64, "digits", 1, tmp_path).overhead("tiny")
