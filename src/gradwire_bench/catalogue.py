@@ -173,7 +173,7 @@ def _docstring(kind: type) -> tuple[str, str]:
 def _fields(kind: type[Method]) -> list[dataclasses.Field[Any]]:
     """A method's options, its own before those that it has in common with others."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    names = [name for each in kind.__mro__ for name in each.__dict__.get("__annotations__", {}) if name in fields]
+    names = [name for each in kind.__mro__ for name in inspect.get_annotations(each) if name in fields]
     return [fields[name] for name in dict.fromkeys(names)]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+import digits
 import gradwire
 from compressed_adam import KINDS, bytes_of, made, meet, same
 from local_training import network, train
@@ -80,36 +80,18 @@ def test_other_workers_go_on_where_a_run_stopped(pool: Pool, kind: str, before: 
         gradwire.redistribute([apart[0], apart[1]["gradwire"]["compression"]], after)
 
 
-EPOCHS = 16
-
-
 def accuracy(kind: str, options: dict[str, int], rate: float = 0.003) -> float:
-    """Test accuracy on scikit-learn's digits, as in ``test_training.py`` but with Adam."""
-    images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
-    images = (images.float() / 16).view(-1, 1, 8, 8)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
-    test, train = order[:500], order[500:]
-    torch.manual_seed(2)
-    net = nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, stride=2), nn.ReLU(), nn.Flatten(),
-        nn.Linear(288, 96), nn.ReLU(), nn.Linear(96, 10),
-    )  # fmt: skip
+    net = digits.network()
     optimizer = made(kind, net, lr=rate, **options)
-    total = EPOCHS * (len(train) // 64)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=total, cycle_momentum=False)
-    shuffle = torch.Generator().manual_seed(3)
-    for _ in range(EPOCHS):
-        for batch in train[torch.randperm(len(train), generator=shuffle)].split(64):
-            if len(batch) == 64:
-                mine = batch[dist.get_rank() :: dist.get_world_size()]
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(net(images[mine]), labels[mine]).backward()
-                optimizer.step()
-                schedule.step()
+
+    def give(images: Tensor, labels: Tensor) -> None:
+        mine = slice(dist.get_rank(), None, dist.get_world_size())
+        nn.functional.cross_entropy(net(images[mine]), labels[mine]).backward()
+
+    digits.train(optimizer, rate, give)
     meet(optimizer)
     optimizer.close()
-    with torch.no_grad():
-        return 100 * float((net(images[test]).argmax(1) == labels[test]).float().mean())
+    return digits.accuracy(net)
 
 
 def test_accuracy_is_within_two_percent_of_adam(pool: Pool) -> None:
