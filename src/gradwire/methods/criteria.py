@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from gradwire.codecs import index
 from gradwire.codecs.adaptive import AdaptiveSparse
@@ -26,7 +27,7 @@ class SignsByCriterion(CodecMethod):
 
     routes = ("gather",)
     memory = "residual"
-    bias = "biased"
+    bias: ClassVar[Literal["contractive", "biased"]] = "biased"
     wire_bits = "64 + max(16, ceil(capacity * d)) * (1 + 2 + log2(1 / capacity))"
 
     capacity: float = 0.02

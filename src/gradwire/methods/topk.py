@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gradwire.codecs import index
 from gradwire.codecs.index import IndexCoding
@@ -67,7 +68,7 @@ class LocalTopK(Method):
     """
 
     memory = "residual"
-    memories = ("none", "residual")
+    memories: ClassVar[tuple[str, ...]] = ("none", "residual")
     bias = "contractive"
     wire_bits = "k * (32 + 2 + log2(d / k))"
 
