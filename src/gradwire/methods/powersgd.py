@@ -80,9 +80,7 @@ class PowerSGD(Method):
         for matrices, q in zip(state.groups, state.q, strict=True):
             p = q.new_empty(len(q), q.shape[1], matrices.n)
             for block, fixed, factor in zip(matrices.blocks, scaled_rows(q), p, strict=True):
-                kernels.project_rows(
-                    block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=False
-                )
+                kernels.project_rows(block, feedback.source(gradient), fixed, factor, subtract=False)
             requests.append(AllReduceMean(written(p, self.bits)))
         ps = [orthonormal_rows(mean.float()) for mean in (yield requests)]
 
@@ -91,7 +89,7 @@ class PowerSGD(Method):
             q = p.new_empty(len(p), p.shape[1], matrices.m)
             values = feedback.buffer(gradient)
             for block, fixed, factor in zip(matrices.blocks, p, q, strict=True):
-                kernels.project_columns(block, values, None, 0.0, 1.0, fixed, factor, subtract=False)
+                kernels.project_columns(block, kernels.Compensated(values), fixed, factor, subtract=False)
             requests.append(AllReduceMean(written(q, self.bits)))
         qs = [mean.float() for mean in (yield requests)]
 
