@@ -88,10 +88,10 @@ def contexts(layers: Sequence[tuple[Levels, Levels]]) -> dict[str, list[Levels]]
         )
         told = {
             "layer": np.full(levels.size, number),
-            "along memory": along,
-            "and the row above": along * 3 + above,
-            "and the column so far": along * 16 + binned(column.ravel(), 64) // 4,
-            "and the step before": along * 16 + binned(sides.ravel(), 64) // 4,
+            "before": along,
+            "+ row above": along * 3 + above,
+            "+ column": along * 16 + binned(column.ravel(), 64) // 4,
+            "+ last step": along * 16 + binned(sides.ravel(), 64) // 4,
         }
         for name, each in told.items():
             found.setdefault(name, []).append(each)
@@ -165,8 +165,8 @@ def tried(gradients: Sequence[Mapping[str, Tensor]], rate: float) -> dict[str, f
         approximation, factors = low_rank(values, shapes, rank)
         rest = values - approximation
         levels = quantised(rest, step_of(rest, error))
-        told = contexts(list(zip(cut(levels, shapes), cut(previous, shapes), strict=True)))["along memory"]
-        found[f"rank {rank} first"] = (ideal(levels, told) + factors) / count
+        told = contexts(list(zip(cut(levels, shapes), cut(previous, shapes), strict=True)))["before"]
+        found[f"rank {rank}"] = (ideal(levels, told) + factors) / count
     return found
 
 
@@ -184,7 +184,7 @@ def main(names: Sequence[Name]) -> None:
                     rows.append((f"{name} {moment}, {rate}", tried(gradients, rate)))
     table = Table(*("gradients, bits", *rows[0][1]), title="bits a value at the same error")
     for label, found in rows:
-        table.add_row(label, *(f"{bits:.4g}" for bits in found.values()))
+        table.add_row(label, *(f"{bits:.3g}" for bits in found.values()))
     console.print(table)
 
 
