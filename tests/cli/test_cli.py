@@ -15,6 +15,8 @@ from rich.console import Console
 from gradwire import cli, methods
 from gradwire.methods.families import FAMILIES
 from gradwire_bench import catalogue, handbook
+from gradwire_bench.suite import ledger
+from gradwire_bench.suite.cell import Cell, Record
 
 GRADWIRE = [sys.executable, "-c", "import sys; from gradwire.cli import main; sys.exit(main())"]
 
@@ -38,6 +40,7 @@ def run(*arguments, monkeypatch, capsys):
         (["bench", "train"], "gradwire bench train topk:ratio=0.001 acpsgd:rank=2"),
         (["bench", "periodic"], "gradwire bench periodic overhead"),
         (["bench", "kernels"], "gradwire bench kernels"),
+        (["bench", "codecs"], "gradwire bench codecs"),
         (["bench", "recipes"], "gradwire bench recipes --docs docs"),
         (["recipes"], "gradwire recipes --optimizer adamw --keeping"),
         (["bench", "gpu"], "gradwire bench gpu --json gpu.json"),
@@ -98,9 +101,9 @@ def test_every_option_of_a_method_is_told_with_its_default(name):
 
 
 def test_methods_writes_the_page_of_the_documentation(tmp_path, monkeypatch, capsys):
-    results = tmp_path / "train.json"
-    rows = [{"method": "ddp", "accuracy": 0.8}, {"method": "topk:ratio=0.01", "accuracy": 0.79}]
-    results.write_text(json.dumps({"rows": rows}))
+    results = tmp_path / "train.jsonl"
+    found = {"ddp": 0.8, "topk:ratio=0.01": 0.79}
+    ledger.write(results, [Record.now(Cell("train", "image", key), {"accuracy": found[key]}, 1, "") for key in found])
     arguments = ("methods", "topk", "qsgd", "--numel", "10000", "--docs", str(tmp_path), "--accuracy", str(results))
     code, out, _ = run(*arguments, monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0
