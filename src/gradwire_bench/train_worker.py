@@ -33,6 +33,9 @@ EVALUATION_STEPS = 10
 EVALUATION_SAMPLES = 1_000
 """Test samples of one point of the accuracy curve; the final accuracy uses all."""
 
+JUDGED_STEPS, GLANCE_SAMPLES = 20, 100
+"""A shorter training is for its times, and ends with so many test samples."""
+
 COLLECTIVE_TIMEOUT = 120.0
 """Seconds after which a collective that some rank does not join fails."""
 
@@ -81,7 +84,7 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
         phases[stage] = (total - stages_before[stage]) / len(steps)
     peak = resident.peak() if measurable else None
     end = fingerprint(net)
-    accuracy = _accuracy(net, task, None)
+    accuracy = _accuracy(net, task, None if job["steps"] >= JUDGED_STEPS else GLANCE_SAMPLES)
     averaged.close()
     if rank == 0:
         emit(
@@ -143,8 +146,9 @@ def _steps(
         elapsed += end - begin
         sent = interface_sent_bytes() - sent_before if shaped else 0
         accuracy = None
-        if step % EVALUATION_STEPS == 0 or step == steps:
-            accuracy = _accuracy(net, task, EVALUATION_SAMPLES)
+        judged = steps >= JUDGED_STEPS
+        if step == steps or (judged and step % EVALUATION_STEPS == 0):
+            accuracy = _accuracy(net, task, EVALUATION_SAMPLES if judged else GLANCE_SAMPLES)
         if rank == 0:
             emit("step", row=number, step=step, elapsed=elapsed, loss=loss.item(), accuracy=accuracy)
         yield _Step(forward - begin, backward - forward, end - backward, loss.item(), sent)

@@ -114,6 +114,23 @@ def test_methods_writes_the_page_of_the_documentation(tmp_path, monkeypatch, cap
     assert (tmp_path / "images" / "methods_size_error.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_benches_write_records_that_compare_reads(tmp_path, monkeypatch, capsys):
+    for kind, *arguments in (
+        ("kernels", "--numel=20000", "--repeats=2"),
+        ("codecs", "efsignsgd", "--workload=image", "--steps=1", "--dataset=digits"),
+        ("sync", "topk", "--shapes=tiny", "--workers=2", "--link=none", "--steps=3"),
+    ):
+        path = tmp_path / f"{kind}.jsonl"
+        code, _, err = run("bench", kind, *arguments, "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+        assert (code, err) == (0, "")
+        records = ledger.Ledger.read(path).records()
+        assert {f"{each.cell.kind}s" for each in records} == {kind if kind != "sync" else "syncs"}
+        assert all(each.result and each.seconds > 0 for each in records)
+        code, out, _ = run("bench", "compare", str(path), str(path), monkeypatch=monkeypatch, capsys=capsys)
+        assert code == 0
+        assert "Nothing changed beyond chance." in out
+
+
 def test_analyze_prints_both_bounds(tmp_path, monkeypatch, capsys):
     path = tmp_path / "analysis.json"
     arguments = ("topk:ratio=0.01", "--owner=qsgd:8", "--steps=2", "--draws=2", "--dataset=digits")
@@ -159,7 +176,7 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["methods", "topkk", "--numel", "0"], "topk"),
         (["analyze", "--method", "topk:ratio=2"], "ratio=2"),
         (["methods", "--numel", "0", "--accuracy", "nowhere.json"], "nowhere.json"),
-        (["bench", "train", "--dataset", "imagenet"], "--dataset"),
+        (["bench", "train", "--dataset", "mnist"], "--dataset"),
         (["bench", "periodic", "--section", "speed"], "--section"),
         (["bench", "periodic", "--link", "fast"], "'fast'"),
         (["bench", "periodic", "--learning-rate", "0"], "learning-rate"),

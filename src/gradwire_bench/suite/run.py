@@ -23,6 +23,7 @@ from gradwire_bench.periodic_results import Outcome
 from gradwire_bench.suite.cell import Cell, Record, cut
 from gradwire_bench.suite.ledger import Ledger
 from gradwire_bench.sync import NO_LINK
+from gradwire_bench.train_worker import JUDGED_STEPS
 from gradwire_bench.worker import reason
 from gradwire_bench.workloads import WORKLOADS, bits
 
@@ -150,6 +151,9 @@ def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict
         rate_multiple=first.rate,
         on_progress=show,
     )
+    if first.steps < JUDGED_STEPS:
+        for row in rows:
+            row.accuracy = None
     return [figures(row) for row in rows]
 
 
