@@ -410,6 +410,8 @@ def test_the_page_of_a_paper_has_every_claim_with_its_verdict() -> None:
     for each in found:
         assert f"| {each.claim.text} | {each.claim.published} |" in text
         assert f"| **{each.verdict}** |" in text
+        assert (f"* {each.claim.text}: {each.verdict}. " in text) == (each.verdict != "holds")
+        assert (each.claim.reason in text) == (each.verdict != "holds" or not each.claim.reason)
     assert all(what in text and why in text for what, why in plan.scaled)
     assert f"{len(records)} of {len(plan.cells)} cells" in text
 

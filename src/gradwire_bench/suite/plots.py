@@ -287,7 +287,7 @@ def _curves(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
         panels[0].xaxis.get_major_locator().set_params(integer=True)
         log_axis(panels[1])
         log_axis(panels[2])
-    figure.legend(lines.values(), lines.keys(), ncols=5, frameon=False, fontsize=9, loc="outside upper left")
+    figure.legend([*lines.values()], [*lines], ncols=5, frameon=False, fontsize=9, loc="outside upper left")
     return figure
 
 
@@ -351,9 +351,9 @@ BASELINES = ("ddp", "bf16", "torch-fp16", "torch-powersgd")
 
 def _styles(records: Sequence[Record]) -> dict[str, Style]:
     """How each contender's line looks, the same in all pictures: a colour and a dash, grey for baselines."""
-    methods = [Contender.parse(method) for method in dict.fromkeys(each.cell.method for each in records)]
-    grey = [str(each) for each in methods if each.name in BASELINES]
-    others = [str(each) for each in methods if each.name not in BASELINES]
+    methods = list(dict.fromkeys(each.cell.method for each in records))
+    grey = [each for each in methods if Contender.parse(each).name in BASELINES]
+    others = [each for each in methods if each not in grey]
     dashes = ("-", "--", ":", "-.")
     styles = {each: Style(BASELINE_COLOUR, dashes[place % len(dashes)]) for place, each in enumerate(grey)}
     for place, each in enumerate(others):
