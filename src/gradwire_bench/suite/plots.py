@@ -238,7 +238,8 @@ def _breakdown(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
     from matplotlib.patches import Patch
 
     handles = [Patch(color=colour, label=name) for name, colour in (_PHASES | _STAGES).items()]
-    figure.legend(handles=handles, ncols=len(handles), frameon=False, fontsize=9, loc="outside upper left")
+    columns = len(handles) if len(places) > 1 else 4
+    figure.legend(handles=handles, ncols=columns, frameon=False, fontsize=9, loc="outside upper left")
     return figure
 
 
