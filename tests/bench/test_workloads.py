@@ -173,7 +173,7 @@ def made_up_folders(folder: Path) -> Path:
         for number, name in enumerate(("n01440764", "n01443537")):
             (folder / part / name).mkdir(parents=True)
             for each in range(count):
-                pixels = order.integers(120 * number, 120 * number + 100, (90, 70 + each, 3), dtype=np.uint8)
+                pixels = order.integers(190 * number, 190 * number + 60, (90, 70 + each, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / part / name / f"{name}_{each}.JPEG")
     return folder
 
@@ -190,7 +190,7 @@ def test_folders_of_photographs_are_read_and_learnt(tmp_path: Path, monkeypatch:
     assert images.train_labels.tolist() == [0] * 12 + [1] * 12
     assert np.asarray(images.train_images[3:5]).shape == (2, 3, 64, 64)
     dark, bright = np.asarray(images.test_images[:3]), np.asarray(images.test_images[3:])
-    assert dark.max() < 110 < bright.min()
+    assert dark.max() < 128 < bright.min()
     learnt = trial.run(
         trial.Trial("vgg16", "adamw", 2, "topk:ratio=0.1", 0.001, 0), 8, print, dataset="imagenet", batch=4
     )
