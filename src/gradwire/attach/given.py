@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.attach.sibling import backends_of
 from gradwire.errors import ConfigurationError
+from gradwire.wire.sibling import backends_of
 
 GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -75,7 +75,7 @@ class ACPSGD(Method):
             project = kernels.project_rows if even else kernels.project_columns
             feedback = state.feedback
             for block, fixed, factor in zip(matrices.blocks, basis, own, strict=True):
-                project(block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=True)
+                project(block, feedback.source(gradient), fixed, factor, subtract=True)
             requests.append(AllReduceMean(own))
         means = yield requests
 
