@@ -45,7 +45,7 @@ def project_rows(
     gamma: float,
     q: Tensor,
     p: Tensor,
-    subtract: bool,
+    subtract: Tensor | None,
 ) -> Flag:
     return _project(_project_rows, block, gradient, residual, beta, gamma, q, p, subtract)
 
@@ -58,7 +58,7 @@ def project_columns(
     gamma: float,
     p: Tensor,
     q: Tensor,
-    subtract: bool,
+    subtract: Tensor | None,
 ) -> Flag:
     return _project(_project_columns, block, gradient, residual, beta, gamma, p, q, subtract)
 
@@ -77,15 +77,17 @@ def _project(
     gamma: float,
     fixed: Tensor,
     computed: Tensor,
-    subtract: bool,
+    subtract: Tensor | None,
 ) -> Flag:
     """Calls a projection with the block's one matrix."""
     values, memory, keeps = values_and_memory(gradient, residual)
     weights = np.float32(beta if keeps else 0), np.float32(gamma if keeps else 1)
     result = array(computed)
     factors = _in_fours(result)
-    start = int(block.runs[0, 0])
-    finite = kernel(start, values, memory, keeps, *weights, _in_fours(array(fixed)), factors, subtract)
+    first = _in_fours(array(fixed))
+    taken = first if subtract is None else _in_fours(array(subtract))
+    start, subtracts = int(block.runs[0, 0]), subtract is not None
+    finite = kernel(start, values, memory, keeps, *weights, first, factors, taken, subtracts)
     if factors is not result:
         result[:] = factors[: len(result)]
     return flag(bool(finite))
@@ -110,6 +112,7 @@ def _project_rows(
     gamma: np.float32,
     q: Float32Array,
     p: Float32Array,
+    taken: Float32Array,
     subtract: bool,
 ) -> bool:
     (rank, n), m = p.shape, q.shape[1]
@@ -121,11 +124,11 @@ def _project_rows(
         if finite and not _all_finite(p, row, end):
             finite = False
             if keeps and subtract:
-                _take_back(start, memory, p, q, row, m)
+                _take_back(start, memory, p, taken, row, m)
         if keeps and not finite:
             _keep_finite(values, memory, beta, gamma, start + row * m, start + end * m)
         elif keeps and subtract:
-            _keep_rest(start, values, memory, beta, gamma, p, q, row, np.int64(0), m)
+            _keep_rest(start, values, memory, beta, gamma, p, taken, row, np.int64(0), m)
         elif keeps:
             _keep(values, memory, beta, gamma, start + row * m, start + end * m)
     if not finite:
@@ -143,6 +146,7 @@ def _project_columns(
     gamma: np.float32,
     p: Float32Array,
     q: Float32Array,
+    taken: Float32Array,
     subtract: bool,
 ) -> bool:
     (rank, n), m = p.shape, q.shape[1]
@@ -157,10 +161,10 @@ def _project_columns(
         if finite and not _all_finite(q, low, high):
             finite = False
             if keeps and subtract:
-                _take_back(start, memory, p, q, n, low)
+                _take_back(start, memory, taken, q, n, low)
         if keeps and finite and subtract:
             for row in range(0, n, FOUR):
-                _keep_rest(start, values, memory, beta, gamma, p, q, row, low, high)
+                _keep_rest(start, values, memory, beta, gamma, taken, q, row, low, high)
         elif keeps:
             for first in range(start, start + n * m, m):
                 if finite:

@@ -18,16 +18,16 @@ def project_rows(
     gamma: float,
     q: Tensor,
     p: Tensor,
-    subtract: bool,
+    subtract: Tensor | None,
 ) -> Flag:
     """``p = q @ t.T`` for a block of one matrix ``t [n, m]``, ``q [r, m]``, ``p [r, n]``.
 
-    Leaves ``t``, or with ``subtract`` ``t - p.T @ q``, in the residual. Returns whether ``t`` is finite; if not,
-    ``p`` is NaN and nothing is subtracted.
+    Leaves ``t``, or ``t - p.T @ subtract``, in the residual. Returns whether ``t`` is finite; if not, ``p`` is NaN and
+    nothing is subtracted.
     """
     t = _matrix(block, gradient, residual, beta, gamma, p, q)
     p.copy_(q @ t.mT)
-    return _leave(block, t, residual, p, q, p, subtract)
+    return _leave(block, t, residual, p, subtract, p)
 
 
 def project_columns(
@@ -38,12 +38,12 @@ def project_columns(
     gamma: float,
     p: Tensor,
     q: Tensor,
-    subtract: bool,
+    subtract: Tensor | None,
 ) -> Flag:
-    """``q = p @ t``; otherwise as :meth:`project_rows`."""
+    """``q = p @ t``, and ``subtract.T @ q`` is subtracted; otherwise as :meth:`project_rows`."""
     t = _matrix(block, gradient, residual, beta, gamma, p, q)
     q.copy_(p @ t)
-    return _leave(block, t, residual, p, q, q, subtract)
+    return _leave(block, t, residual, subtract, q, q)
 
 
 def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
@@ -74,11 +74,14 @@ def _matrix(
 
 
 def _leave(
-    block: Block, t: Tensor, residual: Tensor | None, p: Tensor, q: Tensor, computed: Tensor, subtract: bool
+    block: Block, t: Tensor, residual: Tensor | None, p: Tensor | None, q: Tensor | None, computed: Tensor
 ) -> Flag:
-    """Leaves in the residual what is not sent; marks the computed factor if it is not finite, as ``t`` then is not."""
+    """Leaves in the residual what is not sent, all of ``t`` unless there are both factors.
+
+    The computed factor is marked if it is not finite, as ``t`` then is not.
+    """
     finite = computed.isfinite().all()
-    left = torch.where(finite, t - p.mT @ q, t) if subtract else t
+    left = t if p is None or q is None else torch.where(finite, t - p.mT @ q, t)
     keep(None if residual is None else residual[_whole(block)], left.flatten())
     computed.masked_fill_(~finite, torch.nan)
     return finite
