@@ -109,7 +109,8 @@ def test_tensors_that_cannot_be_compressed(tensor: Any, message: str) -> None:
 )
 def test_numbers_of_other_kinds_are_taken(method: str, option: str, number: Any, plain: float) -> None:
     matrix = torch.randn(20, 30)
-    assert torch.equal(*(gradwire.roundtrip(matrix, method, **{option: each}).decoded for each in (number, plain)))
+    given: list[dict[str, Any]] = [{option: number}, {option: plain}]
+    assert torch.equal(*(gradwire.roundtrip(matrix, method, **each).decoded for each in given))
     if option in ("bits", "rank"):
         assert type(getattr(methods.make(method, {option: number}), option)) is int
 

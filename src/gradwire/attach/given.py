@@ -34,7 +34,7 @@ def check_named(given: object) -> Named:
     Raises:
         ConfigurationError: If they are anything else, such as parameters without names.
     """
-    found = list(given) if isinstance(given, Iterable) and not isinstance(given, Mapping) else [given]
+    found: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, Mapping) else [given]
     for each in found:
         match each:
             case (str(), Tensor()):
