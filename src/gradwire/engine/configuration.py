@@ -101,9 +101,10 @@ class Configuration:
         _check_whole("fuse_bytes", choices.fuse_bytes, "of bytes, from 1", 1)
         _check_whole("start", choices.start, "of steps, from 0", 0)
         _check_whole("seed", choices.seed, "of any size", -math.inf)
-        if not isinstance(choices.dense, DensePolicy | None):
+        policy: object = choices.dense
+        if not isinstance(policy, DensePolicy | None):
             raise ConfigurationError(
-                f"dense={choices.dense!r} is no policy; give gradwire.DensePolicy(below=1024, vectors=True), or one "
+                f"dense={policy!r} is no policy; give gradwire.DensePolicy(below=1024, vectors=True), or one "
                 "with other numbers"
             )
         carried = memories.parse(made.memory if memory is None else memory)
