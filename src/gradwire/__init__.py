@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradwire import codecs, granularity, lab, memory, methods, optim, wire
+    from gradwire import codecs, granularity, lab, memory, methods, optim, routes, wire
     from gradwire.attach import Handle, Owed, SecondMoments, Synchronizer, compress, compress_reduce_scatter
     from gradwire.engine import Audit, DensePolicy, Deviation, Stats
     from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
@@ -47,7 +47,7 @@ _HOMES = {
     "periodic": "gradwire.local_sgd",
     "roundtrip": "gradwire.local",
 }
-_ROOMS = ("codecs", "granularity", "jax", "keras", "lab", "memory", "methods", "optim", "tensorflow", "wire")
+_ROOMS = ("codecs", "granularity", "jax", "keras", "lab", "memory", "methods", "optim", "routes", "tensorflow", "wire")
 
 __all__ = [
     "FORMAT_VERSION",
@@ -81,6 +81,7 @@ __all__ = [
     "periodic",
     "redistribute",
     "roundtrip",
+    "routes",
     "wire",
 ]
 

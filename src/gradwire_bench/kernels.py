@@ -139,10 +139,10 @@ def _quantisers(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -
     for name, code, segments, encoded_within, decoded_within in measured:
         payloads = torch.empty(ROWS, kernels.payload_bytes(code, segments), dtype=torch.uint8)
         for rank, payload in enumerate(payloads):
-            kernels.encode(code, segments, gradient, None, 1.0, 1.0, payload, key_of(0, 0, rank))
+            kernels.encode(code, segments, kernels.Compensated(gradient), payload, key_of(0, 0, rank))
 
         def encode(payload: Tensor = payloads[0], code: Code = code, segments: Block = segments) -> None:
-            kernels.encode(code, segments, gradient, residual, 0.9, 1.0, payload, key_of(0, 0, 0))
+            kernels.encode(code, segments, kernels.Compensated(gradient, residual, 0.9), payload, key_of(0, 0, 0))
 
         def decode(payloads: Tensor = payloads, code: Code = code, segments: Block = segments) -> None:
             kernels.decode(code, segments, payloads, out, 1 / ROWS)
@@ -160,13 +160,13 @@ def _sparse(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -> li
     indices = torch.empty(ROWS, elias_fano_bytes(chosen, block.positions), dtype=torch.uint8)
     for row in range(ROWS):
         shifted = gradient.roll(row)
-        kernels.topk_select(block, shifted, None, 1.0, 1.0, counts, positions[row], values[row])
+        kernels.topk_select(block, kernels.Compensated(shifted), counts, positions[row], values[row])
         kernels.elias_fano_encode(positions[row], block.positions, indices[row])
     own_positions, own_values = positions[0].clone(), values[0].clone()
     random_positions, random_values = torch.empty_like(own_positions), torch.empty_like(own_values)
 
     def select() -> None:
-        kernels.topk_select(block, gradient, residual, 0.9, 1.0, counts, own_positions, own_values)
+        kernels.topk_select(block, kernels.Compensated(gradient, residual, 0.9), counts, own_positions, own_values)
         kernels.subtract(block, residual, own_positions, own_values)
 
     def average() -> None:

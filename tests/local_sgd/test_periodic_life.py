@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import ConfigurationError
-from local_training import flat, gathered, nesterov, network, same_everywhere, sgd, train
+from local_training import nesterov, network, sgd, train
+from models import flat, gathered, same_everywhere
 from pool import Pool
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import is_lazy
 
-from gradwire.attach.sibling import backends_of
 from gradwire.errors import ConfigurationError
+from gradwire.wire.sibling import backends_of
 
 GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

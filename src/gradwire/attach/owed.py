@@ -40,8 +40,8 @@ class Owed:
         self._handle = handle
         inner = unwrapped_model(model)
         inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
-        self._parameters = {name: each for name, each in inner.named_parameters() if name in handle._shapes}
-        for name in handle._shapes.keys() - self._parameters.keys():
+        self._parameters = {name: each for name, each in inner.named_parameters() if name in handle.averaged.shapes}
+        for name in handle.averaged.shapes.keys() - self._parameters.keys():
             raise ConfigurationError(f"the model has no parameter {name!r}; give the one that was attached to")
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ class Owed:
         handle._check_between_steps()
         means: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
-            shape, rule = handle._shapes[name], handle.configuration.rule(name)
+            shape, rule = handle.averaged.shapes[name], handle.configuration.rule(name)
             owed = owed_of(engine.store, Slot(name, shape, 0), rule, engine.rank, engine.world_size, engine.nodes)
             mean = torch.zeros(shape, dtype=torch.float32, device=engine.store.device) if owed is None else owed
             handle._transport.all_reduce(mean, dist.ReduceOp.SUM)()

@@ -153,10 +153,10 @@ class Synchronizer(Handle):
             GradwireError: If an earlier step failed.
         """
         for name, tensor in tensors.items():
-            if self._shapes.get(name) != tuple(local(tensor).shape):
+            if self.averaged.shapes.get(name) != tuple(local(tensor).shape):
                 raise ConfigurationError(
                     f"the tensor for {name!r} has shape {tuple(local(tensor).shape)}; the parameter of that name has "
-                    f"{self._shapes.get(name, 'never been given')}; give tensors shaped as the parameters"
+                    f"{self.averaged.shapes.get(name, 'never been given')}; give tensors shaped as the parameters"
                 )
         self._average(tensors, _leave)
         return {name: view for views in self._views for name, view in views.items()}

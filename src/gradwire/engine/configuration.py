@@ -96,7 +96,7 @@ class Configuration:
                 f"{name} cannot work at granularity={str(scope)!r}{why}; its own: {', '.join(made.granularities)}"
             )
         way = made.routes[0] if route is None else route
-        if way not in made.routes:
+        if not made.takes(way):
             raise ConfigurationError(f"{name} cannot take route={way!r}; its routes: {', '.join(made.routes)}")
         _check_whole("fuse_bytes", choices.fuse_bytes, "of bytes, from 1", 1)
         _check_whole("start", choices.start, "of steps, from 0", 0)
@@ -109,7 +109,7 @@ class Configuration:
             )
         carried = memories.parse(made.memory if memory is None else memory)
         _check_memory(made, name, carried, scope, way)
-        if owner is not None and not (isinstance(made, CodecMethod) and way in CodecMethod.routes):
+        if owner is not None and not (isinstance(made, CodecMethod) and way != "allreduce"):
             raise ConfigurationError(
                 f"owner={owner!r} has no place: {name} does not compress its average again on route={way!r}"
             )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import WRITTEN, Configuration, written_out
-from gradwire.engine.nodes import Inside, Nodes
 from gradwire.engine.recipes import written_out as recipe
+from gradwire.engine.several import Several
 from gradwire.errors import ConfigurationError
 from gradwire.methods import Method, name_of, parse
 
@@ -25,36 +24,14 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
+class Mixture(Several):
     """What a :class:`Configuration` is for all parameters, for those that match a pattern each.
 
     Attributes:
-        patterns: As ``fnmatch`` has them, case-sensitive; of those that a name matches the first one counts.
-        rules: What goes by each, which have ``seed``, ``fuse_bytes``, ``start``, ``inside`` and ``dense`` in common.
+        patterns: What goes by each rule, as ``fnmatch`` has it, case-sensitive; the first that a name matches counts.
     """
 
     patterns: tuple[str, ...]
-    rules: tuple[Configuration, ...]
-
-    @property
-    def seed(self) -> int:
-        """Where all randomness starts."""
-        return self.rules[0].seed
-
-    @property
-    def fuse_bytes(self) -> int:
-        """Payload to gather before a collective is issued, in bytes."""
-        return self.rules[0].fuse_bytes
-
-    @property
-    def start(self) -> int:
-        """Steps that are averaged densely before the methods begin."""
-        return self.rules[0].start
-
-    @property
-    def inside(self) -> Inside | None:
-        """Which workers average among themselves first, if any do."""
-        return self.rules[0].inside
 
     @property
     def stages(self) -> tuple[Mixture, ...]:
@@ -65,11 +42,6 @@ class Mixture:
         """What holds in one of the methods' steps."""
         return self
 
-    @property
-    def whole(self) -> bool:
-        """Whether one of the rules takes the gradient of a whole model at once."""
-        return any(rule.whole for rule in self.rules)
-
     def rule(self, name: str) -> Configuration:
         """What a parameter of this name goes by."""
         if name not in self._known:
@@ -78,10 +50,6 @@ class Mixture:
                 raise ConfigurationError(_unmatched([name]))
             self._known[name] = self.rules[number]
         return self._known[name]
-
-    def on(self, nodes: Nodes) -> Mixture:
-        """The same, with the nodes that there are."""
-        return Mixture(self.patterns, tuple(rule.on(nodes) for rule in self.rules))
 
     def check_names(self, names: Sequence[str]) -> None:
         """Raises ConfigurationError unless every name has its pattern and every pattern matches a name."""
@@ -150,7 +118,7 @@ def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Con
             f"options {sorted(options)} came with a method for each of several patterns; write them with theirs, as in "
             "'topk:ratio=0.01'"
         )
-    return Mixture(tuple(method), tuple(_rule(each, choices) for each in method.values()))
+    return Mixture(tuple(_rule(each, choices) for each in method.values()), tuple(method))
 
 
 def reconfigured(
@@ -168,7 +136,7 @@ def reconfigured(
         ConfigurationError: As :func:`configure`; or if there is a method for each of several patterns, and no new ones;
             or if the method is, or is to be, found out in training.
     """
-    if fixed := sorted(options.keys() & {field.name for field in dataclasses.fields(Choices)}):
+    if fixed := sorted(options.keys() & {field.name for field in fields(Choices)}):
         raise ConfigurationError(
             f"{fixed[0]}={options[fixed[0]]!r} cannot change while training goes on; close this handle and attach anew "
             f"with it, or leave it out"
@@ -187,9 +155,7 @@ def reconfigured(
             "them anew, as in change({'embed*': 'topk:ratio=0.001', '*': 'qsgd'})"
         )
     kept = {name: getattr(configuration, name) for name in WRITTEN if getattr(choices, name) is None}
-    return Configuration.of(
-        name_of(configuration.method), configuration.options | options, dataclasses.replace(choices, **kept)
-    )
+    return Configuration.of(name_of(configuration.method), configuration.options | options, replace(choices, **kept))
 
 
 def _rule(method: str | Method, choices: Choices) -> Configuration:

@@ -76,11 +76,11 @@ class Periodic(Handle):
         guarding = dataclasses.replace(guarding, comparison=comparison)
         super().__init__(configuration, parameters, group, roll_call, guarding)
         pieces = [piece for fragment in fragments for piece in fragment.pieces]
-        self._shapes = {piece.name: piece.shape for piece in pieces}
-        self._parameters = {
+        of_pieces = {
             piece.name: {"shape": list(piece.shape), "dtype": str(piece.parameter.dtype), **part_of(piece.parameter)}
             for piece in pieces
         }
+        self.averaged = dataclasses.replace(self.averaged, parameters=of_pieces)
         self._trained = Trained(optimizer)
         self._schedule = schedule
         self._fragments = fragments
@@ -189,7 +189,7 @@ class Periodic(Handle):
                 )
         kept = {} if self._buffers is None else self._buffers.last
         _check_shapes("buffers", {name: tuple(each.shape) for name, each in kept.items()}, saved["buffers"])
-        _check_shapes("parameters", self._shapes, saved["anchors"])
+        _check_shapes("parameters", self.averaged.shapes, saved["anchors"])
         self._pending.wait()
         super().load_state_dict(state)
         for name in _COUNTERS:

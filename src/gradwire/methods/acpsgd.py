@@ -68,7 +68,7 @@ class ACPSGD(Method):
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """One round. The residual is what this worker's own factor leaves, so it is taken before the average."""
         even = step % 2 == 0
-        feedback, project = state.feedback, kernels.project_rows if even else kernels.project_columns
+        project = kernels.project_rows if even else kernels.project_columns
         bases: list[Tensor] = []
         requests: list[Request] = []
         for matrices, basis in zip(state.groups, state.q if even else state.p, strict=True):
@@ -76,7 +76,7 @@ class ACPSGD(Method):
             unit, most = orthonormal_rows(basis), room(basis.shape[2])
             bases.append(unit * most)
             for block, fixed, back, factor in zip(matrices.blocks, unit / most, bases[-1], own, strict=True):
-                project(block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=back)
+                project(block, state.feedback.source(gradient), fixed, factor, subtract=back)
             requests.append(AllReduceMean(own))
         means = yield requests
 

@@ -87,7 +87,7 @@ class Dion(Method):
         for matrices, q in zip(state.groups, state.q, strict=True):
             p = q.new_empty(len(q), q.shape[1], matrices.n)
             for block, fixed, factor in zip(matrices.blocks, q / room(matrices.m), p, strict=True):
-                kernels.project_rows(block, gradient, momentum, 1.0, 1.0, fixed, factor, subtract=None)
+                kernels.project_rows(block, kernels.Compensated(gradient, momentum), fixed, factor, subtract=None)
             requests.append(AllReduceMean(p))
         ps = [orthonormal_rows(mean) for mean in (yield requests)]
 
@@ -95,7 +95,7 @@ class Dion(Method):
         for matrices, p in zip(state.groups, ps, strict=True):
             r = p.new_empty(len(p), p.shape[1], matrices.m)
             for block, fixed, factor in zip(matrices.blocks, p / room(matrices.n), r, strict=True):
-                kernels.project_columns(block, momentum, None, 0.0, 1.0, fixed, factor, subtract=None)
+                kernels.project_columns(block, kernels.Compensated(momentum), fixed, factor, subtract=None)
             requests.append(AllReduceMean(r))
         rs = yield requests
 

@@ -70,9 +70,7 @@ class PowerSGD(Method):
         for matrices, q in zip(state.groups, state.q, strict=True):
             p = q.new_empty(len(q), q.shape[1], matrices.n)
             for block, fixed, factor in zip(matrices.blocks, scaled_rows(q), p, strict=True):
-                kernels.project_rows(
-                    block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=None
-                )
+                kernels.project_rows(block, feedback.source(gradient), fixed, factor, subtract=None)
             requests.append(AllReduceMean(p))
         ps = [orthonormal_rows(mean) for mean in (yield requests)]
 
@@ -81,7 +79,7 @@ class PowerSGD(Method):
             q = p.new_empty(len(p), p.shape[1], matrices.m)
             values = feedback.buffer(gradient)
             for block, fixed, factor in zip(matrices.blocks, p / room(matrices.n), q, strict=True):
-                kernels.project_columns(block, values, None, 0.0, 1.0, fixed, factor, subtract=None)
+                kernels.project_columns(block, kernels.Compensated(values), fixed, factor, subtract=None)
             requests.append(AllReduceMean(q))
         qs = yield requests
 

@@ -211,16 +211,8 @@ def largest(values: Tensor, count: int) -> Tensor:
     if len(values) <= count:
         return torch.arange(len(values), device=values.device)
     chosen = torch.empty(count, dtype=torch.int64, device=values.device)
-    kernels.topk_select(
-        _flat(len(values)),
-        values,
-        None,
-        0.0,
-        1.0,
-        np.array([count], dtype=np.int64),
-        chosen,
-        values.new_empty(count),
-    )
+    counts, room = np.array([count], dtype=np.int64), values.new_empty(count)
+    kernels.topk_select(_flat(len(values)), kernels.Compensated(values), counts, chosen, room)
     return chosen
 
 

@@ -7,7 +7,7 @@ import torch
 from interpreted import by_the_gpu  # noqa: F401
 from torch import Tensor
 
-from gradwire.kernels import gpu, reference
+from gradwire.kernels import Compensated, gpu, reference
 from gradwire.layout import Block, Granularity, Slot
 from guarded import copied, guarded, release
 
@@ -72,7 +72,7 @@ def test_projections(subtract: bool, spoilt: float | None, keeps: bool) -> None:
             )
             back = 2 * given if subtract else None
             finite = getattr(kernels, name)(
-                block, gradient, residual if keeps else None, 0.9, 0.3, given, found, subtract=back
+                block, Compensated(gradient, residual if keeps else None, 0.9, 0.3), given, found, subtract=back
             )
             assert bool(finite) == (spoilt is None)
             outcomes.append((found, residual))
