@@ -274,7 +274,7 @@ def _speeds(numel: int, device: torch.device, copy: float, told: Told) -> Iterat
         f"rank {RANK}: project with residual",
         16,
         0.5,
-        lambda: kernels.project_rows(matrix, kernels.Compensated(gradient, residual, 0.9), q, p, subtract=False),
+        lambda: kernels.project_rows(matrix, kernels.Compensated(gradient, residual, 0.9), q, p, subtract=None),
     )
     yield speed(f"rank {RANK}: write product", 12, 0.5, lambda: kernels.write_product(matrix, p, q, out, residual))
     yield speed("torch.topk 1 %, for comparison", 4, None, lambda: gradient.abs().topk(len(positions)))

@@ -29,6 +29,8 @@ BUCKET = 512
 DENSITY = 0.01
 """Share of the elements that sparse operations choose."""
 
+Segments = Literal["one", "resnet"]
+
 Progress = Callable[[int, int, str], None]
 """Told how many measurements are done, how many there are, and what is measured next."""
 
@@ -39,7 +41,7 @@ class Row:
 
     Attributes:
         operation: What was measured.
-        milliseconds: Median time.
+        seconds: Each round's time.
         times_copy: Median of its time divided by that of ``Tensor.copy_`` in the same round.
         target: The largest ``times_copy`` we accept, if we promise any.
         gigabytes_per_second: Bytes of gradient handled a second, in units of 1e9.
@@ -48,11 +50,16 @@ class Row:
     """
 
     operation: str
-    milliseconds: float
+    seconds: list[float]
     times_copy: float
     target: float | None
     gigabytes_per_second: float
     peak_extra_bytes: int | None
+
+    @property
+    def milliseconds(self) -> float:
+        """The median of the rounds."""
+        return 1e3 * statistics.median(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class _Operation:
 def measure(
     numel: int = 25_000_000,
     repeats: int = 7,
-    segments: Literal["one", "resnet"] = "one",
+    segments: Segments = "one",
     progress: Progress | None = None,
 ) -> list[Row]:
     """Times every operation once a round, so that all of them meet the same disturbances.
@@ -99,7 +106,7 @@ def measure(
     return [
         Row(
             operation=operation.name,
-            milliseconds=1e3 * statistics.median(times),
+            seconds=times,
             times_copy=statistics.median(own / copy for own, copy in zip(times, copies, strict=True)),
             target=operation.target,
             gigabytes_per_second=4e-9 * block.numel / statistics.median(times),
@@ -110,7 +117,7 @@ def measure(
     ]
 
 
-def _block(numel: int, segments: Literal["one", "resnet"]) -> Block:
+def _block(numel: int, segments: Segments) -> Block:
     if segments == "one":
         return Block.cut([Slot("weight", (numel,), 0)], Granularity("layer"))
     slots = flat_slots(shapes.get("resnet50"))

@@ -314,6 +314,39 @@ def two_losses_of_one_forward() -> None:
     sync.close()
 
 
+def gradients_with_a_graph() -> None:
+    """In one's own loop: the same bits as without, and averages have no part in the graph."""
+    for method, options in METHODS:
+        averages = []
+        for graph in (False, True):
+            net = network()
+            sync = gradwire.Synchronizer(net, method, **options)
+            for step in range(3):
+                net.zero_grad()
+                mean_square(net, step)().backward(create_graph=graph)
+                sync.synchronize()
+            averages.append(
+                torch.cat([each.grad.detach().reshape(-1) for each in net.parameters() if each.grad is not None])
+            )
+            net.zero_grad()
+            sync.close()
+        assert same_everywhere(averages[0])
+        assert torch.equal(*averages), method
+
+
+def in_inference_mode() -> None:
+    """Where no graph is kept at all gradients are averaged, too, and missing ones can be written to later."""
+    net = Branches()
+    sync = gradwire.Synchronizer(net, "topk", ratio=0.05)
+    for step in range(4):
+        net.zero_grad(set_to_none=step == 0)
+        net(inputs(step), step % 2).square().mean().backward()
+        with torch.inference_mode():
+            sync.synchronize()
+        assert same_everywhere(torch.cat([each.grad.reshape(-1) for each in net.parameters() if each.grad is not None]))
+    sync.close()
+
+
 def own_loop_with_missing_gradients() -> None:
     for method, options in METHODS:
         net = Branches()
@@ -357,6 +390,8 @@ WAYS = [
     autocast,
     changing_batches_and_evaluation,
     two_losses_of_one_forward,
+    gradients_with_a_graph,
+    in_inference_mode,
     own_loop_with_missing_gradients,
 ]
 

@@ -34,7 +34,8 @@ def test_fused_projection_is_the_reference(
         untouched = residual.clone()
         p, q = draw(rank, n, seed=3), draw(rank, m, seed=4)
         project, fixed, computed = (kernel.project_rows, q, p) if by_rows else (kernel.project_columns, p, q)
-        finite = project(block, Compensated(gradient, residual if keeps else None, 0.5, 2.0), fixed, computed, subtract)
+        back = 2 * fixed if subtract else None
+        finite = project(block, Compensated(gradient, residual if keeps else None, 0.5, 2.0), fixed, computed, back)
         assert finite == (bad is None)
         assert torch.equal(residual[:OFFSET], untouched[:OFFSET])
         assert torch.equal(residual[OFFSET + n * m :], untouched[OFFSET + n * m :])
@@ -69,7 +70,7 @@ def test_what_is_left_beyond_float32_stays_out_of_the_residual(by_rows: bool) ->
         residual = torch.full((n, m), 0.5)
         project, first, computed = (kernel.project_rows, q, p) if by_rows else (kernel.project_columns, p, q)
         gradient = torch.full((n * m,), 3.3e38)
-        assert project(block, Compensated(gradient, residual.view(-1)), first, computed, True)
+        assert project(block, Compensated(gradient, residual.view(-1)), first, computed, first)
         assert torch.equal(residual == 0.5, overflows)
         assert residual.isfinite().all()
         residual, factors = torch.full((n * m,), 3e38), (torch.full((1, n), -1e19), torch.full((1, m), 1e19))

@@ -236,6 +236,12 @@ def what_cannot_be_is_refused(kind: str) -> None:
         optimizer.step()
     assert torch.equal(flat(net), before)
     optimizer.close()
+    net[0].requires_grad_(False)
+    optimizer = made(kind, net)
+    net[0].requires_grad_(True)
+    with pytest.raises(gradwire.ConfigurationError, match=r"'0\..*' was frozen when the method was attached"):
+        optimizer.step()
+    optimizer.close()
     if rank:
         with torch.no_grad():
             net[2].bias[1] += 1

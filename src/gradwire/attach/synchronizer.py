@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.attach.buckets import Buckets
-from gradwire.attach.given import check_left_out, default_group
+from gradwire.attach.given import check_left_out, check_named, default_group
 from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local, placed_as
@@ -101,7 +101,7 @@ class Synchronizer(Handle):
             if isinstance(parameters, torch.nn.Module):
                 self._tree = Tree(unwrapped_model(parameters))
                 parameters = self._tree.named_parameters()
-            given = list(parameters)
+            given = check_named(parameters)
             self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
             self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
             super().__init__(configuration, named, workers, roll_call, guarding)
@@ -130,7 +130,10 @@ class Synchronizer(Handle):
             if each.grad is not None and each.requires_grad:
                 each.grad = gradients[name] = placed_as(each.grad, each)
         # Made here, for the stream of the caller, who will free them.
-        missing = {each: torch.empty_like(each) for _, each in self._named if each.grad is None and each.requires_grad}
+        with torch.inference_mode(False):  # or nobody could write to them outside of it
+            missing = {
+                each: torch.empty_like(each) for _, each in self._named if each.grad is None and each.requires_grad
+            }
         self._average(gradients, partial(_take_for_gradient, missing))
 
     def average(self, tensors: Tensors) -> dict[str, Tensor]:

@@ -111,7 +111,7 @@ def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Con
     if not method or not all(isinstance(pattern, str) for pattern in method):
         raise ConfigurationError(
             f"method={dict(method)!r} is no mapping of patterns; write it as in {{'embed*': 'topk:ratio=0.01', '*': "
-            "'qsgd'}}"
+            "'qsgd'}"
         )
     if options:
         raise ConfigurationError(

@@ -18,6 +18,7 @@ from gradwire.attach.given import Named
 from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local, part_of
+from gradwire.attach.tree import Trained
 from gradwire.engine.agreement import check_equal, check_same
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
@@ -80,7 +81,7 @@ class Periodic(Handle):
             for piece in pieces
         }
         self.averaged = dataclasses.replace(self.averaged, parameters=of_pieces)
-        self._optimizer = optimizer
+        self._trained = Trained(optimizer)
         self._schedule = schedule
         self._fragments = fragments
         try:
@@ -197,7 +198,7 @@ class Periodic(Handle):
         for name, last in kept.items():
             last.copy_(saved["buffers"][name])
         if self.outer is not None:
-            self.outer.load_state_dict(saved["outer"])
+            self.outer.load_state_dict(copy.deepcopy(saved["outer"]))  # else it would step in the tensors given
         self._look_ahead()
 
     def _check_change(self, configuration: Settled) -> None:
@@ -227,6 +228,7 @@ class Periodic(Handle):
         """Counts a local step; there is nothing else to do in most of them."""
         self.steps_done += 1
         if self.steps_done >= self._next:
+            self._trained.check()
             self.wire.check()
             with self.wire.whole():
                 self._act()

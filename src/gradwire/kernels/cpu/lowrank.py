@@ -40,11 +40,11 @@ NARROWEST_PANEL = 512
 """Columns of a panel, at least: less of a row is not worth its way from memory."""
 
 
-def project_rows(block: Block, source: Compensated, q: Tensor, p: Tensor, subtract: bool) -> Flag:
+def project_rows(block: Block, source: Compensated, q: Tensor, p: Tensor, subtract: Tensor | None) -> Flag:
     return _project(_project_rows, block, source, q, p, subtract)
 
 
-def project_columns(block: Block, source: Compensated, p: Tensor, q: Tensor, subtract: bool) -> Flag:
+def project_columns(block: Block, source: Compensated, p: Tensor, q: Tensor, subtract: Tensor | None) -> Flag:
     return _project(_project_columns, block, source, p, q, subtract)
 
 
@@ -53,13 +53,17 @@ def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Ten
     _write_product(int(block.runs[0, 0]), _in_fours(array(p), -0.0), _in_fours(array(q)), written, memory, keeps)
 
 
-def _project(kernel: Any, block: Block, source: Compensated, fixed: Tensor, computed: Tensor, subtract: bool) -> Flag:
+def _project(
+    kernel: Any, block: Block, source: Compensated, fixed: Tensor, computed: Tensor, subtract: Tensor | None
+) -> Flag:
     """Calls a projection with the block's one matrix."""
     values, memory, keeps, *weights = compensation(source)
     result = array(computed)
     factors = _in_fours(result)
-    start = int(block.runs[0, 0])
-    finite = kernel(start, values, memory, keeps, *weights, _in_fours(array(fixed)), factors, subtract)
+    first = _in_fours(array(fixed))
+    taken = first if subtract is None else _in_fours(array(subtract))
+    start, subtracts = int(block.runs[0, 0]), subtract is not None
+    finite = kernel(start, values, memory, keeps, *weights, first, factors, taken, subtracts)
     if factors is not result:
         result[:] = factors[: len(result)]
     return flag(bool(finite))
@@ -84,6 +88,7 @@ def _project_rows(
     gamma: np.float32,
     q: Float32Array,
     p: Float32Array,
+    taken: Float32Array,
     subtract: bool,
 ) -> bool:
     (rank, n), m = p.shape, q.shape[1]
@@ -95,11 +100,11 @@ def _project_rows(
         if finite and not all_finite(p, row, end):
             finite = False
             if keeps and subtract:
-                take_back(start, memory, p, q, row, m)
+                take_back(start, memory, p, taken, row, m)
         if keeps and not finite:
             keep_finite(values, memory, beta, gamma, start + row * m, start + end * m)
         elif keeps and subtract:
-            keep_rest(start, values, memory, beta, gamma, p, q, row, np.int64(0), m)
+            keep_rest(start, values, memory, beta, gamma, p, taken, row, np.int64(0), m)
         elif keeps:
             keep(values, memory, beta, gamma, start + row * m, start + end * m)
     if not finite:
@@ -117,6 +122,7 @@ def _project_columns(
     gamma: np.float32,
     p: Float32Array,
     q: Float32Array,
+    taken: Float32Array,
     subtract: bool,
 ) -> bool:
     (rank, n), m = p.shape, q.shape[1]
@@ -131,10 +137,10 @@ def _project_columns(
         if finite and not all_finite(q, low, high):
             finite = False
             if keeps and subtract:
-                take_back(start, memory, p, q, n, low)
+                take_back(start, memory, taken, q, n, low)
         if keeps and finite and subtract:
             for row in range(0, n, FOUR):
-                keep_rest(start, values, memory, beta, gamma, p, q, row, low, high)
+                keep_rest(start, values, memory, beta, gamma, taken, q, row, low, high)
         elif keeps:
             for first in range(start, start + n * m, m):
                 if finite:
