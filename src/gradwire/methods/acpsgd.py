@@ -69,7 +69,7 @@ class ACPSGD(Method):
         return _State(context.feedback(), groups, p, q)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
-        """One round. The residual is what this worker's own factor leaves, or what the average does if that is rounded."""
+        """One round. The residual is what this worker's own factor leaves, or the average, where that is rounded."""
         even, exact = step % 2 == 0, self.bits == 32
         project = kernels.project_rows if even else kernels.project_columns
         bases: list[Tensor] = []
