@@ -149,8 +149,8 @@ def archive(folder: Path, records: int, left_out: str = "", cut: int = 0) -> tup
 
 def test_cifar10_is_read_in_its_own_form(tmp_path: Path) -> None:
     images = data.load_cifar10(*archive(tmp_path, 3))
-    assert images.train_images.shape == (15, 3, 32, 32)
-    assert images.test_images.shape == (3, 3, 32, 32)
+    assert np.asarray(images.train_images).shape == (15, 3, 32, 32)
+    assert np.asarray(images.test_images).shape == (3, 3, 32, 32)
     assert images.train_labels.tolist() == [label for label in range(5) for _ in range(3)]
     assert images.test_labels.tolist() == [5, 5, 5]
     assert np.asarray(images.train_images).mean((0, 2, 3)).tolist() == [255, 0, 0]
