@@ -132,8 +132,8 @@ def locate(dataset: Dataset = "auto") -> DataSource:
     if dataset == "cifar10":
         return _locate_cifar10()
     if dataset == "imagenet":
-        directory = cache_directory() / "imagenet"
-        return DataSource(IMAGENET, directory, f"found in {directory}", 3, len(folders.classes(directory)))
+        own = cache_directory() / "imagenet"
+        return DataSource(IMAGENET, own, f"found in {own}", 3, len(folders.classes(own)))
     if directory := find_fashion_mnist():
         return DataSource(FASHION_MNIST, directory, f"found in {directory}")
     try:

@@ -34,7 +34,7 @@ class Files:
     def __getitem__(self, which: slice | npt.NDArray[np.int64]) -> Files:
         return Files(self._paths[which])
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[np.uint8]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[np.uint8]:
         return np.stack([_decoded(Path(path)) for path in self._paths])
 
     def mean(self) -> float:

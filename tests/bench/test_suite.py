@@ -33,7 +33,7 @@ def record(cell: Cell, why: str | None = None, **result: Any) -> Record:
 
 def trial(method: str, quality: float, seed: int = 0, **axes: Any) -> Record:
     sent = 100.0 if method == "ddp" else 10.0
-    figures = {"accuracy": quality, "loss": 1 - quality, "sent_bytes": sent, "dense_bytes": 100.0}
+    figures: dict[str, Any] = {"accuracy": quality, "loss": 1 - quality, "sent_bytes": sent, "dense_bytes": 100.0}
     return record(Cell("trial", axes.pop("workload", "alexnet"), method, seed=seed, **axes), **figures)
 
 

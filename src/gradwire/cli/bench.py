@@ -315,7 +315,7 @@ def codecs(
         for name in dict.fromkeys(method or known)
         for scope in dict.fromkeys(granularity)
     ]
-    records = []
+    records: list[Record] = []
     with console.status("training") as status:
         for cell in cells:
             status.update(f"{len(records)} of {len(cells)}  {cell.workload}, {cell.steps} steps in: {cell.contender}")

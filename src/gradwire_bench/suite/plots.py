@@ -133,9 +133,10 @@ def _wide_log_axis(axes: Axes) -> None:
 
 def _figure(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
     """With room between one row and the next."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     figure, axes = figure_of((width, height), rows, columns)
-    if engine := figure.get_layout_engine():
-        engine.set(h_pad=0.12)
+    figure.set_layout_engine(ConstrainedLayoutEngine(h_pad=0.12))
     return figure, axes
 
 
@@ -260,6 +261,8 @@ def _phase(group: Sequence[Record], name: str) -> float:
 
 
 def _curves(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
     names = labels(records)
     places = list(dict.fromkeys(_place([each]) for each in records))
     figure, rows = _figure(4.8 * 3, 3.6 * len(places), len(places), 3)
@@ -285,7 +288,7 @@ def _curves(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
                 axes.annotate("target", (1, target), xycoords=("axes fraction", "data"), fontsize=7, ha="right")
         for axes, name in zip(panels, ("steps", "seconds (logarithmic)", "MB sent (logarithmic)"), strict=True):
             axes.set_xlabel(name, fontsize=9)
-        panels[0].xaxis.get_major_locator().set_params(integer=True)
+        panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         log_axis(panels[1])
         log_axis(panels[2])
     figure.legend([*lines.values()], [*lines], ncols=5, frameon=False, fontsize=9, loc="outside upper left")

@@ -197,9 +197,11 @@ def _average(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[d
 
 def _loops(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
     segments, numel = cut(heat[0].workload)
-    rows = kernels.measure(
-        numel, heat[0].steps, segments, lambda done, total, name: news(f"{name}, {done} of {total}", 0)
-    )
+
+    def show(done: int, total: int, name: str) -> None:
+        news(f"{name}, {done} of {total}", 0)
+
+    rows = kernels.measure(numel, heat[0].steps, segments, show)
     found = {row.operation: dataclasses.asdict(row) for row in rows}
     return [
         (found[cell.method], None) if cell.method in found else ({}, f"operations are {', '.join(found)}")
