@@ -285,6 +285,15 @@ def what_cannot_be_is_refused(kind: str) -> None:
         made(kind, net)
     made(kind, net, broadcast=True).close()
     assert same_everywhere(flat(net))
+    net[0].requires_grad_(False)
+    optimizer = made(kind, net)
+    net[0].requires_grad_(True)
+    backward(net, 0)
+    with pytest.raises(
+        gradwire.ConfigurationError, match=r"did not train when averaging began: 0.0, 0.1; they are in no"
+    ):
+        optimizer.step()
+    optimizer.close()
 
 
 LAWS: list[tuple[Callable[[str], None], int]] = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,16 @@ def check_left_out(frozen: Named) -> None:
                 f"parameter {name!r} was frozen when the method was attached, so its gradient is not averaged and "
                 "ranks would drift apart; to unfreeze it, call zero_grad(), then wrap the model and attach anew"
             )
+
+
+def check_complete(optimizer: torch.optim.Optimizer, known: Container[int]) -> None:
+    """Raises ConfigurationError if an optimizer trains parameters, by id, that no average has."""
+    left_out = [name for name, each in named_by(optimizer) if id(each) not in known]
+    if left_out:
+        raise ConfigurationError(
+            f"the optimizer has parameters that it did not train when averaging began: {', '.join(left_out[:5])}; they "
+            "are in no average; where you add or unfreeze some, close what averages, and attach anew with all of them"
+        )
 
 
 def default_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:

@@ -21,7 +21,7 @@ class Tree:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._look()
+        self.look()
 
     def named_parameters(self) -> Named:
         """Names and parameters, each once."""
@@ -29,8 +29,7 @@ class Tree:
 
     def check(self) -> None:
         """Raises ConfigurationError if the module has another parameter now."""
-        now = list(self._present())
-        if len(now) == len(self._members) and all(map(is_, now, self._members)):
+        if not self.changed():
             return
         before, after = (dict(each) for each in (self._named, self.named_parameters()))
         for name in [*before, *after]:
@@ -40,10 +39,15 @@ class Tree:
                     f"parameter {name!r} {what} since the method was attached, so its gradient would be left out and "
                     "ranks would drift apart; change parameter.data in its place, or close this handle and attach anew"
                 )
+        self.look()  # modules without parameters have changed
 
-        self._look()  # modules without parameters have changed
+    def changed(self) -> bool:
+        """Whether it has other modules or parameters now."""
+        now = list(self._present())
+        return len(now) != len(self._members) or not all(map(is_, now, self._members))
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Takes what it has now for what it had."""
         self._tables: list[Mapping[str, object]] = [
             table for each in self._module.modules() for table in (each._parameters, each._modules)
         ]

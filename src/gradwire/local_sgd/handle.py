@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.attach.given import Named
+from gradwire.attach.given import Named, check_complete
 from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local, part_of
@@ -81,6 +81,7 @@ class Periodic(Handle):
             for piece in pieces
         }
         self._optimizer = optimizer
+        self._known = {id(each) for _, each in parameters}
         self._schedule = schedule
         self._fragments = fragments
         try:
@@ -126,9 +127,11 @@ class Periodic(Handle):
         averages left.
 
         Raises:
+            ConfigurationError: If the optimizer trains parameters that it did not when averaging began.
             GradwireError: If an earlier average failed.
             DivergenceError: On every rank, if ranks that verify do not have the same.
         """
+        check_complete(self._optimizer, self._known)
         with self.wire.whole():
             now = self.steps_done
             self._pending.take_all(now)
@@ -227,6 +230,7 @@ class Periodic(Handle):
         """Counts a local step; there is nothing else to do in most of them."""
         self.steps_done += 1
         if self.steps_done >= self._next:
+            check_complete(self._optimizer, self._known)
             self.wire.check()
             with self.wire.whole():
                 self._act()

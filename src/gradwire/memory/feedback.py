@@ -129,7 +129,7 @@ class Memory(ABC):
 
         Then it never does again once some of them have taken in a step that is not finite on others.
         """
-        return False
+        return self.estimates("") is not None
 
     @property
     def unbiased(self) -> bool:
@@ -164,6 +164,13 @@ class Memory(ABC):
     def owed(self, field: str) -> tuple[str, ...]:
         """The store's fields that hold what was not sent, in units of the gradient, where it is kept as ``field``."""
         return ()
+
+    def estimates(self, field: str) -> tuple[str, str] | None:
+        """The store's fields of the worker's estimate of its gradient, negative, and of what all know of the mean.
+
+        None if it is no memory of differences.
+        """
+        return None
 
     def owner(self) -> Memory:
         """What an owner of a shard remembers of the average that it compresses again."""

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gradwire.attach.given import check_parameters, default_group, named_by
+from gradwire.attach.given import check_complete, check_parameters, default_group, named_by
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import is_sharded
 from gradwire.attach.synchronizer import Synchronizer, Tensors, check_dense
@@ -206,7 +206,8 @@ class AveragingOptimizer(Optimizer):
             What ``closure`` returned.
 
         Raises:
-            ConfigurationError: If a gradient is sparse; nothing is changed.
+            ConfigurationError: If a gradient is sparse, or a parameter was frozen when the optimizer was made and is
+                not now; nothing is changed.
             WireError: If a collective fails; see :meth:`gradwire.Synchronizer.synchronize`.
             GradwireError: If an earlier step failed.
         """
@@ -337,6 +338,7 @@ class AveragingOptimizer(Optimizer):
 
     def _gradients(self) -> Tensors:
         """This worker's gradients by name, without the scale of the loss."""
+        check_complete(self, {id(each) for each in self._names})
         found = {name: each.grad for name, each in self._named() if each.grad is not None and each.requires_grad}
         check_dense(found)
         scale: Tensor | None = getattr(self, "grad_scale", None)
