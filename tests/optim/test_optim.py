@@ -294,6 +294,13 @@ def what_cannot_be_is_refused(kind: str) -> None:
     ):
         optimizer.step()
     optimizer.close()
+    optimizer = made(kind, net)
+    net[0].requires_grad_(False)
+    with pytest.raises(
+        gradwire.ConfigurationError, match="'0.0' was trained when the optimizer was made and is frozen"
+    ):
+        optimizer.step()
+    optimizer.close()
 
 
 LAWS: list[tuple[Callable[[str], None], int]] = [

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gradwire.cli.arguments import Json, Positive
 from gradwire.cli.output import new_console, write
+from gradwire.errors import ConfigurationError
 
 
 def lab(
@@ -43,6 +44,8 @@ def lab(
     from gradwire.lab import Lab
     from gradwire_bench import report
 
+    if not command:
+        raise ConfigurationError("there is no command to run; write one after --, as in gradwire lab -- ls")
     console = new_console()
     with Lab(workers, within, sites=sites, between=between) as network:
         result = network.run(

@@ -206,8 +206,8 @@ class AveragingOptimizer(Optimizer):
             What ``closure`` returned.
 
         Raises:
-            ConfigurationError: If a gradient is sparse, or a parameter was frozen when the optimizer was made and is
-                not now; nothing is changed.
+            ConfigurationError: If a gradient is sparse, or a parameter is frozen that was not when the optimizer was
+                made, or the other way round; nothing is changed.
             WireError: If a collective fails; see :meth:`gradwire.Synchronizer.synchronize`.
             GradwireError: If an earlier step failed.
         """
@@ -339,7 +339,14 @@ class AveragingOptimizer(Optimizer):
     def _gradients(self) -> Tensors:
         """This worker's gradients by name, without the scale of the loss."""
         check_complete(self, {id(each) for each in self._names})
-        found = {name: each.grad for name, each in self._named() if each.grad is not None and each.requires_grad}
+        for name, each in self._named():
+            if not each.requires_grad:
+                raise ConfigurationError(
+                    f"parameter {name!r} was trained when the optimizer was made and is frozen now, and its momentum "
+                    "would go on moving it; make the optimizer anew with what is to be trained, or give this one lr=0 "
+                    "for it in a group of its own"
+                )
+        found = {name: each.grad for name, each in self._named() if each.grad is not None}
         check_dense(found)
         scale: Tensor | None = getattr(self, "grad_scale", None)
         return found if scale is None else {name: each.float() / scale for name, each in found.items()}
