@@ -71,6 +71,7 @@ def by_ddp(method: str, options: dict[str, Any], view: bool, to_none: bool) -> N
     sums = Sums(net)
     model = DistributedDataParallel(net, find_unused_parameters=True, gradient_as_bucket_view=view, bucket_cap_mb=0.001)
     with closing(gradwire.compress(model, method, dense=ALL, **options)) as handle:
+        before = gradwire.Owed(handle, model).state_dict()
         for step, uses in enumerate(USES):
             which = uses[dist.get_rank()]
             sums.expect(step, which)
@@ -79,11 +80,14 @@ def by_ddp(method: str, options: dict[str, Any], view: bool, to_none: bool) -> N
             for name, each in net.named_parameters():
                 if each.grad is not None:
                     sums.came_out[name] += each.grad
-                unused = name.startswith("second") != (1 in uses) and len(set(uses)) == 1
-                if unused:
+            owed = gradwire.Owed(handle, model).state_dict()
+            for name, each in net.named_parameters():
+                if len(set(uses)) == 1 and name.startswith("second") != (1 in uses):  # used by nobody
                     assert each.grad is None or not each.grad.any()
+                    torch.testing.assert_close(owed[name], before[name], rtol=1e-4, atol=1e-3)
             if options.get("memory") != "lowpass":  # which gives up some of what was not sent
-                sums.check(gradwire.Owed(handle, model).state_dict())
+                sums.check(owed)
+            before = owed
         copy.deepcopy(model)
 
 

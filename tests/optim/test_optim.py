@@ -289,16 +289,12 @@ def what_cannot_be_is_refused(kind: str) -> None:
     optimizer = made(kind, net)
     net[0].requires_grad_(True)
     backward(net, 0)
-    with pytest.raises(
-        gradwire.ConfigurationError, match=r"did not train when averaging began: 0.0, 0.1; they are in no"
-    ):
+    with pytest.raises(gradwire.ConfigurationError, match=r"when averaging began: 0.weight, 0.bias; they are in no"):
         optimizer.step()
     optimizer.close()
     optimizer = made(kind, net)
     net[0].requires_grad_(False)
-    with pytest.raises(
-        gradwire.ConfigurationError, match="'0.0' was trained when the optimizer was made and is frozen"
-    ):
+    with pytest.raises(gradwire.ConfigurationError, match=r"'0.weight' was trained when the optimizer was made and is"):
         optimizer.step()
     optimizer.close()
 

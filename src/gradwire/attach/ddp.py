@@ -71,7 +71,7 @@ class _Hook:
             self.overlooked.check()
             self.engine.before_step()
         self._check_order(bucket)
-        self.overlooked.on_bucket({self.names[id(each)] for each in bucket.parameters()})
+        self.overlooked.on_bucket(bucket)
         try:
             future = self.averages.on_bucket(bucket)
         except GradwireError:

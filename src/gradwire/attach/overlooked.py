@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Collection
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.given import Named, check_left_out
@@ -33,7 +33,7 @@ class Overlooked:
     def __init__(self, model: DistributedDataParallel, parameters: Named, frozen: Named, engine: Engine) -> None:
         self._model = weakref.ref(model)
         self._tree = Tree(model.module)
-        self._known = {id(each) for _, each in parameters}
+        self._names = {id(each): name for name, each in parameters}
         self._frozen = list(frozen)
         self._aloud = engine.rank == 0 and not model.static_graph  # which puts averages off to the end
         self._waiting = False
@@ -55,7 +55,7 @@ class Overlooked:
         model = self._model()
         if model is not None and self._tree.changed():
             ignored = model.parameters_to_ignore
-            new = [(name, each) for name, each in self._tree.named_parameters() if id(each) not in self._known]
+            new = [(name, each) for name, each in self._tree.named_parameters() if id(each) not in self._names]
             for name, each in new:
                 if each.requires_grad and name not in ignored:
                     raise ConfigurationError(
@@ -66,11 +66,12 @@ class Overlooked:
             self._tree.look()
         check_left_out(self._frozen)
 
-    def on_bucket(self, names: Collection[str]) -> None:
-        """Told that DDP brings gradients of these parameters."""
+    def on_bucket(self, bucket: GradBucket) -> None:
+        """Told that DDP brings gradients."""
         self._waiting = False
         if self.unused is not None:
-            self.unused.names.update(name for name in names if name not in self._used)
+            names = {self._names[id(each)] for each in bucket.parameters()}
+            self.unused.names |= names - self._used
             self._used.difference_update(names)
 
     def on_gradient(self, name: str) -> None:

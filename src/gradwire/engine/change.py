@@ -114,10 +114,11 @@ def owed_of(
 
 def give_back(store: Store, slot: Slot, rule: Configuration, average: Tensor, rank: int, nodes: Nodes | None) -> None:
     """Owes an average again that was made of what is remembered and of zeros, if the memory is one that owes."""
-    fields = rule.memory_of(slot.shape).owed("residual")
+    memory = rule.memory_of(slot.shape)
+    fields = memory.owed("residual")
     if fields and (kept := store.get(fields[0], slot.name)) is not None:
         own, _ = _own(slot, rule, rank, nodes)
-        kept += average.view(slot.shape)[own].nan_to_num(0.0, 0.0, 0.0)
+        kept.add_(average.view(slot.shape)[own].nan_to_num(0.0, 0.0, 0.0), alpha=memory.keeps)
 
 
 def estimate_of(store: Store, slot: Slot, rule: Configuration, rank: int, nodes: Nodes | None) -> Tensor | None:

@@ -165,6 +165,11 @@ class Memory(ABC):
         """The store's fields that hold what was not sent, in units of the gradient, where it is kept as ``field``."""
         return ()
 
+    @property
+    def keeps(self) -> float:
+        """Which share of what is not sent in a step it owes after it."""
+        return 1.0
+
     def estimates(self, field: str) -> tuple[str, str] | None:
         """The store's fields of the worker's estimate of its gradient, negative, and of what all know of the mean.
 

@@ -115,6 +115,11 @@ class Momentum(Memory):
         """What the memory within owes."""
         return self.memory.owed(field)
 
+    @property
+    def keeps(self) -> float:
+        """That of the memory within."""
+        return self.memory.keeps
+
     def estimates(self, field: str) -> tuple[str, str] | None:
         """Those of the memory within, of momenta."""
         return self.memory.estimates(field)

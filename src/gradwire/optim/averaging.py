@@ -343,8 +343,7 @@ class AveragingOptimizer(Optimizer):
             if not each.requires_grad:
                 raise ConfigurationError(
                     f"parameter {name!r} was trained when the optimizer was made and is frozen now, and its momentum "
-                    "would go on moving it; make the optimizer anew with what is to be trained, or give this one lr=0 "
-                    "for it in a group of its own"
+                    "would go on moving it; close the optimizer, and make it anew with what is to be trained"
                 )
         found = {name: each.grad for name, each in self._named() if each.grad is not None}
         check_dense(found)
