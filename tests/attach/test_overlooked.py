@@ -19,6 +19,8 @@ import gradwire
 from gradwire import ConfigurationError
 from pool import Pool
 
+Body = Callable[[DistributedDataParallel], object]
+
 
 class Casting(nn.Sequential):
     """Layers may have any dtype."""
@@ -83,14 +85,14 @@ def renamed() -> None:
         assert handle.stats().steps == 2
 
 
-def said(body: Callable[[DistributedDataParallel], object], **arguments: Any) -> list[str]:
+def said(body: Body, finds: bool) -> list[str]:
     """What rank 0 logs when three steps go so."""
     lines: list[str] = []
     listener = logging.Handler()
     listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("gradwire")
     logger.addHandler(listener)
-    model = DistributedDataParallel(network(), **arguments)
+    model = DistributedDataParallel(network(), find_unused_parameters=finds)
     try:
         with closing(gradwire.compress(model, "topk")):
             for _ in range(3):
@@ -122,13 +124,15 @@ def evaluated(model: DistributedDataParallel) -> None:
 
 
 def backward_passes_without_ddp() -> None:
-    for body in (lambda model: model.module(inputs()).sum().backward(), twice):
-        for arguments in ({}, {"find_unused_parameters": True}):
-            found = said(body, **arguments)
+    unseen: list[Body] = [lambda model: model.module(inputs()).sum().backward(), twice]
+    for body in unseen:
+        for finds in (False, True):
+            found = said(body, finds)
             assert len(found) == (dist.get_rank() == 0), found
             assert all("a backward pass was not averaged: it did not come from model(...)" in each for each in found)
-    for body in (accumulated, evaluated, lambda model: model(inputs()).sum().backward()):
-        assert not said(body)
+    seen: list[Body] = [accumulated, evaluated, lambda model: model(inputs()).sum().backward()]
+    for body in seen:
+        assert not said(body, False)
 
 
 def refused() -> None:

@@ -86,10 +86,8 @@ def test_a_schedule_gives_the_bits_of_changes_at_its_steps() -> None:
     """Of each pattern at its own steps; a state saved between them goes on."""
     slots, written = flat_slots(list(SHAPES.items())), {0: "topk:ratio=0.25", 1: "topk:ratio=0.01"}
     ranks = {0: "powersgd:rank=1", 2: "powersgd:rank=3"}
-    scheduled, changed = (
-        LocalWorld(configure(method, {}, Choices()), slots, WORKERS)
-        for method in ({"embed": written, "*": ranks}, {"embed": written[0], "*": ranks[0]})
-    )
+    both: list[Methods] = [{"embed": written, "*": ranks}, {"embed": written[0], "*": ranks[0]}]
+    scheduled, changed = (LocalWorld(configure(method, {}, Choices()), slots, WORKERS) for method in both)
     assert [str(stage) for stage in scheduled.engines[0].configuration.stages] == [
         str(configure({"embed": embed, "*": others}, {}, Choices()))
         for embed, others in ((written[0], ranks[0]), (written[1], ranks[0]), (written[1], ranks[2]))

@@ -44,7 +44,7 @@ class Overlooked:
         self._last = parameters[-1][0]
         for name, each in parameters if self.unused is not None else parameters[-1:]:
             hook = partial(_on_gradient, weakref.ref(self), name, each.dtype, each.device)
-            each.register_post_accumulate_grad_hook(hook)
+            each.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def check(self) -> None:
         """To be called before a step's first bucket is averaged.

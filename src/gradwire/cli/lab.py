@@ -54,7 +54,9 @@ def lab(
             on_error_line=lambda rank, line: print(f"{rank} | {line}", file=sys.stderr, flush=True),
         )
         counted = [(f"worker {rank}", within, each) for rank, each in enumerate(network.counters())]
-        counted += [(f"site {site}, to others", between, each) for site, each in enumerate(network.site_counters())]
+        counted += [
+            (f"site {site}, to others", between or "", each) for site, each in enumerate(network.site_counters())
+        ]
     table = Table(title=f"{workers} workers, {result.seconds:.1f} s", title_justify="left", title_style="bold")
     for column in ("link", "rate", "MB sent", "MB received"):
         table.add_column(column, justify="left" if column == "link" else "right")

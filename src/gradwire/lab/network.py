@@ -170,7 +170,8 @@ def build_network(keeper: KeeperClient, workers: int, shape: Shape, how: str, si
 
     names = [f"switch{site}" for site in range(1 if sites is None else sites.count)]
     links = [line for name in names for line in switch(name)]
-    queues, steps = [], []
+    queues: list[str] = []
+    steps: list[tuple[int, list[str], list[str]]] = []
     if sites is not None:
         links += switch("middle")
         for site, name in enumerate(names):

@@ -46,6 +46,8 @@ class Unused(Guard):
     def after_decode(self, unit: Unit, average: Tensor) -> None:
         """Gives back, and hands on zeros; the host waits for a device only if something was not used here."""
         used = self._used.pop(unit, None)
+        if not self.names:
+            return
         mine = [(number, slot) for number, slot in enumerate(unit.slots) if slot.name in self.names]
         for number, slot in mine:
             self.names.discard(slot.name)
