@@ -385,10 +385,13 @@ def parameters_that_came_later() -> None:
         assert handle.stats().wire_bytes > 0
         assert flat(net).shape == before.shape
         handle.close()
-        again = gradwire.periodic(optimizer, every=2)
+        again = gradwire.periodic(optimizer, every=2, outer=nesterov)
         train(net, optimizer, range(2))
-        again.close()
         assert same_everywhere(flat(net))
+        net[0].requires_grad_(False)
+        with pytest.raises(ConfigurationError, match=r"frozen now: 0\.0, 0\.1; momentum would go on moving them"):
+            again.synchronize()
+        again.close()
 
 
 def test_parameters_that_came_later(pool: Pool) -> None:

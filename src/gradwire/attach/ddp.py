@@ -147,7 +147,8 @@ def compress(
             float16 or bfloat16 parameters, in the memory format in which DDP wrapped them.
         method: A name of ``gradwire.methods.names()``, also with options, as in ``"topk:ratio=0.01,memory=ef21"``; or a
             method object; or one of these for each pattern of parameter names, such as ``{"embed*": "topk:ratio=0.01",
-            "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over.
+            "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over. A
+            pattern's may change its options: ``{0: "topk:ratio=0.25", 100: "topk:ratio=0.01"}`` in its place.
             ``"recipe:adamw"`` is the line that was measured to keep the accuracy under an optimizer (``gradwire
             recipes``), ``"recipe"`` that under all. ``"auto"`` tries in some 40 steps what may be fastest here,
             of ``among=[...]`` if given, and stays with what was: ``handle.advice``, ``handle.reconsider()``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -69,13 +69,24 @@ def check_left_out(frozen: Named) -> None:
             )
 
 
-def check_complete(optimizer: torch.optim.Optimizer, known: Container[int]) -> None:
-    """Raises ConfigurationError if an optimizer trains parameters, by id, that no average has."""
-    left_out = [name for name, each in named_by(optimizer) if id(each) not in known]
-    if left_out:
+def check_trained(optimizer: torch.optim.Optimizer, named: Named, *, moved: bool) -> None:
+    """Raises ConfigurationError unless an optimizer trains what it did when averaging began.
+
+    Args:
+        optimizer: Whose parameters were averaged then.
+        named: Those that required gradients.
+        moved: Whether averages go on moving what is frozen, by momentum.
+    """
+    known = {id(each) for _, each in named}
+    if left_out := [name for name, each in named_by(optimizer) if id(each) not in known]:
         raise ConfigurationError(
             f"the optimizer has parameters that it did not train when averaging began: {', '.join(left_out[:5])}; they "
             "are in no average; where you add or unfreeze some, close what averages, and attach anew with all of them"
+        )
+    if moved and (frozen := [name for name, each in named if not each.requires_grad]):
+        raise ConfigurationError(
+            f"parameters were trained when averaging began and are frozen now: {', '.join(frozen[:5])}; momentum would "
+            "go on moving them; close what averages, and attach anew with what is to be trained"
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.attach.given import Named, check_complete
+from gradwire.attach.given import Named, check_trained
 from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local, part_of
@@ -81,7 +81,7 @@ class Periodic(Handle):
             for piece in pieces
         }
         self._optimizer = optimizer
-        self._known = {id(each) for _, each in parameters}
+        self._named = parameters
         self._schedule = schedule
         self._fragments = fragments
         try:
@@ -127,11 +127,12 @@ class Periodic(Handle):
         averages left.
 
         Raises:
-            ConfigurationError: If the optimizer trains parameters that it did not when averaging began.
+            ConfigurationError: If the optimizer trains parameters that it did not when averaging began, or, with an
+                outer one, some that it did are frozen.
             GradwireError: If an earlier average failed.
             DivergenceError: On every rank, if ranks that verify do not have the same.
         """
-        check_complete(self._optimizer, self._known)
+        check_trained(self._optimizer, self._named, moved=self.outer is not None)
         with self.wire.whole():
             now = self.steps_done
             self._pending.take_all(now)
@@ -230,7 +231,7 @@ class Periodic(Handle):
         """Counts a local step; there is nothing else to do in most of them."""
         self.steps_done += 1
         if self.steps_done >= self._next:
-            check_complete(self._optimizer, self._known)
+            check_trained(self._optimizer, self._named, moved=self.outer is not None)
             self.wire.check()
             with self.wire.whole():
                 self._act()

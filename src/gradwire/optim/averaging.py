@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gradwire.attach.given import check_complete, check_parameters, default_group, named_by
+from gradwire.attach.given import check_parameters, check_trained, default_group, named_by
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import is_sharded
 from gradwire.attach.synchronizer import Synchronizer, Tensors, check_dense
@@ -338,13 +338,7 @@ class AveragingOptimizer(Optimizer):
 
     def _gradients(self) -> Tensors:
         """This worker's gradients by name, without the scale of the loss."""
-        check_complete(self, {id(each) for each in self._names})
-        for name, each in self._named():
-            if not each.requires_grad:
-                raise ConfigurationError(
-                    f"parameter {name!r} was trained when the optimizer was made and is frozen now, and its momentum "
-                    "would go on moving it; close the optimizer, and make it anew with what is to be trained"
-                )
+        check_trained(self, list(self._named()), moved=True)
         found = {name: each.grad for name, each in self._named() if each.grad is not None}
         check_dense(found)
         scale: Tensor | None = getattr(self, "grad_scale", None)
