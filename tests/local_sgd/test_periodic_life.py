@@ -385,7 +385,7 @@ def parameters_that_came_later() -> None:
         assert handle.stats().wire_bytes > 0
         assert flat(net).shape == before.shape
         handle.close()
-        again = gradwire.periodic(optimizer, every=2, outer=nesterov)
+        again = gradwire.periodic(optimizer, every=2, outer=nesterov, broadcast=True)
         train(net, optimizer, range(2))
         assert same_everywhere(flat(net))
         net[0].requires_grad_(False)
