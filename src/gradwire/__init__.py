@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradwire import codecs, granularity, lab, memory, methods, optim, wire
+    from gradwire import codecs, granularity, lab, memory, methods, optim, routes, wire
     from gradwire.attach import Handle, Owed, SecondMoments, Synchronizer, compress, compress_reduce_scatter
     from gradwire.engine import Audit, DensePolicy, Deviation, Stats
     from gradwire.engine.watch import watch
@@ -49,7 +49,7 @@ _HOMES = {
     "roundtrip": "gradwire.local",
     "watch": "gradwire.engine.watch",
 }
-_ROOMS = ("codecs", "granularity", "jax", "keras", "lab", "memory", "methods", "optim", "tensorflow", "wire")
+_ROOMS = ("codecs", "granularity", "jax", "keras", "lab", "memory", "methods", "optim", "routes", "tensorflow", "wire")
 
 __all__ = [
     "FORMAT_VERSION",
@@ -83,6 +83,7 @@ __all__ = [
     "periodic",
     "redistribute",
     "roundtrip",
+    "routes",
     "watch",
     "wire",
 ]

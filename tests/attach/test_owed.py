@@ -62,7 +62,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 def kept(handle: gradwire.Handle, place: int) -> dict[str, torch.Tensor]:
     """What a memory of differences has in one of its fields: the worker's estimate, negative, or the shared one."""
     found = {}
-    for name, shape in handle._shapes.items():
+    for name, shape in handle.averaged.shapes.items():
         fields = handle.configuration.rule(name).memory_of(shape).estimates("residual")
         assert fields is not None
         value = handle.engine.store.get(fields[place], name)
@@ -162,7 +162,7 @@ def misfits() -> None:
         with pytest.raises(ConfigurationError, match=r"nothing owed to 'last.bias' of shape \(5,\)"):
             owed.load_state_dict({**state, "last.bias": torch.zeros(4)})
         with pytest.raises(ConfigurationError, match="the state does not say 'which are estimates'"):
-            owed.load_state_dict({name: each for name, each in state.items() if name in handle._shapes})
+            owed.load_state_dict({name: each for name, each in state.items() if name in handle.averaged.shapes})
         assert dist.get_world_size() == 2
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parameter import is_lazy
 
-from gradwire.attach.sibling import backends_of
 from gradwire.errors import ConfigurationError
+from gradwire.wire.sibling import backends_of
 
 GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -18,12 +20,30 @@ Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
 def named_by(optimizer: torch.optim.Optimizer) -> Named:
-    """An optimizer's parameters that require gradients, by the names it was given, or else by group and place."""
+    """An optimizer's parameters, by the names it was given, or else by group and place."""
     named: list[tuple[str, torch.nn.Parameter]] = []
     for number, group in enumerate(optimizer.param_groups):
         names = group.get("param_names", [f"{number}.{index}" for index in range(len(group["params"]))])
-        named += [(name, each) for name, each in zip(names, group["params"], strict=True) if each.requires_grad]
+        named += zip(names, group["params"], strict=True)
     return named
+
+
+def check_named(given: object) -> Named:
+    """Names and parameters as they were given.
+
+    Raises:
+        ConfigurationError: If they are anything else, such as parameters without names.
+    """
+    found: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, Mapping) else [given]
+    for each in found:
+        match each:
+            case (str(), Tensor()):
+                continue
+        raise ConfigurationError(
+            f"among the parameters given is a {type(each).__name__}; give a module, or names and parameters as its "
+            "named_parameters() does"
+        )
+    return found
 
 
 def check_parameters(parameters: Named) -> None:
@@ -45,6 +65,8 @@ def check_parameters(parameters: Named) -> None:
             )
         names[id(parameter)] = name
         given.add(name)
+        if is_lazy(parameter):
+            raise ConfigurationError(f"parameter {name!r} has no shape yet; have the model take a first batch before")
         if parameter.is_meta:
             raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
         if parameter.dtype not in GRADIENT_DTYPES:
@@ -67,27 +89,6 @@ def check_left_out(frozen: Named) -> None:
                 f"parameter {name!r} was frozen when the method was attached, so its gradient is not averaged and "
                 "ranks would drift apart; to unfreeze it, call zero_grad(), then wrap the model and attach anew"
             )
-
-
-def check_trained(optimizer: torch.optim.Optimizer, named: Named, *, moved: bool) -> None:
-    """Raises ConfigurationError unless an optimizer trains what it did when averaging began.
-
-    Args:
-        optimizer: Whose parameters were averaged then.
-        named: Those that required gradients.
-        moved: Whether averages go on moving what is frozen, by momentum.
-    """
-    known = {id(each) for _, each in named}
-    if left_out := [name for name, each in named_by(optimizer) if id(each) not in known]:
-        raise ConfigurationError(
-            f"the optimizer has parameters that it did not train when averaging began: {', '.join(left_out[:5])}; they "
-            "are in no average; where you add or unfreeze some, close what averages, and attach anew with all of them"
-        )
-    if moved and (frozen := [name for name, each in named if not each.requires_grad]):
-        raise ConfigurationError(
-            f"parameters were trained when averaging began and are frozen now: {', '.join(frozen[:5])}; momentum would "
-            "go on moving them; close what averages, and attach anew with what is to be trained"
-        )
 
 
 def default_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:

@@ -48,8 +48,8 @@ class Owed:
         self._handle = handle
         inner = unwrapped_model(model)
         inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
-        self._parameters = {name: each for name, each in inner.named_parameters() if name in handle._shapes}
-        for name in handle._shapes.keys() - self._parameters.keys():
+        self._parameters = {name: each for name, each in inner.named_parameters() if name in handle.averaged.shapes}
+        for name in handle.averaged.shapes.keys() - self._parameters.keys():
             raise ConfigurationError(f"the model has no parameter {name!r}; give the one that was attached to")
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -116,7 +116,7 @@ class Owed:
         engine.store.load(tensors, kinds)
 
     def _slot(self, name: str) -> Slot:
-        return Slot(name, self._handle._shapes[name], 0)
+        return Slot(name, self._handle.averaged.shapes[name], 0)
 
 
 def _placed_as(mean: Tensor, parameter: Tensor) -> Tensor:

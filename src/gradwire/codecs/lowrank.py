@@ -80,9 +80,18 @@ def scaled_rows(rows: Tensor) -> Tensor:
     """Each of ``rows``, ``[k, r, n]``, divided by the power of two above its sum of magnitudes.
 
     So products with it are no larger than the values multiplied, and however large or small it was, its direction is
-    all that counts. Nothing is rounded but what becomes denormal. (A power beyond float32's is taken as 2^127.)
+    all that counts. Nothing is rounded but what becomes denormal.
     """
-    return rows / power_above(magnitudes(rows)).clamp_(max=2.0**127).to(rows.dtype)
+    return (rows / power_above(magnitudes(rows))).to(rows.dtype)
+
+
+def room(length: int) -> float:
+    """The power of two, at least the root of a length, that rows of that length which are 1 long are divided by.
+
+    Then their magnitudes add up to 1 at most, and products with them are no larger than the values multiplied, however
+    large: none is beyond float32.
+    """
+    return float(1 << ((length - 1).bit_length() + 1) // 2)
 
 
 def orthonormal_rows(rows: Tensor) -> Tensor:

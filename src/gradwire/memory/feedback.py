@@ -87,6 +87,10 @@ class Feedback:
     def after_decode(self, block: Block, average: Tensor) -> None:
         """May change the decoded average, which lies in the block's elements of a flat buffer."""
 
+    def source(self, gradient: Tensor) -> kernels.Compensated:
+        """What an encoder takes: the compensated values, before they are formed."""
+        return kernels.Compensated(gradient, self.residual, self.beta, self.gamma)
+
     def buffer(self, gradient: Tensor) -> Tensor:
         """Where compensated values lie once they are formed: in the residual, or in the gradient itself."""
         return gradient if self.residual is None else self.residual

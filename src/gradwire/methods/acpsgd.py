@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows
+from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, room
 from gradwire.memory import Feedback
 from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
@@ -68,14 +68,15 @@ class ACPSGD(Method):
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """One round. The residual is what this worker's own factor leaves, so it is taken before the average."""
         even = step % 2 == 0
-        bases = [orthonormal_rows(basis) for basis in (state.q if even else state.p)]
+        project = kernels.project_rows if even else kernels.project_columns
+        bases: list[Tensor] = []
         requests: list[Request] = []
-        for matrices, basis in zip(state.groups, bases, strict=True):
+        for matrices, basis in zip(state.groups, state.q if even else state.p, strict=True):
             own = basis.new_empty(len(basis), basis.shape[1], matrices.n if even else matrices.m)
-            project = kernels.project_rows if even else kernels.project_columns
-            feedback = state.feedback
-            for block, fixed, factor in zip(matrices.blocks, basis, own, strict=True):
-                project(block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=True)
+            unit, most = orthonormal_rows(basis), room(basis.shape[2])
+            bases.append(unit * most)
+            for block, fixed, back, factor in zip(matrices.blocks, unit / most, bases[-1], own, strict=True):
+                project(block, state.feedback.source(gradient), fixed, factor, subtract=back)
             requests.append(AllReduceMean(own))
         means = yield requests
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, scaled_rows
+from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, room, scaled_rows
 from gradwire.memory import Feedback
 from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
@@ -70,9 +70,7 @@ class PowerSGD(Method):
         for matrices, q in zip(state.groups, state.q, strict=True):
             p = q.new_empty(len(q), q.shape[1], matrices.n)
             for block, fixed, factor in zip(matrices.blocks, scaled_rows(q), p, strict=True):
-                kernels.project_rows(
-                    block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=False
-                )
+                kernels.project_rows(block, feedback.source(gradient), fixed, factor, subtract=None)
             requests.append(AllReduceMean(p))
         ps = [orthonormal_rows(mean) for mean in (yield requests)]
 
@@ -80,8 +78,8 @@ class PowerSGD(Method):
         for matrices, p in zip(state.groups, ps, strict=True):
             q = p.new_empty(len(p), p.shape[1], matrices.m)
             values = feedback.buffer(gradient)
-            for block, fixed, factor in zip(matrices.blocks, p, q, strict=True):
-                kernels.project_columns(block, values, None, 0.0, 1.0, fixed, factor, subtract=False)
+            for block, fixed, factor in zip(matrices.blocks, p / room(matrices.n), q, strict=True):
+                kernels.project_columns(block, kernels.Compensated(values), fixed, factor, subtract=None)
             requests.append(AllReduceMean(q))
         qs = yield requests
 
@@ -89,5 +87,5 @@ class PowerSGD(Method):
             finite = q.isfinite().all()
             kept.copy_(torch.where(finite, q, kept))
             sent = torch.where(finite, q, torch.nan)  # which leaves residuals as they are
-            for block, p_row, q_row in zip(matrices.blocks, p, sent, strict=True):
+            for block, p_row, q_row in zip(matrices.blocks, p * room(matrices.n), sent, strict=True):
                 kernels.write_product(block, p_row, q_row, gradient, feedback.residual)
