@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gradwire import codecs, granularity, lab, memory, methods, optim, routes, wire
     from gradwire.attach import Handle, Owed, SecondMoments, Synchronizer, compress, compress_reduce_scatter
     from gradwire.engine import Audit, DensePolicy, Deviation, Stats
+    from gradwire.engine.watch import watch
     from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
     from gradwire.local import Analysis, Roundtrip, analyze, roundtrip
     from gradwire.local_sgd import Periodic, periodic
@@ -46,6 +47,7 @@ _HOMES = {
     "redistribute": "gradwire.state",
     "periodic": "gradwire.local_sgd",
     "roundtrip": "gradwire.local",
+    "watch": "gradwire.engine.watch",
 }
 _ROOMS = ("codecs", "granularity", "jax", "keras", "lab", "memory", "methods", "optim", "routes", "tensorflow", "wire")
 
@@ -82,6 +84,7 @@ __all__ = [
     "redistribute",
     "roundtrip",
     "routes",
+    "watch",
     "wire",
 ]
 

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from gradwire import cli, methods
+from gradwire.lab import availability
 from gradwire.methods.families import FAMILIES
 from gradwire_bench import catalogue, handbook
 from gradwire_bench.suite import ledger
@@ -52,6 +53,7 @@ def run(*arguments, monkeypatch, capsys):
         (["simulate"], "gradwire simulate --shapes resnet50 --workers 16"),
         (["advise"], "gradwire advise --shapes resnet50 --step-time 0.3"),
         (["doctor"], "gradwire doctor"),
+        (["lab"], "gradwire lab --sites 2 --between 100mbit --within 1gbit -- python"),
     ],
 )
 def test_help_has_examples(command, said, monkeypatch, capsys):
@@ -181,6 +183,9 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["bench", "periodic", "--link", "fast"], "'fast'"),
         (["bench", "periodic", "--learning-rate", "0"], "learning-rate"),
         (["bench", "trian"], "trian"),
+        (["lab", "--sites", "2", "--", "true"], "sites=2, between=None"),
+        (["lab", "--within", "fast", "--", "true"], "'fast'"),
+        (["lab"], "command"),
         (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
     ],
 )
@@ -225,6 +230,18 @@ def test_interrupt_ends_the_workers_and_exits_130(tmp_path):
     assert err.strip().endswith("interrupted")
     assert not _workers_in(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not availability().possible, reason=availability().reason)
+def test_a_command_runs_in_a_lab(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "lab.json"
+    words = ["lab", "--sites=2", "--between=100mbit", f"--json={path}", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE"]
+    code, out, _ = run(*words, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert [line for line in sorted(out.splitlines()) if " | " in line] == [f"{r} | {r} of 4" for r in range(4)]
+    links = json.loads(path.read_text())["links"]
+    assert [each["rate"] for each in links] == ["1gbit"] * 4 + ["100mbit"] * 2
+    assert re.search(r"site 1, to others +│? *100mbit", out)
 
 
 def _workers_in(folder):

@@ -146,7 +146,7 @@ def commands() -> list[str]:
     texts = [path.read_text() for path in (ROOT / "src" / "gradwire" / "cli").glob("*.py")]
     texts += [path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
     lines = {line.partition("#")[0].strip() for text in texts for line in re.findall("^ *(gradwire .*)$", text, re.M)}
-    return sorted(line for line in lines if re.match("gradwire (methods|analyze|bench|doctor)", line))
+    return sorted(line for line in lines if re.match("gradwire (methods|analyze|bench|doctor|lab)", line))
 
 
 @pytest.mark.parametrize("command", commands())

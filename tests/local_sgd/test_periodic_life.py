@@ -409,3 +409,41 @@ def test_across_nodes_and_within(pool: Pool) -> None:
 
 def test_an_optimizer_of_the_same_parameters(pool: Pool) -> None:
     pool.run(2, an_optimizer_of_the_same_parameters)
+
+
+def parameters_that_came_later() -> None:
+    """Those added to the optimizer, or unfrozen, are in no average: nobody goes on as if they were."""
+    for unfreeze in (False, True):
+        net, more = network(), nn.Linear(3, 2)
+        optimizer = sgd(net)
+        if unfreeze:
+            net[0].requires_grad_(False)
+        handle = gradwire.periodic(optimizer, every=2)
+        train(net, optimizer, range(2))
+        if unfreeze:
+            net[0].requires_grad_(True)
+        else:
+            optimizer.add_param_group({"params": more.parameters()})
+        optimizer.step()
+        before = flat(net)
+        message = (
+            "'0.0' was frozen when the method" if unfreeze else "the optimizer has 8 parameters, others than the 6"
+        )
+        with pytest.raises(ConfigurationError, match=message):
+            handle.synchronize()
+        with pytest.raises(ConfigurationError, match=message):
+            optimizer.step()
+        assert handle.stats().wire_bytes > 0
+        assert flat(net).shape == before.shape
+        handle.close()
+        again = gradwire.periodic(optimizer, every=2, outer=nesterov, broadcast=True)
+        train(net, optimizer, range(2))
+        assert same_everywhere(flat(net))
+        net[0].requires_grad_(False)
+        with pytest.raises(ConfigurationError, match=r"'0\.0' was trained when averaging began and is frozen now"):
+            again.synchronize()
+        again.close()
+
+
+def test_parameters_that_came_later(pool: Pool) -> None:
+    pool.run(2, parameters_that_came_later)

@@ -249,6 +249,20 @@ def what_cannot_be_is_refused(kind: str) -> None:
         made(kind, net)
     made(kind, net, broadcast=True).close()
     assert same_everywhere(flat(net))
+    net[0].requires_grad_(False)
+    optimizer = made(kind, net)
+    net[0].requires_grad_(True)
+    backward(net, 0)
+    with pytest.raises(gradwire.ConfigurationError, match=r"'0.weight' was frozen when the method was attached"):
+        optimizer.step()
+    optimizer.close()
+    optimizer = made(kind, net)
+    net[0].requires_grad_(False)
+    with pytest.raises(
+        gradwire.ConfigurationError, match=r"'0.weight' was trained when averaging began and is frozen now"
+    ):
+        optimizer.step()
+    optimizer.close()
 
 
 LAWS: list[tuple[Callable[[str], None], int]] = [

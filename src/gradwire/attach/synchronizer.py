@@ -21,6 +21,7 @@ from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices
 from gradwire.engine.guarding import Guarding
+from gradwire.engine.guards import Unused
 from gradwire.engine.mixture import Methods, configure
 from gradwire.engine.policy import DensePolicy
 from gradwire.engine.recipes import RECIPE
@@ -105,6 +106,8 @@ class Synchronizer(Handle):
             self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
             self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
             super().__init__(configuration, named, workers, roll_call, guarding)
+        self._unused = Unused(self.engine.give_back, ask=False)
+        self.engine.guards.append(self._unused)
         self._buckets = Buckets(self)
         device = self.engine.store.device
         self._flats = [torch.zeros(unit.numel, dtype=torch.float32, device=device) for unit in self._buckets.units]
@@ -113,7 +116,8 @@ class Synchronizer(Handle):
     def synchronize(self) -> None:
         """Replaces every parameter's ``grad`` by its average over all workers; a missing one counts as zero.
 
-        A parameter that requires gradients no more counts as zero, too, and its ``grad`` is left alone.
+        A parameter that requires gradients no more counts as zero, too; its ``grad`` is left alone, and what is owed to
+        it waits until it does again.
 
         Raises:
             ConfigurationError: If a gradient is sparse, a parameter was frozen at first and is not now, or the module
@@ -134,6 +138,7 @@ class Synchronizer(Handle):
             missing = {
                 each: torch.empty_like(each) for _, each in self._named if each.grad is None and each.requires_grad
             }
+        self._unused.names.update(name for name, each in self._named if not each.requires_grad)
         self._average(gradients, partial(_take_for_gradient, missing))
 
     def average(self, tensors: Tensors) -> dict[str, Tensor]:

@@ -12,12 +12,14 @@ from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import WRITTEN, Configuration, written_out
 from gradwire.engine.recipes import written_out as recipe
+from gradwire.engine.schedule import check_steps, value_at
 from gradwire.engine.several import Several
 from gradwire.errors import ConfigurationError
 from gradwire.methods import Method, name_of, parse
 
-Methods = str | Method | Mapping[str, str | Method]
-"""A method for all parameters, or one for those whose names match a pattern, the first one that does."""
+Methods = str | Method | Mapping[str, str | Method | Mapping[int, str | Method]]
+"""A method for all parameters, or one for those whose names match a pattern, the first one that does; that may have
+other options from some steps on."""
 
 _COMMON = ("start", "dense", "seed", "fuse_bytes", "inside")
 _SHOWN = 5
@@ -35,12 +37,19 @@ class Mixture(Several):
 
     @property
     def stages(self) -> tuple[Mixture, ...]:
-        """What holds one after the other: options of several patterns do not change with time."""
-        return (self,)
+        """What holds one after the other, if options of a pattern change with time."""
+        return tuple(self._by_step.values())
 
     def at(self, step: int) -> Mixture:
         """What holds in one of the methods' steps."""
-        return self
+        return value_at(self._by_step, step)
+
+    @cached_property
+    def _by_step(self) -> dict[int, Mixture]:
+        starts = sorted({start for rule in self.rules for start, _ in rule.later})
+        if not starts:
+            return {0: self}
+        return {step: replace(self, rules=tuple(rule.at(step) for rule in self.rules)) for step in (0, *starts)}
 
     def rule(self, name: str) -> Configuration:
         """What a parameter of this name goes by."""
@@ -158,7 +167,17 @@ def reconfigured(
     return Configuration.of(name_of(configuration.method), configuration.options | options, replace(choices, **kept))
 
 
-def _rule(method: str | Method, choices: Choices) -> Configuration:
+def _rule(method: str | Method | Mapping[int, str | Method], choices: Choices) -> Configuration:
+    if isinstance(method, Mapping):
+        check_steps("method", method, "{0: 'topk:ratio=0.25', 100: 'topk:ratio=0.01'}")
+        (_, first), *others = [(step, _rule(method[step], choices)) for step in sorted(method)]
+        for step, other in others:
+            if type(other.method) is not type(first.method) or replace(other, method=first.method) != first:
+                raise ConfigurationError(
+                    f"from step {step} on {other} is more than {first} with other options of its own; give one method "
+                    "with one granularity, route, memory and owner, and change the rest by handle.change()"
+                )
+        return replace(first, later=tuple((step, other.method) for step, other in others))
     method = recipe(method)
     if not isinstance(method, str):
         return Configuration.of(method, {}, choices)

@@ -127,9 +127,12 @@ class Periodic(Handle):
         averages left.
 
         Raises:
+            ConfigurationError: If the optimizer has other parameters than when averaging began; or if one was frozen
+                then and is not now, or, with an outer optimizer, the other way round.
             GradwireError: If an earlier average failed.
             DivergenceError: On every rank, if ranks that verify do not have the same.
         """
+        self._trained.check(moved=self.outer is not None)
         with self.wire.whole():
             now = self.steps_done
             self._pending.take_all(now)
@@ -228,7 +231,7 @@ class Periodic(Handle):
         """Counts a local step; there is nothing else to do in most of them."""
         self.steps_done += 1
         if self.steps_done >= self._next:
-            self._trained.check()
+            self._trained.check(moved=self.outer is not None)
             self.wire.check()
             with self.wire.whole():
                 self._act()

@@ -133,7 +133,7 @@ class Memory(ABC):
 
         Then it never does again once some of them have taken in a step that is not finite on others.
         """
-        return False
+        return self.estimates("") is not None
 
     @property
     def unbiased(self) -> bool:
@@ -168,6 +168,18 @@ class Memory(ABC):
     def owed(self, field: str) -> tuple[str, ...]:
         """The store's fields that hold what was not sent, in units of the gradient, where it is kept as ``field``."""
         return ()
+
+    @property
+    def keeps(self) -> float:
+        """Which share of what is not sent in a step it owes after it."""
+        return 1.0
+
+    def estimates(self, field: str) -> tuple[str, str] | None:
+        """The store's fields of the worker's estimate of its gradient, negative, and of what all know of the mean.
+
+        None if it is no memory of differences.
+        """
+        return None
 
     def owner(self) -> Memory:
         """What an owner of a shard remembers of the average that it compresses again."""

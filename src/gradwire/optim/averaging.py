@@ -208,7 +208,8 @@ class AveragingOptimizer(Optimizer):
             What ``closure`` returned.
 
         Raises:
-            ConfigurationError: If a gradient is sparse; nothing is changed.
+            ConfigurationError: If a gradient is sparse, or a parameter is frozen that was not when the optimizer was
+                made, or the other way round; nothing is changed.
             WireError: If a collective fails; see :meth:`gradwire.Synchronizer.synchronize`.
             GradwireError: If an earlier step failed.
         """
@@ -339,8 +340,8 @@ class AveragingOptimizer(Optimizer):
 
     def _gradients(self) -> Tensors:
         """This worker's gradients by name, without the scale of the loss."""
-        self._trained.check()
-        found = {name: each.grad for name, each in self._named() if each.grad is not None and each.requires_grad}
+        self._trained.check(moved=True)
+        found = {name: each.grad for name, each in self._named() if each.grad is not None}
         check_dense(found)
         scale: Tensor | None = getattr(self, "grad_scale", None)
         return found if scale is None else {name: each.float() / scale for name, each in found.items()}
