@@ -57,17 +57,17 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
         averaged = contender.wrap(net, group)
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
-    if _out(number, error) or averaged is None:
+    if out(number, error) or averaged is None:
         return
     dense_bytes = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
     sent_before, stages_before = averaged.sent_bytes(), averaged.stages()
     measurable = resident.reset_peak()
     steps: list[_Step] = []
     try:
-        steps.extend(_steps(number, averaged, _rate(contender, workload, job), net, task, job, rank))
+        steps.extend(_steps(number, averaged, peak_rate(contender, workload, job), net, task, job, rank))
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
-    if _out(number, error):
+    if out(number, error):
         return
     interface = mean_over_ranks(sum(step.interface_bytes for step in steps)) / len(steps) if job["shaped"] else None
     sent = averaged.sent_bytes()
@@ -109,7 +109,8 @@ class _Step(NamedTuple):
         return self.forward + self.backward + self.update
 
 
-def _rate(contender: Contender, workload: Workload, job: dict[str, Any]) -> float:
+def peak_rate(contender: Contender, workload: Workload, job: dict[str, Any]) -> float:
+    """A contender's learning rate at its highest."""
     own = learning_rate(contender, workload) / workload.learning_rate
     return float(job["rate_multiple"]) * own * base_rate(workload, job["optimizer"])
 
@@ -120,9 +121,7 @@ def _steps(
     """The training loop; evaluations count neither in a step's seconds nor in its bytes."""
     steps, shaped = job["steps"], job["shaped"]
     optimizer = optimizer_of(job["optimizer"], net, peak)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, peak, total_steps=max(steps, 2), pct_start=WARM_UP_SHARE, cycle_momentum=False
-    )
+    schedule = one_cycle(optimizer, peak, steps)
     batches = task.batches()
     elapsed = 0.0
     dist.barrier()
@@ -141,14 +140,26 @@ def _steps(
         elapsed += end - begin
         sent = interface_sent_bytes() - sent_before if shaped else 0
         accuracy = None
-        if step % EVALUATION_STEPS == 0 or step == steps:
+        if evaluates(step, steps):
             accuracy = _accuracy(net, task, EVALUATION_SAMPLES)
         if rank == 0:
             emit("step", row=number, step=step, elapsed=elapsed, loss=loss.item(), accuracy=accuracy)
         yield _Step(forward - begin, backward - forward, end - backward, loss.item(), sent)
 
 
-def _out(number: int, error: Exception | None) -> bool:
+def one_cycle(optimizer: torch.optim.Optimizer, peak: float, steps: int) -> torch.optim.lr_scheduler.OneCycleLR:
+    """The learning rate of a training."""
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, peak, total_steps=max(steps, 2), pct_start=WARM_UP_SHARE, cycle_momentum=False
+    )
+
+
+def evaluates(step: int, steps: int) -> bool:
+    """Whether there is a point of the accuracy curve after a step."""
+    return step % EVALUATION_STEPS == 0 or step == steps
+
+
+def out(number: int, error: Exception | None) -> bool:
     """Tells the parent about an error; whether the contender failed on any rank."""
     if error is not None:
         emit("failed", row=number, reason=reason(error))
@@ -156,13 +167,19 @@ def _out(number: int, error: Exception | None) -> bool:
 
 
 def _accuracy(net: nn.Module, task: Task, limit: int | None) -> float:
-    """Share of test samples answered rightly; each rank looks at its part of them, with rank 0's running statistics."""
+    """Share of test samples answered rightly, with rank 0's running statistics."""
     for buffer in net.buffers():
         dist.broadcast(buffer, src=0)
     net.eval()
+    share = share_right(net, task, limit)
+    net.train()
+    return share
+
+
+def share_right(net: nn.Module, task: Task, limit: int | None) -> float:
+    """Share of test samples answered rightly; each rank looks at its part of them."""
     score = task.score(net, limit)
     counts = torch.tensor([score.correct, score.seen], dtype=torch.float64)
-    net.train()
     dist.all_reduce(counts)
     return float(counts[0] / counts[1])
 
