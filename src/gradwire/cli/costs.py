@@ -343,7 +343,8 @@ def validate(
         **({"calibrated, held out": bench_validate.errors(held_out)} if held_out else {}),
     }
     for title, table in {**bench_validate.signed(points), **errors}.items():
-        console.print(f"{title}: " + ", ".join(f"{name} {100 * value:+.0f} %" for name, value in table.items()))
+        plus = "+" if title.startswith("signed") else ""
+        console.print(f"{title}: " + ", ".join(f"{name} {100 * value:{plus}.0f} %" for name, value in table.items()))
     console.print(f"calibrated by half of the settings: {fit}")
     reported = held_out or points
     bench_validate.scatter_plot(reported, out / "validate.png", bench_validate.errors(reported)["median"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -135,12 +135,22 @@ def _mark(block: Block, counts: Int64Array, bad: Tensor, out: Tensor) -> None:
             out[start : start + length] = torch.nan
 
 
-@lru_cache(maxsize=4096)
+_KEPT = 4
+"""Selectors that are remembered of a block: the worker's and the owner's, now and in the step before."""
+
+_CHOSEN: WeakKeyDictionary[Block, dict[Selector, tuple[Int64Array, Block]]] = WeakKeyDictionary()
+"""What was found of each block: there are as many as parameters have owners, each asked for in every step."""
+
+
 def _chosen(select: Selector, block: Block) -> tuple[Int64Array, Block]:
     """How many coordinates of each segment are sent, and the block that their values form."""
-    counts = select.counts(block)
-    streams = [
-        f"values of segment {segment} with {block.slots[0].name}{block.slots[0].part}" for segment in range(len(counts))
-    ]
-    slots = flat_slots([(stream, (int(count),)) for stream, count in zip(streams, counts, strict=True)])
-    return counts, Block.cut(slots, Granularity("layer"))
+    known = _CHOSEN.setdefault(block, {})
+    if select not in known:
+        counts = select.counts(block)
+        name = f"{block.slots[0].name}{block.slots[0].part}"
+        streams = [f"values of segment {segment} with {name}" for segment in range(len(counts))]
+        slots = flat_slots([(stream, (int(count),)) for stream, count in zip(streams, counts, strict=True)])
+        if len(known) == _KEPT:  # a warm-up chooses otherwise in every step
+            del known[next(iter(known))]
+        known[select] = counts, Block.cut(slots, Granularity("layer"))
+    return known[select]

@@ -22,17 +22,19 @@ class Stage:
         unit: Seconds a bucket.
         tensor: Seconds a parameter.
         value: Seconds a value.
+        segment: Seconds a parameter and worker: what it takes to cut one among more owners.
         row: Seconds a value and worker: what it takes to read one more payload.
     """
 
     unit: float = 0.0
     tensor: float = 0.0
     value: float = 0.0
+    segment: float = 0.0
     row: float = 0.0
 
     def seconds(self, tensors: int, values: int, workers: int) -> float:
         """For so much of a model in one bucket."""
-        return self.unit + self.tensor * tensors + (self.value + self.row * workers) * values
+        return self.unit + (self.tensor + self.segment * workers) * tensors + (self.value + self.row * workers) * values
 
 
 @dataclass(frozen=True)

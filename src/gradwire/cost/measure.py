@@ -6,9 +6,10 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from datetime import date
-from typing import Any
+from itertools import combinations
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -149,7 +150,10 @@ def costs(configuration: Configuration, noise: Tensor, samples: Sequence[Sequenc
         return FREE  # none of the parameters is compressed
     # Rounds beyond those that all worlds have, as where their number grows with workers, count as the last one.
     kept = [[*stages[: count - 1], statistics.mean(stages[count - 1 :])] for stages in seconds]
-    fits = [_fitted(rows, [stages[index] for stages in kept]) for index in range(count)]
+    fits = [
+        _fitted(rows, [stages[index] for stages in kept], _growing(configuration.route, index))
+        for index in range(count)
+    ]
     errors = [
         abs(sum(fit.seconds(*row) for fit in fits) - sum(stages)) / sum(stages)
         for row, stages in zip(rows, kept, strict=True)
@@ -157,19 +161,31 @@ def costs(configuration: Configuration, noise: Tensor, samples: Sequence[Sequenc
     return Costs(tuple(fits), statistics.median(errors))
 
 
-def _fitted(rows: Sequence[tuple[int, int, int]], seconds: Sequence[float]) -> Stage:
+def _growing(route: str, stage: int) -> Literal["segment", "row"] | None:
+    """What there is more of with more workers: their payloads, if all of them come to everybody, or cuts."""
+    if route == "sharded":
+        return "segment"
+    return "row" if route == "gather" and stage else None
+
+
+def _fitted(
+    rows: Sequence[tuple[int, int, int]], seconds: Sequence[float], growing: Literal["segment", "row"] | None
+) -> Stage:
     """The stage with the least relative error, none of its parts below zero."""
-    columns = np.array([[tensors, values, values * workers] for tensors, values, workers in rows], dtype=np.float64)
-    target = np.array(seconds)
-    weighed = columns / target[:, None]
-    best, parts = np.inf, np.zeros(3)
-    for chosen in ([0, 1, 2], [1, 2], [0, 1], [0, 2], [1], [2], [0]):
-        fit, *_ = np.linalg.lstsq(weighed[:, chosen], np.ones(len(target)), rcond=None)
-        error = float(np.square(weighed[:, chosen] @ fit - 1).sum())
-        if (fit >= 0).all() and error < best - 1e-12:
-            best, parts = error, np.zeros(3)
-            parts[chosen] = fit
-    return Stage(tensor=float(parts[0]), value=float(parts[1]), row=float(parts[2]))
+    parts = {"tensor": [each for each, _, _ in rows], "value": [each for _, each, _ in rows]}
+    if growing is not None:
+        counted = parts["value" if growing == "row" else "tensor"]
+        parts[growing] = [each * workers for each, (_, _, workers) in zip(counted, rows, strict=True)]
+    names, weighed = [*parts], np.array([*parts.values()], dtype=np.float64).T / np.array(seconds)[:, None]
+    best, found = np.inf, Stage()
+    for size in range(len(names), 0, -1):
+        for chosen in combinations(range(len(names)), size):
+            fit, *_ = np.linalg.lstsq(weighed[:, chosen], np.ones(len(weighed)), rcond=None)
+            error = float(np.square(weighed[:, chosen] @ fit - 1).sum())
+            if (fit >= 0).all() and error < best - 1e-12:
+                best = error
+                found = Stage(**{names[index]: float(part) for index, part in zip(chosen, fit, strict=True)})
+    return found
 
 
 def sample(parameters: Sequence[NamedShape], most: int = SAMPLE) -> list[NamedShape]:
@@ -199,9 +215,10 @@ def here(
 def slowest(profile: Profile, transport: Transport, device: torch.device) -> tuple[Profile, float]:
     """What all workers measured, as their slowest take it, and how many times as long that is as the quickest take."""
     stages = [stage for costs in profile.methods.values() for stage in costs.stages]
-    parts = [part for stage in stages for part in (stage.unit, stage.tensor, stage.value, stage.row)]
+    parts = [part for stage in stages for part in astuple(stage)]
     *most, longest, shortest = probe.largest([*parts, sum(parts), -sum(parts)], transport, device)
-    merged = iter(Stage(*most[start : start + 4]) for start in range(0, len(most), 4))
+    size = len(fields(Stage))
+    merged = iter(Stage(*most[start : start + size]) for start in range(0, len(most), size))
     methods = {
         key: Costs(tuple(next(merged) for _ in costs.stages), costs.spread) for key, costs in profile.methods.items()
     }
