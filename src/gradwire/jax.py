@@ -94,7 +94,7 @@ class Synchronizer(Bridge):
     def _average(self, gradients: Any, state: State | None) -> tuple[Any, Any]:
         # Their tree may differ from that of the parameters: flax.nnx gives bare arrays for its variables.
         leaves, tree = jax.tree_util.tree_flatten(gradients)
-        _check_shapes(leaves, self.arrays)
+        _check_shapes("gradients", leaves, self.arrays)
         averages, step = averaged(self, leaves, None if state is None else state.step)
         return jax.tree_util.tree_unflatten(tree, averages), None if step is None else State(step)
 
@@ -114,6 +114,8 @@ class Periodic(Saved, Mirrored):
         Returns:
             Both: as they were given, or as averages left them.
         """
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(params)):
+            raise ConfigurationError("within jax.jit there are no values to average; call step between compiled steps")
         if self.due:
             given_back = self.hold(params, state)
             super().step()
@@ -159,18 +161,23 @@ def periodic(params: Any, **options: Any) -> Periodic:
         return Cell(array, lambda: np.asarray(leaves[place]), write)
 
     def hold(params: Any, state: Any) -> Callable[[], Any]:
-        _check_shapes(jax.tree_util.tree_leaves(params), arrays)
+        _check_shapes("parameters", jax.tree_util.tree_leaves(params), arrays)
         leaves[:], both = jax.tree_util.tree_flatten((params, state))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise ConfigurationError("within jax.jit there are no values to average; call step between compiled steps")
         nodes, _ = jax.tree_util.tree_flatten_with_path(state, lambda node: jax.tree_util.tree_structure(node) == tree)
-        begin = len(arrays)
+        begin, all_moments = len(arrays), options.get("moments") == "average"
+        for each in moments:
+            each.clear()
         for path, node in nodes:
-            found = _described(node)
-            for place, array in enumerate(found if jax.tree_util.tree_structure(node) == tree else []):
-                if array.shape == arrays[place].shape and "float" in array.dtype:
-                    moments[place][jax.tree_util.keystr(path)] = cell(begin + place, array)
+            found, key = _described(node), jax.tree_util.keystr(path)
+            if jax.tree_util.tree_structure(node) == tree:
+                for place, array in enumerate(found):
+                    if array.shape == arrays[place].shape and "float" in array.dtype:
+                        moments[place][key] = cell(begin + place, array)
+            elif all_moments and found[0].shape and "float" in found[0].dtype:
+                raise ConfigurationError(f"the state's {key} belongs to no tree like params; choose moments='keep'")
             begin += len(found)
+        if all_moments and not any(moments):
+            raise ConfigurationError("the state has no moments to average; give step the state, or moments='keep'")
 
         def given_back() -> Any:
             back = jax.tree_util.tree_unflatten(both, leaves)
@@ -239,14 +246,16 @@ def _described(tree: Any) -> list[Described]:
     return [Described(name, tuple(jnp.shape(leaf)), jnp.result_type(leaf).name) for name, leaf in named]
 
 
-def _check_shapes(leaves: Sequence[Any], arrays: Sequence[Described]) -> None:
+def _check_shapes(given: str, leaves: Sequence[Any], arrays: Sequence[Described]) -> None:
     """Raises ConfigurationError unless there is an array of each shape, in this order."""
     found, wanted = [jnp.shape(leaf) for leaf in leaves], [each.shape for each in arrays]
     if found != wanted:
         place = next((p for p, (ours, theirs) in enumerate(zip(wanted, found, strict=False)) if ours != theirs), None)
         what = f"{len(found)} arrays" if place is None else f"shape {found[place]} for {arrays[place].name!r}"
         of = f"{len(wanted)} parameters" if place is None else f"a parameter of shape {wanted[place]}"
-        raise ConfigurationError(f"the gradients have {what}; the synchronizer was made for {of}; give their gradients")
+        raise ConfigurationError(
+            f"the {given} have {what}; the synchronizer was made for {of}; give {given} of the same tree"
+        )
 
 
 def check_devices() -> None:

@@ -170,13 +170,15 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
     net, contender, course = network(), Contender.parse(method), Course(number, job, task)
     rates = list(learning_rates(peak_rate(contender, workload, job), job["steps"]))
     batches = ((images.movedim(1, 3).numpy(), labels.numpy()) for images, labels in task.batches())
-    handle = scores = error = None
+    handle: Any = None
+    scores: Scores | None = None
+    error: Exception | None = None
     dist.barrier()
     try:
         handle, scores = WAYS[job["framework"]](net, rates, contender, course, batches)
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
-    if out(number, error) or handle is None or scores is None:
+    if out(number, error) or scores is None:
         return
     steps = len(course.seconds)
     stats = handle.stats()

@@ -25,7 +25,11 @@ ALL = "all"
 
 Framework = Literal["torch", "keras-tf", "keras-jax", "jax"]
 
-_NEEDS = {"keras-tf": ("keras", "tensorflow"), "keras-jax": ("keras", "jax"), "jax": ("keras", "jax", "optax")}
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "keras-tf": ("keras", "tensorflow"),
+    "keras-jax": ("keras", "jax"),
+    "jax": ("keras", "jax", "optax"),
+}
 
 
 _QUIET = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -111,6 +111,7 @@ def test_all_ranks_drop_an_average_together(jax_pool: Pool) -> None:
 
 def misused() -> float:
     import jax
+    import optax
 
     import gradwire.jax
 
@@ -124,8 +125,15 @@ def misused() -> float:
     with pytest.raises(ConfigurationError, match="'a' has dtype int32; gradwire averages"):
         gradwire.jax.periodic({"a": np.zeros(4, "int32")})
     local = gradwire.jax.periodic(start(), every=1)
+    lazy = gradwire.jax.periodic(start(), moments="average")
     with pytest.raises(ConfigurationError, match=r"within jax\.jit there are no values to average; call step between"):
-        jax.jit(local.step)(start())
+        jax.jit(lazy.step)(start())  # no average is due, and it would be counted once for all
+    with pytest.raises(ConfigurationError, match=r"the state has no moments to average; give step the state"):
+        lazy.synchronize(start())
+    masked = optax.masked(optax.adam(0.1), {"a": True, "b": False, "c": True}).init(start())
+    with pytest.raises(ConfigurationError, match=r"mu\['a'\] belongs to no tree like params; choose moments='keep'"):
+        lazy.synchronize(start(), masked)
+    lazy.close()
     with pytest.raises(ConfigurationError, match=r"have 1 arrays; .* made for 3 parameters"):
         local.step({"a": start()["a"]})
     params, _ = local.step(start())

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from gradwire.attach.elsewhere import Described
+from gradwire.attach.elsewhere import Array, Described, bytes_of
 from gradwire.errors import ConfigurationError
 from gradwire.keras.model import Attached, all_variables, check, described, guard, send, taken
 from gradwire.local_sgd.mirror import Cell, Mirror, Mirrored, mirrored
 
 
 class Periodic(Attached, Mirrored):
-    """Local steps of a model, averaged from time to time, as :class:`gradwire.Periodic`; made by :func:`periodic`."""
+    """Local steps of a model, averaged from time to time, as :class:`gradwire.Periodic`; made by :func:`periodic`.
+
+    Between averages ranks differ, so its state has this rank's weights, and what its optimizer keeps, too.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """As :meth:`gradwire.Periodic.state_dict`, and the variables."""
+        return {**super().state_dict(), "variables": [bytes_of(_value(each).copy()) for each in all_variables(self)]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As :meth:`gradwire.Periodic.load_state_dict`; then the variables are as they were."""
+        now = [(each, _value(each)) for each in all_variables(self)]
+        saved = state.get("variables", [])
+        if [len(each) for each in saved] != [value.nbytes for _, value in now]:
+            raise ConfigurationError("the state is of a model or an optimizer with other variables; compile the same")
+        super().load_state_dict(state)
+        for (variable, value), own in zip(now, saved, strict=True):
+            variable.assign(own.numpy().copy().view(value.dtype).reshape(value.shape))
 
 
 def periodic(
@@ -104,9 +121,13 @@ def _followed(handle: Periodic, make: Any) -> Any:
     return make_train_function
 
 
+def _value(variable: Any) -> Array:
+    return np.asarray(ops.convert_to_numpy(variable.value))
+
+
 def _cells(variables: Sequence[Any]) -> list[Cell]:
     def cell(described: Described, variable: Any) -> Cell:
-        return Cell(described, lambda: np.asarray(ops.convert_to_numpy(variable.value)), variable.assign)
+        return Cell(described, lambda: _value(variable), variable.assign)
 
     return [cell(*each) for each in zip(described(variables), variables, strict=True)]
 

@@ -125,7 +125,7 @@ def periodic(
     return attached(Periodic, optimizer, {**{name: given[name] for name in DEFAULTS}, **options})
 
 
-DEFAULTS: Mapping[str, Any] = periodic.__kwdefaults__
+DEFAULTS: Mapping[str, Any] = periodic.__kwdefaults__ or {}
 """What :func:`periodic` takes by name, and what it is where nothing is given."""
 
 Kind = TypeVar("Kind", bound=Periodic)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -79,12 +78,14 @@ class Mirror(Optimizer):
         self.named = named
         self._averaged = [Copy(each).fetch() for each in buffers]
         self.buffers = nn.Module() if buffers else None
-        for each in self._averaged:
-            nn.Module.register_buffer(self.buffers, each.cell.described.name.replace(".", "/"), each.parameter.detach())
-        places = {each.parameter: place for place, each in enumerate(self._copies)}
-        self.state = self._moments = _Moments(lambda parameter: moments(places[parameter]))
+        if self.buffers is not None:
+            for each in self._averaged:
+                self.buffers.register_buffer(each.cell.described.name.replace(".", "/"), each.parameter.detach())
+        places: dict[Tensor, int] = {each.parameter: place for place, each in enumerate(self._copies)}
+        self._moments = _Moments(lambda parameter: moments(places[parameter]))
+        self.state = self._moments  # type: ignore[assignment]
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
         """To be called after the framework's step: what waits for it, such as averages, is done."""
 
     @contextmanager
@@ -97,22 +98,27 @@ class Mirror(Optimizer):
             each.store()
 
 
-class _Moments(defaultdict[Tensor, Any]):
-    """Fetches moments when they are asked for, which is seldom."""
+class _Moments:
+    """What is asked of an optimizer's state: moments are fetched when they are asked for, which is seldom.
+
+    Args:
+        of: Gives a parameter's.
+    """
 
     def __init__(self, of: Callable[[Tensor], Mapping[str, Cell]]) -> None:
-        super().__init__(dict)
         self._of = of
+        self._fetched: dict[Tensor, dict[str, Copy]] = {}
 
-    def get(self, parameter: Tensor, default: Any = None) -> dict[str, Tensor]:
-        if parameter not in self:
-            self[parameter] = {key: Copy(cell).fetch() for key, cell in self._of(parameter).items()}
-        return {key: copy.parameter for key, copy in self[parameter].items()}
+    def get(self, parameter: Tensor, default: object) -> dict[str, Tensor]:
+        """A parameter's moments."""
+        if parameter not in self._fetched:
+            self._fetched[parameter] = {key: Copy(cell).fetch() for key, cell in self._of(parameter).items()}
+        return {key: copy.parameter for key, copy in self._fetched[parameter].items()}
 
     def fetched(self) -> list[Copy]:
         """Those that were asked for since the last time."""
-        found = [copy for copies in self.values() for copy in copies.values()]
-        self.clear()
+        found = [copy for copies in self._fetched.values() for copy in copies.values()]
+        self._fetched.clear()
         return found
 
 
