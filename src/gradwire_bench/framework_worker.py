@@ -92,7 +92,7 @@ def by_fit(net: Any, rates: list[float], contender: Contender, course: Course, b
 
     class Rates(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
         def __call__(self, step: Any) -> Any:
-            return keras.ops.take(np.float32(rates), keras.ops.minimum(step, len(rates) - 1))
+            return keras.ops.take(np.array(rates, np.float32), keras.ops.minimum(step, len(rates) - 1))
 
     class Told(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -158,7 +158,7 @@ def learning_rates(peak: float, steps: int) -> Iterator[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))])
     schedule = one_cycle(optimizer, peak, steps)
     for _ in range(steps):
-        yield schedule.get_last_lr()[0]
+        yield float(schedule.get_last_lr()[0])
         optimizer.step()
         schedule.step()
 

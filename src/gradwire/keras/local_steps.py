@@ -91,7 +91,7 @@ def periodic(
 
 def _followed(handle: Periodic, make: Any) -> Any:
     """A model's ``make_train_function`` that makes one which averages after its step, where that is due."""
-    model, on_jax, known = handle.model, keras.backend.backend() == "jax", [None]
+    model, on_jax, known = handle.model, keras.backend.backend() == "jax", list[Any]()
 
     def make_train_function(force: bool = False) -> None:
         if model.steps_per_execution != 1:
@@ -101,7 +101,7 @@ def _followed(handle: Periodic, make: Any) -> Any:
             )
         make(force)
         function = model.train_function
-        if function is known[0]:
+        if function in known:
             return
 
         def step(*arguments: Any) -> Any:
@@ -116,7 +116,7 @@ def _followed(handle: Periodic, make: Any) -> Any:
             Mirrored.step(handle)
             return logs, (*([each.value for each in group] for group in ours), metrics)
 
-        model.train_function = known[0] = step
+        model.train_function, known[:] = step, [step]
 
     return make_train_function
 
