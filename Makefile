@@ -7,13 +7,16 @@ BIN := $(VENV)/bin
 # What `make test-integrations` installs and tests; ray is another 500 MB, and a minute.
 EXTRAS ?= accelerate,transformers,lightning
 
+# Half of the tests wait for processes of their own, up to five for each worker.
+PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
+
 .PHONY: demo test test-integrations test-frameworks test-gpu-kernels check release-check golden clean
 
 demo: $(VENV)/ready
 	$(BIN)/gradwire bench train
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest --ignore tests/integrations --ignore tests/frameworks
+	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/integrations --ignore tests/frameworks
 
 test-integrations: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet "$(TORCH)" --editable ".[$(EXTRAS)]"

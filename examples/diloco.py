@@ -1,10 +1,12 @@
 """DiLoCo between sites: compressed gradients within a site in every step, parameters between sites now and then.
 
     torchrun --nproc-per-node 4 examples/diloco.py --sites 2 --every 8
+    gradwire lab --sites 2 --between 100mbit --within 1gbit -- python examples/diloco.py --sites 2 --every 8
 
-Workers of a site are neighbours in rank and have the faster network. Between sites 4 bits a value go every so many
-steps, and an outer Nesterov optimizer takes their average for a gradient (Douillard et al. 2023, arXiv:2311.08105).
-With as many sites as workers, every worker takes local steps, as in the paper.
+The second command makes such sites on one machine, and counts what each sends to the other. Workers of a site are
+neighbours in rank and have the faster network. Between sites 4 bits a value go every so many steps, and an outer
+Nesterov optimizer takes their average for a gradient (Douillard et al. 2023, arXiv:2311.08105). With as many sites as
+workers, every worker takes local steps, as in the paper.
 """
 
 import argparse

@@ -36,20 +36,6 @@ def sgd(net: nn.Module, **options: Any) -> Optimizer:
     return torch.optim.SGD(net.parameters(), **{"lr": 0.01, **options})
 
 
-def flat(net: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().reshape(-1).float() for parameter in net.parameters()])
-
-
-def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
-    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, tensor.contiguous())
-    return found
-
-
-def same_everywhere(tensor: torch.Tensor) -> bool:
-    return all(torch.equal(each, tensor) for each in gathered(tensor))
-
-
 def nesterov(parameters: list[torch.Tensor]) -> Optimizer:
     return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 
@@ -19,7 +20,17 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()])
+    return torch.cat([parameter.detach().reshape(-1).float() for parameter in model.parameters()])
+
+
+def gathered(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, tensor.contiguous(), group=group)
+    return found
+
+
+def same_everywhere(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> bool:
+    return all(torch.equal(each, tensor) for each in gathered(tensor, group))
 
 
 SHAPES = {"conv": (16, 8, 3, 3), "linear": (40, 67), "bias": (40,), "tall": (300, 9), "odd": (1031,), "scalar": ()}

@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradwire import codecs, granularity, lab, memory, methods, optim, wire
+    from gradwire import codecs, granularity, lab, memory, methods, optim, routes, wire
     from gradwire.attach import Handle, Owed, SecondMoments, Synchronizer, compress, compress_reduce_scatter
     from gradwire.engine import Audit, DensePolicy, Deviation, Stats
+    from gradwire.engine.watch import watch
     from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
     from gradwire.local import Analysis, Roundtrip, analyze, roundtrip
     from gradwire.local_sgd import Periodic, periodic
@@ -46,8 +47,9 @@ _HOMES = {
     "redistribute": "gradwire.state",
     "periodic": "gradwire.local_sgd",
     "roundtrip": "gradwire.local",
+    "watch": "gradwire.engine.watch",
 }
-_ROOMS = ("codecs", "granularity", "jax", "keras", "lab", "memory", "methods", "optim", "tensorflow", "wire")
+_ROOMS = ("codecs", "granularity", "jax", "keras", "lab", "memory", "methods", "optim", "routes", "tensorflow", "wire")
 
 __all__ = [
     "FORMAT_VERSION",
@@ -81,6 +83,8 @@ __all__ = [
     "periodic",
     "redistribute",
     "roundtrip",
+    "routes",
+    "watch",
     "wire",
 ]
 

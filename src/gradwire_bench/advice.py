@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from gradwire.cost import closed_forms
 from gradwire.cost.advice import Candidate
 from gradwire.cost.costs import FREE, Costs, Profile
 from gradwire.cost.network import Level, Links
@@ -19,6 +18,7 @@ from gradwire.cost.shapes import get
 from gradwire.cost.simulation import Setting, plain, simulate
 from gradwire.cost.workload import Workload
 from gradwire.engine.configuration import Configuration
+from gradwire_bench import closed_forms
 from gradwire_bench.cost_pictures import curves, draw_curves
 from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
 

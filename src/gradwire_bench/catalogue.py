@@ -143,7 +143,7 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
                 granularities=kind.granularities,
                 memory=str(kind.memory),
                 memories=kind.memories,
-                options={field.name: _default(field) for field in dataclasses.fields(kind)},  # type: ignore[arg-type]
+                options={field.name: _default(field) for field in _fields(kind)},
                 option_texts=_option_texts(kind),
                 wire_bits=kind.wire_bits,
                 bits=declared_bits(method, SIDE, SIDE) / SIDE**2,
@@ -170,13 +170,20 @@ def _docstring(kind: type) -> tuple[str, str]:
     return about, attributes
 
 
+def _fields(kind: type[Method]) -> list[dataclasses.Field[Any]]:
+    """A method's options, its own before those that it has in common with others."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    names = [name for each in kind.__mro__ for name in inspect.get_annotations(each) if name in fields]
+    return [fields[name] for name in dict.fromkeys(names)]
+
+
 def _option_texts(kind: type[Method]) -> dict[str, str]:
     """Name to text, from the sections on attributes of a class and of those that it inherits from."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         told = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", _docstring(each)[1], re.MULTILINE)
         found |= {name: " ".join(text.split()) for name, text in told}
-    return {field.name: found[field.name] for field in dataclasses.fields(kind) if field.name in found}  # type: ignore[arg-type]
+    return {field.name: found[field.name] for field in _fields(kind) if field.name in found}
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""Real images for the benchmarks: Fashion-MNIST where it can be had, else the digits scikit-learn ships."""
+"""Real images for the benchmarks: Fashion-MNIST where it can be had, else scikit-learn's digits; CIFAR-10; folders."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from gradwire.errors import ConfigurationError
+from gradwire_bench import folders
+from gradwire_bench.folders import Files
 
 FASHION_MNIST = "Fashion-MNIST"
 DIGITS = "scikit-learn digits"
@@ -28,7 +30,9 @@ APT_TIMEOUT = 120.0
 CIFAR10 = "CIFAR-10"
 CIFAR10_ARCHIVE = "cifar-10-binary.tar.gz"
 
-Dataset = Literal["auto", "fashion-mnist", "digits", "cifar10"]
+IMAGENET = "ImageNet"
+
+Dataset = Literal["auto", "fashion-mnist", "digits", "cifar10", "imagenet"]
 
 _FILES = {
     "train_images": "train-images-idx3-ubyte.gz",
@@ -48,8 +52,6 @@ _CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 """Of the archive, as its authors publish it."""
 _CIFAR10_TRAIN, _CIFAR10_TEST = tuple(f"data_batch_{number}.bin" for number in range(1, 6)), ("test_batch.bin",)
 _COLOUR_SIDE = 32
-_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-"""Weights of red, green and blue (ITU-R BT.601)."""
 
 _DIGITS_TRAIN = 1_437  # four fifths of the 1 797
 
@@ -62,29 +64,42 @@ class DataSource:
         name: The data set's name.
         directory: Where its files lie; ``None`` for data that ships inside a library.
         reason: One sentence for the reader.
+        colours: Channels of its images.
+        classes: What they show.
     """
 
     name: str
     directory: Path | None
     reason: str
+    colours: int = 1
+    classes: int = 10
+
+    def plain(self) -> dict[str, Any]:
+        """For a JSON."""
+        return {**asdict(self), "directory": None if self.directory is None else str(self.directory)}
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> DataSource:
+        """From a JSON."""
+        return cls(**{**content, "directory": Path(content["directory"]) if content["directory"] else None})
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A labelled image set in memory.
+    """A labelled image set, in memory or in files that are decoded as they are asked for.
 
     Attributes:
         name: The data set's name.
-        train_images: ``uint8[N, H, W]``, 0 to 255.
-        train_labels: ``int64[N]``, 0 to 9.
-        test_images: ``uint8[M, H, W]``.
+        train_images: ``uint8[N, C, H, W]``, 0 to 255.
+        train_labels: ``int64[N]``, from 0.
+        test_images: ``uint8[M, C, H, W]``.
         test_labels: ``int64[M]``.
     """
 
     name: str
-    train_images: npt.NDArray[np.uint8]
+    train_images: npt.NDArray[np.uint8] | Files
     train_labels: npt.NDArray[np.int64]
-    test_images: npt.NDArray[np.uint8]
+    test_images: npt.NDArray[np.uint8] | Files
     test_labels: npt.NDArray[np.int64]
 
 
@@ -116,6 +131,9 @@ def locate(dataset: Dataset = "auto") -> DataSource:
         return DataSource(DIGITS, None, "asked for")
     if dataset == "cifar10":
         return _locate_cifar10()
+    if dataset == "imagenet":
+        own = cache_directory() / "imagenet"
+        return DataSource(IMAGENET, own, f"found in {own}", 3, len(folders.classes(own)))
     if directory := find_fashion_mnist():
         return DataSource(FASHION_MNIST, directory, f"found in {directory}")
     try:
@@ -140,12 +158,16 @@ def load(source: DataSource) -> Images:
         return _load_digits()
     if source.name == CIFAR10:
         return load_cifar10(source.directory / CIFAR10_ARCHIVE)
+    if source.name == IMAGENET:
+        known = folders.classes(source.directory)
+        train, test = (folders.read(source.directory, part, known) for part in folders.PARTS)
+        return Images(IMAGENET, *train, *test)
     arrays = {field: _read_idx(source.directory / file, _SHA256[field]) for field, file in _FILES.items()}
     return Images(
         FASHION_MNIST,
-        arrays["train_images"],
+        arrays["train_images"][:, None],
         arrays["train_labels"].astype(np.int64),
-        arrays["test_images"],
+        arrays["test_images"][:, None],
         arrays["test_labels"].astype(np.int64),
     )
 
@@ -158,7 +180,7 @@ def _load_digits() -> Images:
             "scikit-learn is not installed; install it with: pip install 'gradwire[bench]'"
         ) from error
     pixels, labels = load_digits(return_X_y=True)
-    images = np.rint(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    images = np.rint(pixels.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(images))
     train, test = order[:_DIGITS_TRAIN], order[_DIGITS_TRAIN:]
     labels = labels.astype(np.int64)
@@ -166,7 +188,7 @@ def _load_digits() -> Images:
 
 
 def load_cifar10(archive: Path, md5: str = _CIFAR10_MD5) -> Images:
-    """Reads the archive of CIFAR-10's binary version; colours become grey, as the benchmarks' nets see one channel.
+    """Reads the archive of CIFAR-10's binary version.
 
     Args:
         archive: ``cifar-10-binary.tar.gz``; its records are a label and 32 by 32 values of red, of green and of blue.
@@ -198,9 +220,7 @@ def _read_records(
     if len(content) % record:
         raise ConfigurationError(f"{archive}: {len(content)} bytes are no whole records of {record}; get it again")
     records = content.reshape(-1, record)
-    colours = records[:, 1:].reshape(-1, 3, _COLOUR_SIDE, _COLOUR_SIDE)
-    grey = np.rint(np.einsum("nchw,c->nhw", colours, _LUMA)).astype(np.uint8)
-    return grey, records[:, 0].astype(np.int64)
+    return records[:, 1:].reshape(-1, 3, _COLOUR_SIDE, _COLOUR_SIDE), records[:, 0].astype(np.int64)
 
 
 def _locate_cifar10() -> DataSource:
@@ -210,7 +230,7 @@ def _locate_cifar10() -> DataSource:
             f"{CIFAR10} is not in {directory}: put https://www.cs.toronto.edu/~kriz/{CIFAR10_ARCHIVE} (170 MB) there, "
             "or use --dataset fashion-mnist"
         )
-    return DataSource(CIFAR10, directory, f"found in {directory}")
+    return DataSource(CIFAR10, directory, f"found in {directory}", 3)
 
 
 def _read_idx(path: Path, sha256: str) -> npt.NDArray[np.uint8]:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,14 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire_bench import data
 from gradwire_bench.contenders import Contender
+from gradwire_bench.data import DataSource
 from gradwire_bench.nets.image import CLASSES
 from gradwire_bench.tasks import Task
 from gradwire_bench.train_worker import (
     COLLECTIVE_TIMEOUT,
-    EVALUATION_SAMPLES,
-    evaluates,
+    evaluated,
     one_cycle,
     out,
     peak_rate,
@@ -79,8 +77,8 @@ class Course:
         self.seconds.append(time.perf_counter() - self._begun)
         self.interface_bytes += interface_sent_bytes() - self._sent if self._job["shaped"] else 0
         step, accuracy = len(self.seconds), None
-        if evaluates(step, self._job["steps"]):
-            accuracy = share_right(scores, self._task, EVALUATION_SAMPLES)
+        if samples := evaluated(step, self._job["steps"]):
+            accuracy = share_right(scores, self._task, samples)
         if dist.get_rank() == 0:
             told = {"elapsed": sum(self.seconds), "loss": self.losses[-1], "accuracy": accuracy}
             emit("step", row=self._number, step=step, **told)
@@ -198,14 +196,14 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
             losses=course.losses,
             phases={stage: total / steps for stage, total in stats.seconds.items()},
             peak_bytes=None,
+            parameters=None,
         )
 
 
 def main() -> None:
     """Runs the job given as JSON on the command line."""
     job = json.loads(sys.argv[1])
-    directory = job["data_directory"]
-    source = data.DataSource(job["data"], Path(directory) if directory else None, "")
+    source = DataSource.of(job["source"])
     workload = WORKLOADS[job["workload"]]
     with process_group(2 * COLLECTIVE_TIMEOUT) as (rank, world_size):
         task = workload.task(source, rank=rank, world_size=world_size, batch=job["batch"], seed=job["seed"])

@@ -193,8 +193,8 @@ def _bits(device: torch.device, told: Told) -> list[Verdict]:
 def _outcome(code: Code, block: Block, gradient: Tensor, where: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     values, residual = gradient.to(where), torch.ones_like(gradient, device=where)
     payloads = torch.zeros(2, kernels.payload_bytes(code, block), dtype=torch.uint8, device=where)
-    kernels.encode(code, block, values, residual, 0.9, 1.0, payloads[0], key_of(0, 0, 0))
-    kernels.encode(code, block, values, None, 1.0, 1.0, payloads[1], key_of(0, 0, 1))
+    kernels.encode(code, block, kernels.Compensated(values, residual, 0.9), payloads[0], key_of(0, 0, 0))
+    kernels.encode(code, block, kernels.Compensated(values), payloads[1], key_of(0, 0, 1))
     out = torch.zeros_like(values)
     kernels.decode(code, block, payloads, out, 0.5)
     return payloads, residual, out
@@ -236,11 +236,13 @@ def _speeds(numel: int, device: torch.device, copy: float, told: Told) -> Iterat
         size = kernels.payload_bytes(code, own)
         payloads = torch.empty(ROWS, size, dtype=torch.uint8, device=device)
         for payload in payloads:
-            kernels.encode(code, own, gradient, None, 1.0, 1.0, payload, key_of(0, 0))
+            kernels.encode(code, own, kernels.Compensated(gradient), payload, key_of(0, 0))
         share = size / numel
 
         def encode(code: Code = code, own: Block = own, payload: Tensor = payloads[0], keep: bool = True) -> None:
-            kernels.encode(code, own, gradient, residual if keep else None, 0.9, 1.0, payload, key_of(0, 0))
+            kernels.encode(
+                code, own, kernels.Compensated(gradient, residual if keep else None, 0.9), payload, key_of(0, 0)
+            )
 
         def decode(code: Code = code, own: Block = own, payloads: Tensor = payloads) -> None:
             kernels.decode(code, own, payloads, out, 1 / ROWS)
@@ -263,7 +265,7 @@ def _speeds(numel: int, device: torch.device, copy: float, told: Told) -> Iterat
             "top-k 1 %: select with residual",
             28,
             0.6,
-            lambda: kernels.topk_select(block, gradient, residual, 0.9, 1.0, counts, positions, values),
+            lambda: kernels.topk_select(block, kernels.Compensated(gradient, residual, 0.9), counts, positions, values),
         )
     side = math.isqrt(numel)
     matrix = Block.cut(flat_slots([("matrix", (side, side))]), Granularity("layer"))
@@ -272,7 +274,7 @@ def _speeds(numel: int, device: torch.device, copy: float, told: Told) -> Iterat
         f"rank {RANK}: project with residual",
         16,
         0.5,
-        lambda: kernels.project_rows(matrix, gradient, residual, 0.9, 1.0, q, p, subtract=False),
+        lambda: kernels.project_rows(matrix, kernels.Compensated(gradient, residual, 0.9), q, p, subtract=None),
     )
     yield speed(f"rank {RANK}: write product", 12, 0.5, lambda: kernels.write_product(matrix, p, q, out, residual))
     yield speed("torch.topk 1 %, for comparison", 4, None, lambda: gradient.abs().topk(len(positions)))

@@ -28,7 +28,7 @@ def real_gradients(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = workload.net()
+        net = workload.model(source)
     batches = workload.task(source, rank=0, world_size=1, batch=BATCH, seed=seed).batches()
     optimizer = torch.optim.SGD(net.parameters(), lr=workload.learning_rate / 2)
     for inputs, labels in islice(batches, steps):

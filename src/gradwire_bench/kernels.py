@@ -29,6 +29,8 @@ BUCKET = 512
 DENSITY = 0.01
 """Share of the elements that sparse operations choose."""
 
+Segments = Literal["one", "resnet"]
+
 Progress = Callable[[int, int, str], None]
 """Told how many measurements are done, how many there are, and what is measured next."""
 
@@ -39,7 +41,7 @@ class Row:
 
     Attributes:
         operation: What was measured.
-        milliseconds: Median time.
+        seconds: Each round's time.
         times_copy: Median of its time divided by that of ``Tensor.copy_`` in the same round.
         target: The largest ``times_copy`` we accept, if we promise any.
         gigabytes_per_second: Bytes of gradient handled a second, in units of 1e9.
@@ -48,11 +50,16 @@ class Row:
     """
 
     operation: str
-    milliseconds: float
+    seconds: list[float]
     times_copy: float
     target: float | None
     gigabytes_per_second: float
     peak_extra_bytes: int | None
+
+    @property
+    def milliseconds(self) -> float:
+        """The median of the rounds."""
+        return 1e3 * statistics.median(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class _Operation:
 def measure(
     numel: int = 25_000_000,
     repeats: int = 7,
-    segments: Literal["one", "resnet"] = "one",
+    segments: Segments = "one",
     progress: Progress | None = None,
 ) -> list[Row]:
     """Times every operation once a round, so that all of them meet the same disturbances.
@@ -99,7 +106,7 @@ def measure(
     return [
         Row(
             operation=operation.name,
-            milliseconds=1e3 * statistics.median(times),
+            seconds=times,
             times_copy=statistics.median(own / copy for own, copy in zip(times, copies, strict=True)),
             target=operation.target,
             gigabytes_per_second=4e-9 * block.numel / statistics.median(times),
@@ -110,7 +117,7 @@ def measure(
     ]
 
 
-def _block(numel: int, segments: Literal["one", "resnet"]) -> Block:
+def _block(numel: int, segments: Segments) -> Block:
     if segments == "one":
         return Block.cut([Slot("weight", (numel,), 0)], Granularity("layer"))
     slots = flat_slots(shapes.get("resnet50"))
@@ -139,10 +146,10 @@ def _quantisers(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -
     for name, code, segments, encoded_within, decoded_within in measured:
         payloads = torch.empty(ROWS, kernels.payload_bytes(code, segments), dtype=torch.uint8)
         for rank, payload in enumerate(payloads):
-            kernels.encode(code, segments, gradient, None, 1.0, 1.0, payload, key_of(0, 0, rank))
+            kernels.encode(code, segments, kernels.Compensated(gradient), payload, key_of(0, 0, rank))
 
         def encode(payload: Tensor = payloads[0], code: Code = code, segments: Block = segments) -> None:
-            kernels.encode(code, segments, gradient, residual, 0.9, 1.0, payload, key_of(0, 0, 0))
+            kernels.encode(code, segments, kernels.Compensated(gradient, residual, 0.9), payload, key_of(0, 0, 0))
 
         def decode(payloads: Tensor = payloads, code: Code = code, segments: Block = segments) -> None:
             kernels.decode(code, segments, payloads, out, 1 / ROWS)
@@ -160,13 +167,13 @@ def _sparse(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -> li
     indices = torch.empty(ROWS, elias_fano_bytes(chosen, block.positions), dtype=torch.uint8)
     for row in range(ROWS):
         shifted = gradient.roll(row)
-        kernels.topk_select(block, shifted, None, 1.0, 1.0, counts, positions[row], values[row])
+        kernels.topk_select(block, kernels.Compensated(shifted), counts, positions[row], values[row])
         kernels.elias_fano_encode(positions[row], block.positions, indices[row])
     own_positions, own_values = positions[0].clone(), values[0].clone()
     random_positions, random_values = torch.empty_like(own_positions), torch.empty_like(own_values)
 
     def select() -> None:
-        kernels.topk_select(block, gradient, residual, 0.9, 1.0, counts, own_positions, own_values)
+        kernels.topk_select(block, kernels.Compensated(gradient, residual, 0.9), counts, own_positions, own_values)
         kernels.subtract(block, residual, own_positions, own_values)
 
     def average() -> None:

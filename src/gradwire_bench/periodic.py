@@ -61,8 +61,7 @@ def train(
     job = {
         "kind": "train",
         "workload": workload.name,
-        "data": source.name,
-        "data_directory": str(source.directory) if source.directory else None,
+        "source": source.plain(),
         "batch": batch or workload.batch,
         "optimizer": optimizer,
         "large": large,

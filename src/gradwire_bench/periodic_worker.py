@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,13 +42,14 @@ class Trainer:
     """Trains one model after another, each as its run says.
 
     Args:
-        job: The parent's wishes: ``workload``, ``data``, ``data_directory``, ``batch``, ``optimizer``, ``large``,
+        job: The parent's wishes: ``workload``, ``source``, ``batch``, ``optimizer``, ``large``,
             ``test_samples``, ``shaped`` (whether the worker's interface is its own), ``runs``.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
         self._workload: Workload = WORKLOADS[job["workload"]]
+        self._source = DataSource.of(job["source"])
         self._tasks: dict[int, Task] = {}
 
     def run(self) -> None:
@@ -66,16 +66,16 @@ class Trainer:
 
     def _task(self, seed: int) -> Task:
         if seed not in self._tasks:
-            directory = self._job["data_directory"]
-            source = DataSource(self._job["data"], Path(directory) if directory else None, "")
             rank, world_size = dist.get_rank(), dist.get_world_size()
             batch = self._job["batch"]
-            self._tasks = {seed: self._workload.task(source, rank=rank, world_size=world_size, batch=batch, seed=seed)}
+            self._tasks = {
+                seed: self._workload.task(self._source, rank=rank, world_size=world_size, batch=batch, seed=seed)
+            }
         return self._tasks[seed]
 
     def _train(self, number: int, run: Run) -> dict[str, Any]:
         torch.manual_seed(run.seed)
-        net = self._workload.net() if self._job["large"] else self._workload.small()
+        net = self._workload.model(self._source, small=not self._job["large"])
         optimizer = _optimizer(self._job["optimizer"], net.parameters(), run.learning_rate)
         group = dist.new_group(timeout=timedelta(seconds=COLLECTIVE_TIMEOUT))
         averager = Averager(net, optimizer, run.plan, group)

@@ -20,7 +20,6 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire.errors import ConfigurationError
-from gradwire_bench.contenders import DDP
 from gradwire_bench.sync import SyncRow
 from gradwire_bench.train import TrainRow
 
@@ -47,6 +46,11 @@ def machine() -> dict[str, Any]:
     }
 
 
+def command() -> str:
+    """What was typed."""
+    return shlex.join(["gradwire", *sys.argv[1:]])
+
+
 def document(kind: str, **content: Any) -> dict[str, Any]:
     """The envelope of every JSON that gradwire writes.
 
@@ -57,7 +61,7 @@ def document(kind: str, **content: Any) -> dict[str, Any]:
     return {
         "schema": f"gradwire.{kind}/1",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["gradwire", *sys.argv[1:]]),
+        "command": command(),
         "machine": machine(),
         **{field: _plain(value) for field, value in content.items()},
     }
@@ -95,20 +99,6 @@ def require(*libraries: str) -> None:
         raise ConfigurationError(
             f"{', '.join(missing)} is not installed; install it with: pip install 'gradwire[bench]'"
         )
-
-
-def accuracy_gains(path: Path) -> dict[str, float]:
-    """Percentage points of accuracy above plain DDP by contender, from a file that ``gradwire bench train`` wrote.
-
-    Raises:
-        ConfigurationError: If the file is not such a file.
-    """
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        accuracies = {row["method"]: row["accuracy"] for row in rows if row["accuracy"] is not None}
-        return {contender: 100 * (accuracy - accuracies[DDP]) for contender, accuracy in accuracies.items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{path} does not hold training results; make it with gradwire bench train") from error
 
 
 def machine_line() -> str:

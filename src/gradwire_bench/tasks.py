@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradwire_bench.data import Images
+from gradwire_bench.folders import Files
 from gradwire_bench.ratings import Ratings
 from gradwire_bench.text import Text
 
@@ -64,7 +65,7 @@ class ImageTask:
     """Image classification on one worker's share of every batch; the same seed gives every method the same batches.
 
     Args:
-        images: The whole data set; each worker holds it all and takes its own part.
+        images: The whole data set, of which each worker takes its own part.
         rank: This worker.
         world_size: Number of workers.
         batch: Images a worker and step.
@@ -100,11 +101,10 @@ class ImageTask:
         labels = torch.from_numpy(self._images.test_labels[:limit][self._rank :: self._world_size])
         return _score(model, ((self._inputs(images[part]), labels[part]) for part in _parts(len(images))))
 
-    def _inputs(self, images: npt.NDArray[np.uint8]) -> Tensor:
-        """``float32[B, 1, side, side]`` with mean 0 and deviation 1."""
-        pixels = (
-            torch.from_numpy(images.astype(np.float32)).div_(255).sub_(self._mean).div_(self._deviation).unsqueeze(1)
-        )
+    def _inputs(self, images: npt.NDArray[np.uint8] | Files) -> Tensor:
+        """``float32[B, C, side, side]`` with mean 0 and deviation 1."""
+        bright = torch.from_numpy(np.asarray(images).astype(np.float32))
+        pixels = bright.div_(255).sub_(self._mean).div_(self._deviation)
         missing = self._side - pixels.shape[-1]
         if missing == 0:
             return pixels
@@ -198,7 +198,7 @@ class PixelTask:
     """Which item each pixel of a canvas shows: images of items, composed at random places, and their masks.
 
     Args:
-        images: Of items; each worker holds them all and takes its own part.
+        images: Of items, grey on black; each worker holds them all and takes its own part.
         rank: This worker.
         world_size: Number of workers.
         batch: Canvases a worker and step.
@@ -242,8 +242,13 @@ class PixelTask:
         return total
 
     def _canvases(
-        self, order: np.random.Generator, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64], count: int
+        self,
+        order: np.random.Generator,
+        images: npt.NDArray[np.uint8] | Files,
+        labels: npt.NDArray[np.int64],
+        count: int,
     ) -> tuple[Tensor, Tensor]:
+        images = np.asarray(images)[:, 0]
         side = images.shape[-1]
         canvases = np.zeros((count, CANVAS, CANVAS), np.float32)
         masks = np.zeros((count, CANVAS, CANVAS), np.int64)

@@ -78,6 +78,8 @@ class TrainRow:
         phases: Median seconds a step of rank 0: ``"forward"``, ``"backward"`` (until the gradients are averaged),
             ``"update"``; and of its wire thread, which works beside: ``"encode"``, ``"wire"``, ``"decode"``.
         peak_bytes: Resident memory of rank 0 at its highest, Python and torch included; None where no one tells.
+        parameters: Digest of the model's bits on rank 0 at the end; None in other frameworks than torch.
+        framework: What trained.
         error: Why there is no result.
     """
 
@@ -97,6 +99,8 @@ class TrainRow:
     losses: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     peak_bytes: int | None = None
+    parameters: str | None = None
+    framework: Framework = "torch"
     error: str | None = None
 
     @property
@@ -184,11 +188,10 @@ def race(
     Returns:
         A row for every contender; one that failed says why.
     """
-    rows = [TrainRow(str(racer), racer.label, workload.target(source)) for racer in racers]
+    rows = [TrainRow(str(racer), racer.label, workload.target(source), framework=framework) for racer in racers]
     job = {
         "workload": workload.name,
-        "data": source.name,
-        "data_directory": str(source.directory) if source.directory else None,
+        "source": source.plain(),
         "methods": [str(racer) for racer in racers],
         "steps": steps,
         "batch": batch,
@@ -238,4 +241,4 @@ def _take(row: TrainRow, event: dict[str, Any]) -> None:
             row.step_seconds, row.losses, row.accuracy = event["step_seconds"], event["losses"], event["accuracy"]
             row.dense_bytes, row.metered_bytes = event["dense_bytes"], event["metered_bytes"]
             row.interface_bytes = event["interface_bytes"]
-            row.phases, row.peak_bytes = event["phases"], event["peak_bytes"]
+            row.phases, row.peak_bytes, row.parameters = event["phases"], event["peak_bytes"], event["parameters"]

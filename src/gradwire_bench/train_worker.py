@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +15,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradwire_bench import data, resident
+from gradwire_bench import resident
 from gradwire_bench.contenders import Averaged, Contender
+from gradwire_bench.data import DataSource
 from gradwire_bench.settings import learning_rate
 from gradwire_bench.tasks import Task
 from gradwire_bench.trial import base_rate, optimizer_of
-from gradwire_bench.worker import agree, emit, interface_sent_bytes, mean_over_ranks, process_group, reason
+from gradwire_bench.worker import agree, emit, fingerprint, interface_sent_bytes, mean_over_ranks, process_group, reason
 from gradwire_bench.workloads import WORKLOADS, Workload
 
 WARM_UP_SHARE = 0.2
@@ -32,6 +32,9 @@ EVALUATION_STEPS = 10
 
 EVALUATION_SAMPLES = 1_000
 """Test samples of one point of the accuracy curve; the final accuracy uses all."""
+
+JUDGED_STEPS, GLANCE_SAMPLES = 20, 100
+"""A shorter training is for its times, and ends with so many test samples."""
 
 COLLECTIVE_TIMEOUT = 120.0
 """Seconds after which a collective that some rank does not join fails."""
@@ -49,7 +52,7 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(job["seed"])
-    net = workload.net()
+    net = workload.model(DataSource.of(job["source"]))
     contender = Contender.parse(method)
     averaged, error = None, None
     try:
@@ -80,7 +83,8 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
     for stage, total in averaged.stages().items():
         phases[stage] = (total - stages_before[stage]) / len(steps)
     peak = resident.peak() if measurable else None
-    accuracy = _accuracy(net, task, None)
+    end = fingerprint(net)
+    accuracy = _accuracy(net, task, None if job["steps"] >= JUDGED_STEPS else GLANCE_SAMPLES)
     averaged.close()
     if rank == 0:
         emit(
@@ -94,6 +98,7 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
             losses=[step.loss for step in steps],
             phases=phases,
             peak_bytes=peak,
+            parameters=end,
         )
 
 
@@ -140,8 +145,8 @@ def _steps(
         elapsed += end - begin
         sent = interface_sent_bytes() - sent_before if shaped else 0
         accuracy = None
-        if evaluates(step, steps):
-            accuracy = _accuracy(net, task, EVALUATION_SAMPLES)
+        if samples := evaluated(step, steps):
+            accuracy = _accuracy(net, task, samples)
         if rank == 0:
             emit("step", row=number, step=step, elapsed=elapsed, loss=loss.item(), accuracy=accuracy)
         yield _Step(forward - begin, backward - forward, end - backward, loss.item(), sent)
@@ -154,9 +159,12 @@ def one_cycle(optimizer: torch.optim.Optimizer, peak: float, steps: int) -> torc
     )
 
 
-def evaluates(step: int, steps: int) -> bool:
-    """Whether there is a point of the accuracy curve after a step."""
-    return step % EVALUATION_STEPS == 0 or step == steps
+def evaluated(step: int, steps: int) -> int:
+    """Test samples of the accuracy curve's point after a step; 0 where it has none."""
+    judged = steps >= JUDGED_STEPS
+    if step != steps and not (judged and step % EVALUATION_STEPS == 0):
+        return 0
+    return EVALUATION_SAMPLES if judged else GLANCE_SAMPLES
 
 
 def out(number: int, error: Exception | None) -> bool:
@@ -187,8 +195,7 @@ def share_right(net: nn.Module, task: Task, limit: int | None) -> float:
 def main() -> None:
     """Runs the job given as JSON on the command line."""
     job = json.loads(sys.argv[1])
-    directory = job["data_directory"]
-    source = data.DataSource(job["data"], Path(directory) if directory else None, "")
+    source = DataSource.of(job["source"])
     workload = WORKLOADS[job["workload"]]
     with process_group(2 * COLLECTIVE_TIMEOUT) as (rank, world_size):
         task = workload.task(source, rank=rank, world_size=world_size, batch=job["batch"], seed=job["seed"])

@@ -18,6 +18,7 @@ from gradwire.local import LocalWorld
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import Dataset, DataSource
 from gradwire_bench.tasks import Task
+from gradwire_bench.worker import fingerprint
 from gradwire_bench.workloads import WORKLOADS, Name, Workload, bits
 
 OptimizerName = Literal["sgd", "momentum", "nesterov", "adamw"]
@@ -60,12 +61,14 @@ class Result:
         loss: Cross entropy on the test samples, in bits; infinite where it is not finite.
         sent_bytes: Bytes a worker and step handed over to be sent.
         dense_bytes: Bytes a worker and step of a dense ring all-reduce.
+        parameters: Digest of the model's bits at the end; empty where training ended before.
     """
 
     accuracy: float
     loss: float
     sent_bytes: float
     dense_bytes: float
+    parameters: str = ""
 
 
 def base_rate(workload: Workload, optimizer: OptimizerName) -> float:
@@ -94,10 +97,11 @@ def run(
         batch: Samples a worker and step; 0 for the workload's own.
     """
     workload = WORKLOADS[trial.workload]
-    task = _task(workload, workload.locate(dataset), trial.workers * (batch or workload.batch), trial.seed)
+    source = workload.locate(dataset)
+    task = _task(workload, source, trial.workers * (batch or workload.batch), trial.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
-        net = workload.small()
+        net = workload.model(source, small=True)
     averages = _Averages(net, trial)
     optimizer = optimizer_of(trial.optimizer, net, trial.learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -111,6 +115,7 @@ def run(
         if not math.isfinite(losses):
             return Result(0.0, math.inf, averages.sent_bytes / step, averages.dense_bytes)
     net.eval()
+    end = fingerprint(net)
     score = task.score(net, samples)
     loss = bits(score.nats / score.seen)
     return Result(
@@ -118,6 +123,7 @@ def run(
         loss if math.isfinite(loss) else math.inf,
         averages.sent_bytes / steps,
         averages.dense_bytes,
+        end,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterator
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gradwire import lab
 from gradwire.errors import LabError
@@ -53,6 +55,14 @@ def mean_over_ranks(value: float) -> float:
 def interface_sent_bytes() -> int:
     """Bytes that this worker's interface has sent so far, headers included."""
     return lab.interface_counters().tx_bytes
+
+
+def fingerprint(net: nn.Module) -> str:
+    """Of all parameters' bits."""
+    digest = hashlib.blake2b(digest_size=8)
+    for parameter in net.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def reason(error: BaseException) -> str:

@@ -312,7 +312,7 @@ def test_what_is_chosen_among_is_known() -> None:
     from gradwire.engine.choices import Choices
 
     automatic = Automatic.of({}, Choices())
-    assert list(automatic.among) == [*EXACT, *AMONG]
+    assert list(automatic.lines) == [*EXACT, *AMONG]
     assert automatic.as_saved({}).now == EXACT[0]
     assert automatic.as_saved({"chosen": AMONG[0]}).settled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import gradwire
-from gradwire import ConfigurationError
+from gradwire import ConfigurationError, methods
 from gradwire.attach.given import check_parameters
 from gradwire.memory import EF21, Diana, Momentum, Residual
 from pool import Pool
@@ -74,6 +75,7 @@ VALUES = torch.randn(100)
         ("topk", {"memory": "diana"}, "memory=diana is for unbiased methods; topk is contractive; choose 'ef21'"),
         ("qsgd", {"memory": Diana(alpha=0.9)}, "alpha=0.9 is too large for a method with an error bound of"),
         (object(), {}, "is neither a name nor a method"),
+        ("topk", {"seed": 1.5}, "seed=1.5 is out of range; choose a whole number"),
     ],
 )
 def test_unknown_and_out_of_range(method: Any, options: dict[str, Any], message: str) -> None:
@@ -93,6 +95,24 @@ def test_unknown_and_out_of_range(method: Any, options: dict[str, Any], message:
 def test_tensors_that_cannot_be_compressed(tensor: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         gradwire.roundtrip(tensor, "topk")
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "number", "plain"),
+    [
+        ("qsgd", "bits", 4.0, 4),
+        ("powersgd", "rank", np.int64(2), 2),
+        ("topk", "ratio", np.float32(0.25), 0.25),
+        ("topk", "ratio", torch.tensor(0.25), 0.25),
+        ("topk", "seed", np.int64(7), 7),
+    ],
+)
+def test_numbers_of_other_kinds_are_taken(method: str, option: str, number: Any, plain: float) -> None:
+    matrix = torch.randn(20, 30)
+    given: list[dict[str, Any]] = [{option: number}, {option: plain}]
+    assert torch.equal(*(gradwire.roundtrip(matrix, method, **each).decoded for each in given))
+    if option in ("bits", "rank"):
+        assert type(getattr(methods.make(method, {option: number}), option)) is int
 
 
 def test_no_process_group() -> None:
@@ -157,6 +177,18 @@ def models_that_are_refused() -> None:
     refused(sync.synchronize, "gradient of 'weight' has layout torch.sparse_coo")
     net.weight.grad = torch.ones(4, 4)
     sync.synchronize()
+
+    for given in (net.parameters(), list(net.parameters()), dict(net.named_parameters()), net.weight, None):
+        refused(lambda given=given: gradwire.Synchronizer(given, "dense"), "among the parameters given is a")
+    lazy = nn.LazyLinear(3)
+    refused(lambda: gradwire.Synchronizer(lazy, "dense"), "'weight' has no shape yet; have the model take a first")
+
+    for choice, message in (
+        ({"fuse_bytes": "1 MB"}, "fuse_bytes='1 MB' is out of range; choose a whole number of bytes, from 1"),
+        ({"dense": 1024}, r"dense=1024 is no policy; give gradwire.DensePolicy\(below=1024"),
+        ({"learning_rate": lambda: None}, r"learning_rate\(\) failed or gave no number"),
+    ):
+        refused(lambda choice=choice: gradwire.Synchronizer(net, "topk", **choice), message)
 
     frozen = nn.Linear(4, 4).requires_grad_(False)
     refused(lambda: gradwire.Synchronizer(frozen.named_parameters(), "dense"), "no parameters that require gradients")

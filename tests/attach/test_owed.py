@@ -29,6 +29,7 @@ def elsewhere(folder: str, method: str, options: dict[str, Any]) -> None:
         train(model, range(3))
         owed = gradwire.Owed(handle, model)
         expected = {name: each.full_tensor() for name, each in owed.state_dict().items() if isinstance(each, DTensor)}
+        assert not owed.state_dict()["which are estimates"].any()
         assert any(each.any() for each in expected.values())
         dcp.save({"owed": owed}, checkpoint_id=folder)
     others: list[Any] = [hsdp(), replicated(), DistributedDataParallel(Net())]
@@ -52,6 +53,105 @@ def test_what_is_owed_goes_to_another_cut(pool: Pool, tmp_path: Path, method: st
     pool.run(4, elsewhere, str(tmp_path), method, options)
 
 
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def kept(handle: gradwire.Handle, place: int) -> dict[str, torch.Tensor]:
+    """What a memory of differences has in one of its fields: the worker's estimate, negative, or the shared one."""
+    found = {}
+    for name, shape in handle.averaged.shapes.items():
+        fields = handle.configuration.rule(name).memory_of(shape).estimates("residual")
+        assert fields is not None
+        value = handle.engine.store.get(fields[place], name)
+        found[name] = torch.zeros(shape) if value is None else value
+    return found
+
+
+def estimates_elsewhere(folder: str, method: str, options: dict[str, Any]) -> None:
+    """All know the same, and it is the mean of the workers' estimates, under any cut; and the next step goes on."""
+    model = hsdp()
+    with closing(gradwire.compress(model, method, dense=ALL, **options)) as handle:
+        train(model, range(3))
+        owed = gradwire.Owed(handle, model)
+        saved = {name: full(each) for name, each in owed.state_dict().items()}
+        assert saved.pop("which are estimates").all()
+        parts = handle.engine.store.get("residual.estimate", "second.0.weight")
+        assert parts is not None
+        assert parts.any()
+        dcp.save({"owed": owed}, checkpoint_id=folder)
+    others: list[Any] = [hsdp(), replicated(), DistributedDataParallel(Net())]
+    for other in others:
+        with closing(gradwire.compress(other, method, dense=ALL, **options)) as handle:
+            dcp.load({"owed": gradwire.Owed(handle, other)}, checkpoint_id=folder)
+            again = gradwire.Owed(handle, other).state_dict()
+            assert all(torch.equal(full(again[name]), each) for name, each in saved.items())
+            for step in range(3):
+                shared, own = kept(handle, 1), kept(handle, 0)
+                group = handle._transport
+                for name, each in own.items():
+                    mean = each.clone()
+                    group.all_reduce(mean, dist.ReduceOp.SUM)()
+                    mean /= -group.world_size
+                    assert torch.allclose(mean, shared[name], rtol=1e-5, atol=1e-6), (step, name)
+                    others_have = shared[name].clone()
+                    group.all_reduce(others_have, dist.ReduceOp.MAX)()
+                    assert torch.equal(others_have, shared[name]), (step, name)
+                (0 * loss(other, 0)).backward()
+                if method == "ef21" and not step:  # what is sent of a difference to nothing takes some of it away
+                    for name, each in other.named_parameters():
+                        assert each.grad is not None
+                        grad, before = full(each.grad), saved[name.removeprefix("module.")]
+                        left = grad != 0
+                        assert torch.equal(grad[left], before[left]), name
+                        assert bool(left.any()) == bool(before.any()), name
+                other.zero_grad()
+    other = hsdp()
+    with closing(gradwire.compress(other, "topk", dense=ALL)) as handle:  # which has no estimates
+        dcp.load({"owed": gradwire.Owed(handle, other)}, checkpoint_id=folder)
+        (0 * loss(other, 0)).backward()
+        assert not any(bool(full(each.grad).norm()) for each in other.parameters() if each.grad is not None)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("ef21", {"ratio": 0.2}),
+        ("qsgd", {"memory": "diana", "route": "gather"}),
+        ("efsignsgd", {"memory": "ef21", "route": "sharded"}),
+    ],
+)
+def test_estimates_go_to_another_cut(pool: Pool, tmp_path: Path, method: str, options: dict[str, Any]) -> None:
+    pool.run(4, estimates_elsewhere, str(tmp_path), method, options)
+
+
+def shared_in_nodes() -> None:
+    """Each worker of a node knows its own rows; what is saved is all of them."""
+    model: Any = DistributedDataParallel(Net())
+    with closing(gradwire.compress(model, "ef21", ratio=0.2, dense=ALL, inside=2)) as handle:
+        train(model, range(3))
+        saved = gradwire.Owed(handle, model).state_dict()
+        average = {name: each.grad for name, each in model.module.named_parameters()}
+        assert all(torch.allclose(each, saved[name], atol=1e-7) for name, each in average.items() if each is not None)
+        gradwire.Owed(handle, model).load_state_dict(saved)
+        again = gradwire.Owed(handle, model).state_dict()
+        assert all(torch.equal(each, again[name]) for name, each in saved.items())
+    model = DistributedDataParallel(Net())
+    with closing(gradwire.compress(model, "ef21", ratio=0.2, dense=ALL)) as handle:
+        gradwire.Owed(handle, model).load_state_dict(saved)
+        again = gradwire.Owed(handle, model).state_dict()
+        assert all(torch.equal(each, again[name]) for name, each in saved.items())
+        gradwire.Owed(handle, model).load_state_dict({**saved, "which are estimates": saved["which are estimates"] < 0})
+        with pytest.raises(gradwire.GradwireError, match="is owed what the next step takes along, and memory=ef21"):
+            gradwire.Owed(handle, model).state_dict()
+
+
+def test_estimates_of_nodes(pool: Pool) -> None:
+    pool.run(4, shared_in_nodes)
+
+
 def misfits() -> None:
     model = DistributedDataParallel(Net())
     with closing(gradwire.compress(model, "topk")) as handle:
@@ -61,6 +161,8 @@ def misfits() -> None:
         state = owed.state_dict()
         with pytest.raises(ConfigurationError, match=r"nothing owed to 'last.bias' of shape \(5,\)"):
             owed.load_state_dict({**state, "last.bias": torch.zeros(4)})
+        with pytest.raises(ConfigurationError, match="the state does not say 'which are estimates'"):
+            owed.load_state_dict({name: each for name, each in state.items() if name in handle.averaged.shapes})
         assert dist.get_world_size() == 2
 
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from gradwire import ConfigurationError
+from models import flat, same_everywhere
 from pool import Pool
 
 # A linear, a sparse, a low-rank and a quantising method, with and without memories, on all routes and scopes.
@@ -34,16 +35,6 @@ def network() -> nn.Sequential:
 
 def inputs(step: int, rows: int = 16) -> torch.Tensor:
     return torch.randn(rows, 48, generator=torch.Generator().manual_seed(1000 * dist.get_rank() + step))
-
-
-def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-
-
-def assert_same_everywhere(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, tensor, group=group)
-    assert all(torch.equal(tensor, other) for other in everyone)
 
 
 class Trained:
@@ -69,7 +60,7 @@ class Trained:
         assert self.handle.stats().steps == steps
         weights = flat(self.model)
         assert weights.isfinite().all()
-        assert_same_everywhere(weights, group)
+        assert same_everywhere(weights, group)
         self.handle.close()
         return weights
 
@@ -165,7 +156,7 @@ def unfrozen_later() -> None:
         net.zero_grad()
         anew = Trained(net, granularity=granularity)
         anew.step(mean_square(anew.model, 1))
-        assert_same_everywhere(net[0].weight.grad)
+        assert same_everywhere(net[0].weight.grad)
         anew.end(1)
         trained.handle.close()
 
@@ -185,7 +176,7 @@ def parameters_that_ddp_ignores() -> None:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["0.weight"])
         trained = Trained(net, granularity=granularity)
         trained.step(mean_square(trained.model, 0))
-        assert_same_everywhere(net[2].weight.grad)
+        assert same_everywhere(net[2].weight.grad)
         trained.handle.close()
 
 
@@ -319,7 +310,40 @@ def two_losses_of_one_forward() -> None:
     outputs.square().mean().backward(retain_graph=True)
     outputs.abs().mean().backward()
     sync.synchronize()
-    assert_same_everywhere(net[0].weight.grad)
+    assert same_everywhere(net[0].weight.grad)
+    sync.close()
+
+
+def gradients_with_a_graph() -> None:
+    """In one's own loop: the same bits as without, and averages have no part in the graph."""
+    for method, options in METHODS:
+        averages = []
+        for graph in (False, True):
+            net = network()
+            sync = gradwire.Synchronizer(net, method, **options)
+            for step in range(3):
+                net.zero_grad()
+                mean_square(net, step)().backward(create_graph=graph)
+                sync.synchronize()
+            averages.append(
+                torch.cat([each.grad.detach().reshape(-1) for each in net.parameters() if each.grad is not None])
+            )
+            net.zero_grad()
+            sync.close()
+        assert same_everywhere(averages[0])
+        assert torch.equal(*averages), method
+
+
+def in_inference_mode() -> None:
+    """Where no graph is kept at all gradients are averaged, too, and missing ones can be written to later."""
+    net = Branches()
+    sync = gradwire.Synchronizer(net, "topk", ratio=0.05)
+    for step in range(4):
+        net.zero_grad(set_to_none=step == 0)
+        net(inputs(step), step % 2).square().mean().backward()
+        with torch.inference_mode():
+            sync.synchronize()
+        assert same_everywhere(torch.cat([each.grad.reshape(-1) for each in net.parameters() if each.grad is not None]))
     sync.close()
 
 
@@ -339,7 +363,7 @@ def own_loop_with_missing_gradients() -> None:
             sync.synchronize()
             optimizer.step()
         assert torch.equal(before, net.second.weight)
-        assert_same_everywhere(flat(net))
+        assert same_everywhere(flat(net))
         sync.close()
     net = Branches()
     net.second.requires_grad_(False)
@@ -366,6 +390,8 @@ WAYS = [
     autocast,
     changing_batches_and_evaluation,
     two_losses_of_one_forward,
+    gradients_with_a_graph,
+    in_inference_mode,
     own_loop_with_missing_gradients,
 ]
 

@@ -59,8 +59,8 @@ def test_shaped_model_delivers_the_last_layer_first():
 
 def test_digits_are_there_without_download():
     images = data.load(data.locate("digits"))
-    assert images.train_images.shape == (1437, 8, 8)
-    assert images.test_images.shape == (360, 8, 8)
+    assert images.train_images.shape == (1437, 1, 8, 8)
+    assert images.test_images.shape == (360, 1, 8, 8)
     assert images.train_images.max() == 255
     assert set(images.train_labels) == set(images.test_labels) == set(range(10))
 
@@ -70,8 +70,8 @@ def test_fashion_mnist_is_70_000_images_where_it_is():
     if directory is None:
         pytest.skip("Fashion-MNIST is not on this machine; `gradwire bench train` downloads it")
     images = data.load(data.DataSource(data.FASHION_MNIST, directory, "for the test"))
-    assert images.train_images.shape == (60_000, 28, 28)
-    assert images.test_images.shape == (10_000, 28, 28)
+    assert images.train_images.shape == (60_000, 1, 28, 28)
+    assert images.test_images.shape == (10_000, 1, 28, 28)
     assert [int((images.train_labels == label).sum()) for label in range(10)] == [6000] * 10
 
 
@@ -181,10 +181,10 @@ def test_sync_measures_every_contender_and_keeps_the_row_of_one_that_fails(tmp_p
     assert by_method["dense"].metered_bytes == pytest.approx(gradient_bytes, rel=0.01)  # 2 (n - 1) / n of it, n = 2
     assert by_method["acpsgd:rank=2"].metered_bytes < gradient_bytes / 10
 
-    document = report.document("bench.sync", rows=rows)
-    report.write_json(tmp_path / "new folder" / "sync.json", document)
-    read = json.loads((tmp_path / "new folder" / "sync.json").read_text())
-    assert read["schema"] == "gradwire.bench.sync/1"
+    document = report.document("bench.gpu", rows=rows)
+    report.write_json(tmp_path / "new folder" / "gpu.json", document)
+    read = json.loads((tmp_path / "new folder" / "gpu.json").read_text())
+    assert read["schema"] == "gradwire.bench.gpu/1"
     assert {"date", "command", "machine"} < set(read)
     assert read["machine"]["torch"] == torch.__version__
     assert read["rows"][0]["median_seconds"] == rows[0].median_seconds

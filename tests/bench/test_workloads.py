@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import io
+import json
 import tarfile
 from itertools import islice
 from pathlib import Path
@@ -13,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from gradwire.errors import ConfigurationError
-from gradwire_bench import data, ratings
-from gradwire_bench.nets import AlexNet, ResNet9, ResNet20
+from gradwire_bench import data, ratings, trial
+from gradwire_bench.nets import VGG16, AlexNet, ResNet9, ResNet20
 from gradwire_bench.ratings import Ratings
 from gradwire_bench.tasks import CANDIDATES, NEGATIVES, PixelTask, RatingTask, Score, Task
 from gradwire_bench.workloads import NAMES, WORKLOADS
@@ -84,11 +85,14 @@ def test_workers_share_out_batches_and_scores(name: str) -> None:
     assert total.nats == pytest.approx(alone.nats, rel=1e-4)
 
 
-@pytest.mark.parametrize(("net", "count"), [(ResNet20, 269_434), (ResNet9, 6_571_978), (AlexNet, 4_359_882)])
+@pytest.mark.parametrize(
+    ("net", "count"), [(ResNet20, 269_434), (ResNet9, 6_571_978), (AlexNet, 4_359_882), (VGG16, 14_722_890)]
+)
 def test_nets_have_the_shapes_of_their_papers(net: type[torch.nn.Module], count: int) -> None:
     made = net()
     assert sum(each.numel() for each in made.parameters()) == count
     assert made(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
+    assert net(colours=3, classes=7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
 
 
 def test_masks_are_of_what_is_on_top() -> None:
@@ -145,11 +149,11 @@ def archive(folder: Path, records: int, left_out: str = "", cut: int = 0) -> tup
 
 def test_cifar10_is_read_in_its_own_form(tmp_path: Path) -> None:
     images = data.load_cifar10(*archive(tmp_path, 3))
-    assert images.train_images.shape == (15, 32, 32)
-    assert images.test_images.shape == (3, 32, 32)
+    assert np.asarray(images.train_images).shape == (15, 3, 32, 32)
+    assert np.asarray(images.test_images).shape == (3, 3, 32, 32)
     assert images.train_labels.tolist() == [label for label in range(5) for _ in range(3)]
     assert images.test_labels.tolist() == [5, 5, 5]
-    assert set(images.train_images.ravel()) == {76}  # 0.299 of 255
+    assert np.asarray(images.train_images).mean((0, 2, 3)).tolist() == [255, 0, 0]
     path, digest = archive(tmp_path, 3, left_out="data_batch_4.bin")
     with pytest.raises(ConfigurationError, match=r"lacks data_batch_4\.bin"):
         data.load_cifar10(path, digest)
@@ -158,6 +162,52 @@ def test_cifar10_is_read_in_its_own_form(tmp_path: Path) -> None:
         data.load_cifar10(path, digest)
     with pytest.raises(ConfigurationError, match="not c32a1d4ab5d03f1284b67883e8d87530"):
         data.load_cifar10(path)
+
+
+def made_up_folders(folder: Path) -> Path:
+    """Two classes of photographs, one dark and one bright, in ImageNet's form."""
+    from PIL import Image
+
+    order = np.random.default_rng(0)
+    for part, count in (("train", 12), ("val", 3)):
+        for number, name in enumerate(("n01440764", "n01443537")):
+            (folder / part / name).mkdir(parents=True)
+            for each in range(count):
+                pixels = order.integers(190 * number, 190 * number + 60, (90, 70 + each, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{name}_{each}.JPEG")
+    return folder
+
+
+def test_folders_of_photographs_are_read_and_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_CACHE", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"imagenet needs train and val, each with a folder a class"):
+        data.locate("imagenet")
+    folder = made_up_folders(tmp_path / "imagenet")
+    source = data.locate("imagenet")
+    assert (source.colours, source.classes) == (3, 2)
+    assert data.DataSource.of(json.loads(json.dumps(source.plain()))) == source
+    images = data.load(source)
+    assert images.train_labels.tolist() == [0] * 12 + [1] * 12
+    assert np.asarray(images.train_images[3:5]).shape == (2, 3, 64, 64)
+    dark, bright = np.asarray(images.test_images[:3]), np.asarray(images.test_images[3:])
+    assert dark.max() < 128 < bright.min()
+    plan = trial.Trial("vgg16", "adamw", 2, "ddp", 0.001, 0)
+    trained = trial.run(plan, 2, lambda step: None, dataset="imagenet", batch=4)
+    assert trained.dense_bytes == 4 * sum(each.numel() for each in VGG16(8, colours=3, classes=2).parameters())
+    assert 6 * trained.accuracy in range(7)
+    with pytest.raises(ConfigurationError, match="composes items on black"):
+        WORKLOADS["unet"].locate("imagenet")
+    first = next((folder / "train" / "n01440764").iterdir())
+    first.write_bytes(b"no image")
+    with pytest.raises(ConfigurationError, match="is no image that can be read"):
+        np.asarray(data.load(source).train_images)
+    for each in (folder / "val" / "n01443537").iterdir():
+        each.unlink()
+    with pytest.raises(ConfigurationError, match="n01443537 has no image"):
+        data.load(source)
+    (folder / "val" / "n01443537").rmdir()
+    with pytest.raises(ConfigurationError, match="only one of them has n01443537"):
+        data.locate("imagenet")
 
 
 def test_cifar10_that_is_not_there_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,11 @@ import pytest
 from rich.console import Console
 
 from gradwire import cli, methods
+from gradwire.lab import availability
 from gradwire.methods.families import FAMILIES
 from gradwire_bench import catalogue, handbook
+from gradwire_bench.suite import ledger
+from gradwire_bench.suite.cell import Cell, Record
 
 GRADWIRE = [sys.executable, "-c", "import sys; from gradwire.cli import main; sys.exit(main())"]
 
@@ -38,6 +41,7 @@ def run(*arguments, monkeypatch, capsys):
         (["bench", "train"], "gradwire bench train topk:ratio=0.001 acpsgd:rank=2"),
         (["bench", "periodic"], "gradwire bench periodic overhead"),
         (["bench", "kernels"], "gradwire bench kernels"),
+        (["bench", "codecs"], "gradwire bench codecs"),
         (["bench", "recipes"], "gradwire bench recipes --docs docs"),
         (["recipes"], "gradwire recipes --optimizer adamw --keeping"),
         (["bench", "gpu"], "gradwire bench gpu --json gpu.json"),
@@ -49,6 +53,7 @@ def run(*arguments, monkeypatch, capsys):
         (["simulate"], "gradwire simulate --shapes resnet50 --workers 16"),
         (["advise"], "gradwire advise --shapes resnet50 --step-time 0.3"),
         (["doctor"], "gradwire doctor"),
+        (["lab"], "gradwire lab --sites 2 --between 100mbit --within 1gbit -- python"),
     ],
 )
 def test_help_has_examples(command, said, monkeypatch, capsys):
@@ -98,9 +103,9 @@ def test_every_option_of_a_method_is_told_with_its_default(name):
 
 
 def test_methods_writes_the_page_of_the_documentation(tmp_path, monkeypatch, capsys):
-    results = tmp_path / "train.json"
-    rows = [{"method": "ddp", "accuracy": 0.8}, {"method": "topk:ratio=0.01", "accuracy": 0.79}]
-    results.write_text(json.dumps({"rows": rows}))
+    results = tmp_path / "train.jsonl"
+    found = {"ddp": 0.8, "topk:ratio=0.01": 0.79}
+    ledger.write(results, [Record.now(Cell("train", "image", key), {"accuracy": found[key]}, 1, "") for key in found])
     arguments = ("methods", "topk", "qsgd", "--numel", "10000", "--docs", str(tmp_path), "--accuracy", str(results))
     code, out, _ = run(*arguments, monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0
@@ -109,6 +114,23 @@ def test_methods_writes_the_page_of_the_documentation(tmp_path, monkeypatch, cap
     assert "| `qsgd` |" in page
     assert "-1.0 (ratio=0.01) |" in page
     assert (tmp_path / "images" / "methods_size_error.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_benches_write_records_that_compare_reads(tmp_path, monkeypatch, capsys):
+    for kind, *arguments in (
+        ("kernels", "--numel=20000", "--repeats=2"),
+        ("codecs", "efsignsgd", "--workload=image", "--steps=1", "--dataset=digits"),
+        ("sync", "topk", "--shapes=tiny", "--workers=2", "--link=none", "--steps=3"),
+    ):
+        path = tmp_path / f"{kind}.jsonl"
+        code, _, err = run("bench", kind, *arguments, "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+        assert (code, err) == (0, "")
+        records = ledger.Ledger.read(path).records()
+        assert {f"{each.cell.kind}s" for each in records} == {kind if kind != "sync" else "syncs"}
+        assert all(each.result and each.seconds > 0 for each in records)
+        code, out, _ = run("bench", "compare", str(path), str(path), monkeypatch=monkeypatch, capsys=capsys)
+        assert code == 0
+        assert "Nothing changed beyond chance." in out
 
 
 def test_analyze_prints_both_bounds(tmp_path, monkeypatch, capsys):
@@ -156,11 +178,14 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["methods", "topkk", "--numel", "0"], "topk"),
         (["analyze", "--method", "topk:ratio=2"], "ratio=2"),
         (["methods", "--numel", "0", "--accuracy", "nowhere.json"], "nowhere.json"),
-        (["bench", "train", "--dataset", "imagenet"], "--dataset"),
+        (["bench", "train", "--dataset", "mnist"], "--dataset"),
         (["bench", "periodic", "--section", "speed"], "--section"),
         (["bench", "periodic", "--link", "fast"], "'fast'"),
         (["bench", "periodic", "--learning-rate", "0"], "learning-rate"),
         (["bench", "trian"], "trian"),
+        (["lab", "--sites", "2", "--", "true"], "sites=2, between=None"),
+        (["lab", "--within", "fast", "--", "true"], "'fast'"),
+        (["lab"], "command"),
         (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
     ],
 )
@@ -205,6 +230,18 @@ def test_interrupt_ends_the_workers_and_exits_130(tmp_path):
     assert err.strip().endswith("interrupted")
     assert not _workers_in(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not availability().possible, reason=availability().reason)
+def test_a_command_runs_in_a_lab(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "lab.json"
+    words = ["lab", "--sites=2", "--between=100mbit", f"--json={path}", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE"]
+    code, out, _ = run(*words, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert [line for line in sorted(out.splitlines()) if " | " in line] == [f"{r} | {r} of 4" for r in range(4)]
+    links = json.loads(path.read_text())["links"]
+    assert [each["rate"] for each in links] == ["1gbit"] * 4 + ["100mbit"] * 2
+    assert re.search(r"site 1, to others +│? *100mbit", out)
 
 
 def _workers_in(folder):

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire import cli, granularity, memory, methods
+from gradwire import cli, granularity, memory, methods, routes
 from gradwire.codecs import index, quantize
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +124,7 @@ def test_every_memory_route_and_granularity_is_told() -> None:
         ("`indices=`", index.names),
         ("`memory=`", memory.names),
         ("`granularity=`", granularity.names),
+        ("`route=`", routes.names),
     ],
 )
 def test_the_guide_has_all_names(choice: str, names: Callable[[], tuple[str, ...]]) -> None:
@@ -145,7 +146,7 @@ def commands() -> list[str]:
     texts = [path.read_text() for path in (ROOT / "src" / "gradwire" / "cli").glob("*.py")]
     texts += [path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
     lines = {line.partition("#")[0].strip() for text in texts for line in re.findall("^ *(gradwire .*)$", text, re.M)}
-    return sorted(line for line in lines if re.match("gradwire (methods|analyze|bench|doctor)", line))
+    return sorted(line for line in lines if re.match("gradwire (methods|analyze|bench|doctor|lab)", line))
 
 
 @pytest.mark.parametrize("command", commands())

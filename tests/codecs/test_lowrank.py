@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.codecs.lowrank import orthonormal_rows
-from gradwire.kernels import cpu, reference
+from gradwire.kernels import Compensated, cpu, reference
 from gradwire.layout import Block, Granularity, Slot
 
 OFFSET = 3
@@ -34,7 +34,8 @@ def test_fused_projection_is_the_reference(
         untouched = residual.clone()
         p, q = draw(rank, n, seed=3), draw(rank, m, seed=4)
         project, fixed, computed = (kernel.project_rows, q, p) if by_rows else (kernel.project_columns, p, q)
-        finite = project(block, gradient, residual if keeps else None, 0.5, 2.0, fixed, computed, subtract)
+        back = 2 * fixed if subtract else None
+        finite = project(block, Compensated(gradient, residual if keeps else None, 0.5, 2.0), fixed, computed, back)
         assert finite == (bad is None)
         assert torch.equal(residual[:OFFSET], untouched[:OFFSET])
         assert torch.equal(residual[OFFSET + n * m :], untouched[OFFSET + n * m :])
@@ -68,7 +69,8 @@ def test_what_is_left_beyond_float32_stays_out_of_the_residual(by_rows: bool) ->
     for kernel in (cpu, reference):
         residual = torch.full((n, m), 0.5)
         project, first, computed = (kernel.project_rows, q, p) if by_rows else (kernel.project_columns, p, q)
-        assert project(block, torch.full((n * m,), 3.3e38), residual.view(-1), 1.0, 1.0, first, computed, True)
+        gradient = torch.full((n * m,), 3.3e38)
+        assert project(block, Compensated(gradient, residual.view(-1)), first, computed, first)
         assert torch.equal(residual == 0.5, overflows)
         assert residual.isfinite().all()
         residual, factors = torch.full((n * m,), 3e38), (torch.full((1, n), -1e19), torch.full((1, m), 1e19))

@@ -82,7 +82,7 @@ def test_residual_is_what_was_not_sent(codec: Quantiser, block: Block, gradient:
 
 
 @codecs
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=cases(), content=st.binary(min_size=1, max_size=60))
 def test_any_values_and_any_bytes(codec: Quantiser, case: tuple, content: bytes) -> None:
     check_is_the_reference(codec, *case)

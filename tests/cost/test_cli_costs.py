@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import cli
-from gradwire.cost import closed_forms, units
+from gradwire.cost import units
 from gradwire.cost.advice import Candidate, advise, candidates
 from gradwire.cost.clock import Clock, Cost
 from gradwire.cost.costs import Profile, profile
@@ -17,6 +17,7 @@ from gradwire.cost.periodic import spread_out
 from gradwire.cost.scene import Scene
 from gradwire.cost.simulation import plain, simulate
 from gradwire.errors import ConfigurationError
+from gradwire_bench import closed_forms
 
 GIVEN = {"--shapes": "tiny", "--workers": "4", "--device": "h200", "--step-time": "0.001"}
 SMALL = [word for pair in GIVEN.items() for word in pair]
@@ -117,15 +118,6 @@ def test_nothing_is_recommended_above_the_rate_at_which_halves_hide() -> None:
     assert above.reason.startswith("Stay with")
     below = advise(scene.setting(model, edge / 3), tried)
     assert below.chosen is tried[1]
-
-
-def test_gather_breaks_even_at_half_as_many_workers_as_it_compresses() -> None:
-    assert closed_forms.least_ratio("gather", 16) == 8
-    assert closed_forms.least_ratio("gather", 16, dense_bits=16) == 16
-    assert closed_forms.least_ratio("sharded", 1000) == 1
-    ratio = closed_forms.least_ratio("gather", 10)
-    assert closed_forms.most_encoding("gather", ratio, 10, 1e9) == pytest.approx(0.0, abs=1e-15)
-    assert closed_forms.most_encoding("sharded", 2.0, 10, 1e9) > 0
 
 
 def test_nodes_that_share_a_link_pay_for_what_goes_from_each_to_each() -> None:

@@ -38,6 +38,7 @@ MIXED: list[dict[str, Any]] = [
     {"a.*": "efsignsgd:granularity=block:64", "*": "efsignsgd:route=sharded"},
     {"*.weight": "topk:granularity=model,ratio=0.2", "*": "threshold:threshold=0.5"},
     {"h*": "dgc:preset=paper", "*": "ef21:ratio=0.2"},
+    {"embed": {0: "topk:ratio=0.25", 1: "topk:ratio=0.01"}, "*": {0: "powersgd:rank=1", 2: methods.PowerSGD(rank=3)}},
 ]
 
 
@@ -62,7 +63,7 @@ def test_each_method_does_what_it_does_alone(mixed: dict[str, Any]) -> None:
     mixture = configure(mixed, {}, Choices())
     for pattern, rule in zip(mixed, mixture.rules, strict=True):
         own = [name for name in SHAPES if mixture.rule(name) is rule]
-        alone = averages(mixed[pattern], own, start=1)
+        alone = averages({"*": mixed[pattern]}, own, start=1)
         for step, expected in enumerate(alone):
             for name in own:
                 assert torch.equal(together[step][name], expected[name]), (step, name)
@@ -79,6 +80,36 @@ def test_what_is_sent_is_what_all_send_alone_in_one_collective_of_a_kind() -> No
         alone += other.average([torch.ones(own[-1].stop) for _ in range(WORKERS)]).sent_bytes
         assert world._transports[0]._issued == other._transports[0]._issued
     assert sent == alone
+
+
+def test_a_schedule_gives_the_bits_of_changes_at_its_steps() -> None:
+    """Of each pattern at its own steps; a state saved between them goes on."""
+    slots, written = flat_slots(list(SHAPES.items())), {0: "topk:ratio=0.25", 1: "topk:ratio=0.01"}
+    ranks = {0: "powersgd:rank=1", 2: "powersgd:rank=3"}
+    both: list[Methods] = [{"embed": written, "*": ranks}, {"embed": written[0], "*": ranks[0]}]
+    scheduled, changed = (LocalWorld(configure(method, {}, Choices()), slots, WORKERS) for method in both)
+    assert [str(stage) for stage in scheduled.engines[0].configuration.stages] == [
+        str(configure({"embed": embed, "*": others}, {}, Choices()))
+        for embed, others in ((written[0], ranks[0]), (written[1], ranks[0]), (written[1], ranks[2]))
+    ]
+    assert scheduled.engines[0].configuration.describe()["'embed' ratio"] == "{0: 0.25, 1: 0.01}"
+    for step in range(4):
+        for engine in changed.engines:
+            now = configure({"embed": written[min(step, 1)], "*": ranks[0 if step < 2 else 2]}, {}, Choices())
+            assert isinstance(now, Mixture)
+            engine.change(now)
+        if step == 2:
+            resumed = LocalWorld(scheduled.engines[0].configuration, slots, WORKERS)
+            for engine, saved in zip(resumed.engines, scheduled.engines, strict=True):
+                engine.go_on(saved.step, saved.dense_steps, paused=False)
+                engine.store.load(saved.store.state(), saved.store.kinds())
+            scheduled = resumed
+        noise = torch.Generator().manual_seed(step)
+        buffers = [torch.randn(slots[-1].stop, generator=noise) for _ in range(WORKERS)]
+        others = [each.clone() for each in buffers]
+        sent = [world.average(each).sent_bytes for world, each in ((scheduled, buffers), (changed, others))]
+        assert sent[0] == sent[1]
+        assert all(map(torch.equal, buffers, others)), step
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +135,12 @@ class TestAttached:
         )
         sync.close()
 
-    def test_a_run_goes_on_with_the_same_bits(self) -> None:
+    @pytest.mark.parametrize("mixed", [MIXED[0], MIXED[-1]], ids=str)
+    def test_a_run_goes_on_with_the_same_bits(self, mixed: dict[str, Any]) -> None:
         states, found = [], []
         for resumed in (False, True):
             named = parameters()
-            sync = gradwire.Synchronizer(named, MIXED[0], learning_rate=lambda: 0.1)
+            sync = gradwire.Synchronizer(named, mixed, learning_rate=lambda: 0.1)
             for step in range(4):
                 if resumed and step == 2:
                     sync.load_state_dict(states[0])
@@ -128,6 +160,13 @@ class TestAttached:
             other.load_state_dict(states[0])
         other.close()
 
+    def test_a_handle_changes_to_schedules(self) -> None:
+        sync = gradwire.Synchronizer(parameters(), MIXED[0])
+        sync.change({"embed": {0: "topk:ratio=0.25", 1: "topk:ratio=0.01"}, "*": "dense"})
+        assert "{'embed': topk(ratio={0: 0.25, 1: 0.01}, " in repr(sync)
+        assert str(sync.engine.now.rule("embed")).startswith("topk(ratio=0.25, ")
+        sync.close()
+
     @pytest.mark.parametrize(
         ("mixed", "options", "message"),
         [
@@ -140,6 +179,9 @@ class TestAttached:
             ({"*": "topk:ratio=2"}, {}, "ratio=2 is out of range"),
             ({"*": "topk:ratio"}, {}, "'ratio' is not option=value"),
             ({"*": "topk:ratio=0.1,ratio=0.1"}, {}, "'ratio' is written twice"),
+            ({"*": {1: "topk"}}, {}, "method={1: 'topk'} is no schedule; write values by the step from which they"),
+            ({"*": {0: "topk", 9: "qsgd"}}, {}, "from step 9 on qsgd(bits=4, "),
+            ({"*": {0: "topk", 9: "topk:route=sharded"}}, {}, "is more than topk(ratio=0.01, values=fp32, "),
             ({"*": "topk:seed=3"}, {}, "'topk' has no option 'seed'"),
             ("topk:ratio=0.1", {"ratio": 0.1}, "came with ratio=0.1; write it with the method or give it, not both"),
             ("topk:memory=none", {"memory": "ef21"}, "came with memory='ef21'; write it with the method"),

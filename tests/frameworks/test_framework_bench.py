@@ -23,12 +23,11 @@ def test_a_race(framework: str, tmp_path: Path) -> None:
     small = ["--workers", "2", "--link", "none", "--steps", "20", "--batch", "16", "--dataset", "digits"]
     asked = ["bench", "train", "topk", "--framework", framework, *small, "--out", str(tmp_path)]
     subprocess.run([sys.executable, "-m", "gradwire", *asked], check=True, timeout=300)
-    found = json.loads((tmp_path / "train.json").read_text())
-    assert found["framework"] == framework
-    dense, topk = found["rows"]
-    assert (dense["method"], topk["method"]) == ("dense", "topk")
+    records = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    assert [each["cell"]["method"] for each in records] == ["dense", "topk"]
+    dense, topk = (each["result"] for each in records)
     for row in (dense, topk):
-        assert row["error"] is None
+        assert row["framework"] == framework
         assert len(row["step_seconds"]) == len(row["losses"]) == 20
         assert row["losses"][-1] < row["losses"][0]
         assert row["accuracy"] > 0.3

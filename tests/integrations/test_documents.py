@@ -20,3 +20,30 @@ def test_every_example_is_there() -> None:
     told = set(re.findall(r"\(\.\./examples/(\w+\.py)\)", PAGE))
     assert told <= {path.name for path in (ROOT / "examples").glob("*.py")}
     assert told >= {path.name for path in (ROOT / "examples").glob("with_*.py")}
+
+
+def rows(first: str) -> list[list[str]]:
+    """The cells of the table whose head begins so."""
+    lines = PAGE[PAGE.index(first) :].splitlines()
+    table = lines[2 : next(number for number, line in enumerate(lines) if not line.startswith("|"))]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
+
+
+def test_every_way_and_all_that_is_held_has_its_test() -> None:
+    for first, least in (("| | tested with |", 9), ("| | Accelerate |", 8)):
+        table = rows(first)
+        assert len(table) >= least
+        for name, *cells in table:
+            assert any("](../tests/" in cell for cell in cells), name
+
+
+def test_commands_of_examples_are_theirs() -> None:
+    """What pages and examples have one paste: the file is there, and takes every option."""
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", *(ROOT / "examples").glob("*.py")]
+    text = "\n".join(page.read_text().replace("\\\n", " ") for page in pages)
+    commands = re.findall(r"(?:torchrun|python|gradwire lab)\b.*?(examples/\w+\.py)(.*)", text)
+    assert {name for name, _ in commands} == {f"examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
+    for name, arguments in commands:
+        script = (ROOT / name).read_text()
+        for option in re.findall(r"--[\w-]+", arguments.partition("`")[0]):
+            assert f'add_argument("{option}"' in script, (name, option)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.lab import Lab
+from gradwire.lab import Lab, availability
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBER = r"(\d+\.\d+)"
@@ -41,6 +41,20 @@ def test_diloco() -> None:
     (within, _), (between, ratio) = re.findall(COUNTED, printed)
     assert within == between == "24"
     assert float(ratio) > 8  # of which a factor of 8 is the period
+
+
+@pytest.mark.skipif(not availability().possible, reason=availability().reason)
+def test_diloco_between_sites() -> None:
+    """What the links between sites carry is what the handle of every worker there counts, and a little more."""
+    with Lab(4, "1gbit", sites=2, between="100mbit") as lab:
+        command = [sys.executable, str(EXAMPLES / "diloco.py"), "--sites", "2", "--every", "8", "--steps", "24"]
+        printed = lab.run(command, timeout=300).outputs[0]
+        workers, sites = lab.counters(), lab.site_counters()
+    within, between = (float(each) for each in re.findall(r"sites?: 24 steps, (\d+\.\d) kB sent", printed))
+    assert within > between
+    for site, each in enumerate(sites):
+        assert each.tx_bytes > 2 * 1e3 * between
+        assert each.tx_bytes < sum(worker.tx_bytes for worker in workers[2 * site : 2 * site + 2]) - 1e3 * within
 
 
 @pytest.mark.parametrize("package", ["accelerate", "lightning"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import cpu, dispatch, reference
+from gradwire.kernels import Compensated, cpu, dispatch, reference
 from gradwire.kernels.cpu import _disk
 from kernel_inputs import BLOCKS, KEY, normal
 
@@ -41,7 +41,7 @@ def test_what_a_device_does_not_have_runs_by_the_reference() -> None:
             mock.patch.object(dispatch, "overrides", return_value=missing),
             mock.patch.object(cpu.quantise, "_encode", side_effect=AssertionError("compiled")),
         ):
-            kernels.encode(code, block, normal(), None, 1.0, 1.0, payload, KEY)
+            kernels.encode(code, block, Compensated(normal()), payload, KEY)
 
 
 def test_without_its_compiler_a_device_runs_the_reference() -> None:

@@ -16,7 +16,7 @@ from gradwire.codecs.capacity import SPARE
 from gradwire.codecs.quantize import Inceptionn
 from gradwire.codecs.quantize.inceptionn import FIELD
 from gradwire.errors import ConfigurationError, PayloadError
-from gradwire.kernels import cpu, reference
+from gradwire.kernels import Compensated, cpu, reference
 from gradwire.kernels.reference.inceptionn import MOST_DOUBLINGS, inceptionn_edges, inceptionn_offsets
 from gradwire.layout import Block
 from gradwire.memory import NONE, Store
@@ -39,8 +39,8 @@ def compare(block: Block, gradient: Tensor, memory: tuple[float, float] | None, 
     assert size % 4 == 0
     payloads, expected = strided(size, 2), strided(size, 2)
     for row, values in enumerate((gradient, normal(5))):
-        cpu.inceptionn_encode(block, values, left, beta, gamma, payloads[row], bound)
-        reference.inceptionn_encode(block, values, right, beta, gamma, expected[row], bound)
+        cpu.inceptionn_encode(block, Compensated(values, left, beta, gamma), payloads[row], bound)
+        reference.inceptionn_encode(block, Compensated(values, right, beta, gamma), expected[row], bound)
         assert left is None or same(left, right)
     assert same(payloads, expected)
     out, other = normal(1), normal(1)
@@ -152,7 +152,7 @@ def test_room_is_kept_by_parameter() -> None:
 def test_other_payloads_are_rejected(kernels: Any) -> None:
     block = BLOCKS["odd layers"]
     good = torch.empty(1, reference.inceptionn_payload_bytes(block, 1000), dtype=torch.uint8)
-    kernels.inceptionn_encode(block, normal(), None, 1.0, 1.0, good[0], 10)
+    kernels.inceptionn_encode(block, Compensated(normal()), good[0], 10)
     for place, value, message in ((3, 1, "doubled"), (1, 1, "doubled"), (7, 0x80, "wanted"), (6, 1, "wanted")):
         bad, out = good.clone(), normal(1)
         bad[0, place] = value

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from codec_checks import check_compiled_once
-from gradwire.kernels import cpu, payload_bytes, reference
+from gradwire.kernels import Compensated, cpu, payload_bytes, reference
 from gradwire.kernels.codes import QSGD
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.randomness import key_of
@@ -19,7 +19,7 @@ def test_stochastic_rounding_is_unbiased(bits: int) -> None:
     gradient = torch.linspace(-1, 1, numel)
     payload = torch.zeros(draws, payload_bytes(QSGD(bits), block), dtype=torch.uint8)
     for draw in range(draws):
-        cpu.encode(QSGD(bits), block, gradient, None, 1.0, 1.0, payload[draw], key_of(0, draw, 0))
+        cpu.encode(QSGD(bits), block, Compensated(gradient), payload[draw], key_of(0, draw, 0))
     mean = torch.zeros(numel)
     cpu.decode(QSGD(bits), block, payload, mean, 1 / draws)
     level = 1 / (2 ** (bits - 1) - 1)
@@ -41,7 +41,7 @@ def test_rounding_does_not_depend_on_segments(granularity: str) -> None:
     for block in (whole, cut):
         payload = torch.zeros(1, payload_bytes(QSGD(4), block), dtype=torch.uint8)
         outs.append(torch.zeros(BUFFER))
-        cpu.encode(QSGD(4), block, gradient, None, 1.0, 1.0, payload[0], KEY)
+        cpu.encode(QSGD(4), block, Compensated(gradient), payload[0], KEY)
         cpu.decode(QSGD(4), block, payload, outs[-1], 1.0)
     assert torch.equal(*outs)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from gradwire.codecs.quantize import Quantile
 from gradwire.codecs.quantize.values import CodedValues, parse
 from gradwire.errors import ConfigurationError
-from gradwire.kernels import cpu, reference
+from gradwire.kernels import Compensated, cpu, reference
 from gradwire.kernels.reference.quantile import group_edges
 from gradwire.layout import Block
 from gradwire.memory import NONE
@@ -41,8 +41,8 @@ def compare(
     assert size % 4 == 0
     payloads, expected = strided(size, 2), strided(size, 2)
     for row in range(2):
-        cpu.quantile_encode(block, gradient, ours, beta, gamma, payloads[row], *form, KEY + row)
-        reference.quantile_encode(block, gradient, theirs, beta, gamma, expected[row], *form, KEY + row)
+        cpu.quantile_encode(block, Compensated(gradient, ours, beta, gamma), payloads[row], *form, KEY + row)
+        reference.quantile_encode(block, Compensated(gradient, theirs, beta, gamma), expected[row], *form, KEY + row)
     assert torch.equal(payloads, expected)
     if ours is not None and theirs is not None:
         assert same(ours, theirs)

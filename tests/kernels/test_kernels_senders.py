@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.errors import PayloadError
-from gradwire.kernels import cpu, reference
+from gradwire.kernels import Compensated, cpu, reference
 from kernel_inputs import BLOCKS, block_of, counts_of, covered, normal, same
 
 
@@ -18,7 +18,7 @@ def test_scatter_mean_is_the_reference(name: str, rows: int) -> None:
     positions = torch.zeros(rows, int(counts.sum()), dtype=torch.int64)
     values = torch.zeros(positions.shape)
     for row in range(rows):
-        cpu.topk_select(block, normal(row), None, 1.0, 1.0, counts, positions[row], values[row])
+        cpu.topk_select(block, Compensated(normal(row)), counts, positions[row], values[row])
     out, other = normal(1), normal(1)
     cpu.scatter_mean(block, positions, values, out)
     reference.scatter_mean(block, positions, values, other)

@@ -6,7 +6,7 @@ import torch
 
 from codec_checks import check_compiled_once
 from gradwire.errors import PayloadError
-from gradwire.kernels import cpu, reference
+from gradwire.kernels import Compensated, cpu, reference
 from gradwire.layout import Block
 from gradwire.randomness import key_of
 from kernel_inputs import BUFFER, KEY, block_of, blocks, counts_of, covered, normal, same
@@ -52,7 +52,7 @@ def test_scatter_sum_is_the_reference(block: Block, ascending: bool, rows: int) 
     values = torch.zeros(positions.shape)
     for row in range(rows):
         if ascending:
-            cpu.topk_select(block, normal(row), None, 1.0, 1.0, counts, positions[row], values[row])
+            cpu.topk_select(block, Compensated(normal(row)), counts, positions[row], values[row])
         else:
             cpu.randomk_positions(block, counts, positions[row], row)
             cpu.gather(block, normal(), positions[row], values[row])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.errors import PayloadError
-from gradwire.kernels import cpu, reference
+from gradwire.kernels import Compensated, cpu, reference
 from gradwire.layout import Block
 from kernel_inputs import BLOCKS, BUFFER, blocks, gradients, memories, normal, residuals, same
 
@@ -30,8 +30,8 @@ def test_statistics_and_collections_are_the_reference(
     block: Block, gradient: Tensor, memory: tuple[float, float] | None
 ) -> None:
     left, right, beta, gamma = residuals(memory)
-    found = cpu.magnitude_statistics(block, gradient, left, beta, gamma)
-    expected = reference.magnitude_statistics(block, gradient, right, beta, gamma)
+    found = cpu.magnitude_statistics(block, Compensated(gradient, left, beta, gamma))
+    expected = reference.magnitude_statistics(block, Compensated(gradient, right, beta, gamma))
     assert both_same(found, expected)
     assert left is None or same(left, right)
     largest = found[1]
@@ -42,8 +42,8 @@ def test_statistics_and_collections_are_the_reference(
         thresholds[np.isnan(largest)] = np.nan
         assert both_same(cpu.exceedances(block, source, thresholds), reference.exceedances(block, source, thresholds))
         for room in (0, 100_000):
-            found = cpu.collect_reaching(block, source, None, 0.0, 1.0, thresholds, room)
-            assert both_same(found, reference.collect_reaching(block, source, None, 0.0, 1.0, thresholds, room))
+            found = cpu.collect_reaching(block, Compensated(source), thresholds, room)
+            assert both_same(found, reference.collect_reaching(block, Compensated(source), thresholds, room))
             positions, values, counts = found
             assert (positions.diff() > 0).all()
             assert len(positions) == len(values) == counts[counts > 0].sum()
@@ -61,8 +61,8 @@ def test_what_reaches_a_given_threshold_is_the_reference(
     left, right, beta, gamma = residuals(memory)
     thresholds = np.full(block.segment_count, threshold, dtype=np.float32)
     thresholds[1::3] = np.nan
-    found = cpu.collect_reaching(block, gradient, left, beta, gamma, thresholds, 5)
-    assert both_same(found, reference.collect_reaching(block, gradient, right, beta, gamma, thresholds, 5))
+    found = cpu.collect_reaching(block, Compensated(gradient, left, beta, gamma), thresholds, 5)
+    assert both_same(found, reference.collect_reaching(block, Compensated(gradient, right, beta, gamma), thresholds, 5))
     assert left is None or same(left, right)
 
 
@@ -81,8 +81,10 @@ def test_unambiguous_is_the_reference(
         squares = gradient.square() * 0.3 if given_squares else None
         other = None if squares is None else squares.clone()
         options = (1.5, 0.999, threshold, 4)
-        found = cpu.collect_unambiguous(block, gradient, left, beta, gamma, squares, moments, *options)
-        expected = reference.collect_unambiguous(block, gradient, right, beta, gamma, other, twin, *options)
+        found = cpu.collect_unambiguous(block, Compensated(gradient, left, beta, gamma), squares, moments, *options)
+        expected = reference.collect_unambiguous(
+            block, Compensated(gradient, right, beta, gamma), other, twin, *options
+        )
         assert both_same(found, expected)
         assert same(moments, twin)
         assert left is None or same(left, right)
@@ -99,8 +101,8 @@ def test_local_maxima_are_the_reference(
 ) -> None:
     left, right, beta, gamma = residuals(memory)
     bins = np.full(len(block.runs), width)
-    found = cpu.collect_local_maxima(block, gradient, left, beta, gamma, bins, 3)
-    expected = reference.collect_local_maxima(block, gradient, right, beta, gamma, bins, 3)
+    found = cpu.collect_local_maxima(block, Compensated(gradient, left, beta, gamma), bins, 3)
+    expected = reference.collect_local_maxima(block, Compensated(gradient, right, beta, gamma), bins, 3)
     assert both_same(found, expected)
     assert left is None or same(left, right)
 
@@ -152,7 +154,7 @@ def test_unambiguous_is_what_the_paper_says(kernels: object) -> None:
     chosen = 0
     for step in range(8):
         gradient = normal(step) + 0.5
-        found = kernels.collect_unambiguous(block, gradient, residual, 1.0, 1.0, None, moments, alpha, decay, 0.0, 0)
+        found = kernels.collect_unambiguous(block, Compensated(gradient, residual), None, moments, alpha, decay, 0.0, 0)
         kernels.subtract(block, residual, found[0], found[1])
         kernels.scatter(block, moments, found[0], torch.zeros(len(found[0])))
         r, v = r + gradient, v + gradient.double() ** 2

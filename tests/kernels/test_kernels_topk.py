@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from codec_checks import cases, check_compiled_once
-from gradwire.kernels import cpu, reference
+from gradwire.kernels import Compensated, cpu, reference
 from gradwire.layout import Block, Granularity, Slot
 from kernel_inputs import BLOCKS, BUFFER, blocks, counts_of, covered, gradients, memories, normal, residuals, same
 
@@ -15,8 +15,8 @@ def check(block: Block, gradient: Tensor, memory: tuple[float, float] | None, sh
     left, right, beta, gamma = residuals(memory)
     counts = counts_of(block, share)
     positions, values = torch.zeros(2, int(counts.sum()), dtype=torch.int64), torch.zeros(2, int(counts.sum()))
-    cpu.topk_select(block, gradient, left, beta, gamma, counts, positions[0], values[0])
-    reference.topk_select(block, gradient, right, beta, gamma, counts, positions[1], values[1])
+    cpu.topk_select(block, Compensated(gradient, left, beta, gamma), counts, positions[0], values[0])
+    reference.topk_select(block, Compensated(gradient, right, beta, gamma), counts, positions[1], values[1])
     assert same(*positions)
     assert same(*values)
     if left is not None:
@@ -42,7 +42,7 @@ def test_topk_leaves_exactly_what_it_did_not_send(kernels: object) -> None:
     t = 0.5 * residual + 2 * gradient
     counts = counts_of(block, 0.1)
     positions, values = torch.zeros(1, int(counts.sum()), dtype=torch.int64), torch.zeros(1, int(counts.sum()))
-    kernels.topk_select(block, gradient, residual, 0.5, 2.0, counts, positions[0], values[0])
+    kernels.topk_select(block, Compensated(gradient, residual, 0.5, 2.0), counts, positions[0], values[0])
     kernels.subtract(block, residual, positions[0], values[0])
     sent = torch.zeros(BUFFER)
     kernels.scatter_sum(block, positions, values, sent, 1.0)
@@ -56,7 +56,7 @@ def test_topk_is_that_of_torch(numel: int, share: float) -> None:
     gradient = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
     counts = counts_of(block, share)
     positions, values = torch.zeros(counts[0], dtype=torch.int64), torch.zeros(counts[0])
-    cpu.topk_select(block, gradient, None, 1.0, 1.0, counts, positions, values)
+    cpu.topk_select(block, Compensated(gradient), counts, positions, values)
     assert torch.equal(values, gradient[positions])
     assert torch.equal(positions, positions.unique())
     expected = gradient.abs().topk(int(counts[0])).values
@@ -74,7 +74,7 @@ def test_topk_where_the_sample_misleads() -> None:
     ):
         positions, values = torch.zeros(2, count, dtype=torch.int64), torch.zeros(2, count)
         for index, kernels in enumerate((cpu, reference)):
-            kernels.topk_select(block, gradient, None, 1.0, 1.0, np.array([count]), positions[index], values[index])
+            kernels.topk_select(block, Compensated(gradient), np.array([count]), positions[index], values[index])
         assert same(*positions)
         assert same(*values)
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import torch
 
-from gradwire.kernels import cpu, payload_bytes
+from gradwire.kernels import Compensated, cpu, payload_bytes
 from gradwire.kernels.codes import QSGD
 from gradwire.layout import Slot
 from gradwire.randomness import SHARED, hash32, key_of, mix64, run_keys
@@ -37,5 +37,5 @@ def test_torch_generator_is_not_touched() -> None:
     counts = counts_of(block, 0.1)
     cpu.randomk_positions(block, counts, torch.zeros(int(counts.sum()), dtype=torch.int64), KEY)
     payload = torch.zeros(payload_bytes(QSGD(4), block), dtype=torch.uint8)
-    cpu.encode(QSGD(4), block, normal(), None, 1.0, 1.0, payload, KEY)
+    cpu.encode(QSGD(4), block, Compensated(normal()), payload, KEY)
     assert torch.equal(state, torch.get_rng_state())

@@ -67,6 +67,23 @@ print(spent.tx_bytes, spent.rx_bytes, spent.tx_packets, spent.rx_packets)
 MOST_HEADERS = 14 + 20 + 60
 """Bytes of a packet that are none of TCP's payload, at most: Ethernet, IP, and TCP with all options there can be."""
 
+SENDS = """
+import os, socket, sys, time
+rank, sender, receiver, size = map(int, (os.environ["RANK"], *sys.argv[1:]))
+address = f"10.77.0.{receiver + 1}", 7000
+if rank == receiver:
+    with socket.create_server(address) as server, server.accept()[0] as connection:
+        while connection.recv(1 << 16):
+            pass
+while rank == sender:
+    try:
+        with socket.create_connection(address) as connection:
+            connection.sendall(bytes(size))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.01)
+"""
+
 ALL_REDUCES = """
 import torch
 import torch.distributed as dist
@@ -158,6 +175,18 @@ class TestArguments:
         with pytest.raises(ConfigurationError, match="'quick'"):
             lab.Lab(workers=2, rate="quick")
 
+    @pytest.mark.parametrize("sites", [0, 3, True, "2"])
+    def test_sites(self, sites: int) -> None:
+        with pytest.raises(ConfigurationError, match=f"sites is {sites!r}: give a divisor of the number of workers, 4"):
+            lab.Lab(workers=4, rate="1gbit", sites=sites, between="100mbit")
+
+    @pytest.mark.parametrize(
+        ("rate", "sites", "between"), [("1gbit", 2, None), ("1gbit", 1, "1gbit"), (None, 2, "1gbit")]
+    )
+    def test_what_goes_with_sites(self, rate: str | None, sites: int, between: str | None) -> None:
+        with pytest.raises(ConfigurationError, match=f"sites={sites}, between={between!r} .* do not go together"):
+            lab.Lab(workers=4, rate=rate, sites=sites, between=between)
+
     def test_a_lab_must_be_open_to_run(self) -> None:
         closed = lab.Lab(workers=1, rate=None)
         with pytest.raises(LabError, match="not open"):
@@ -200,6 +229,8 @@ class TestLoopback:
             )
             with pytest.raises(LabError, match="rate=None has no interfaces"):
                 opened.counters()
+            with pytest.raises(LabError, match="rate=None has no interfaces"):
+                opened.site_counters()
         assert result.outputs == [f"{[str(r), str(r), '2', '2', '127.0.0.1', 'lo', 'x']}\né" for r in range(2)]
         for rank in range(2):
             assert "".join(line for told, line in heard if told == rank) == result.outputs[rank].replace("\n", "")
@@ -295,6 +326,24 @@ class TestShaped:
         assert size < outer[0].rx_bytes <= size + MOST_HEADERS * outer[0].rx_packets
         assert outer[0].rx_packets > size // 65536
 
+    @pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (0, 2), (5, 3), (4, 5)])
+    def test_what_leaves_a_site_is_counted_on_its_link(self, sender: int, receiver: int) -> None:
+        size = 2_000_000
+        with lab.Lab(workers=6, rate="1gbit", sites=3, between="100mbit") as opened:
+            assert opened.sites is not None
+            opened.run([*PYTHON, SENDS, str(sender), str(receiver), str(size)])
+            workers, sites = opened.counters(), opened.site_counters()
+        assert workers[sender].tx_bytes > size
+        assert workers[receiver].rx_bytes > size
+        for site, each in enumerate(sites):
+            from_here, to_here = (sender // 2 == site), (receiver // 2 == site)
+            assert (each.tx_bytes > size) == (from_here and not to_here)
+            assert (each.rx_bytes > size) == (to_here and not from_here)
+
+    def test_one_place_has_no_links_to_others(self) -> None:
+        with lab.Lab(workers=1, rate="1gbit") as opened:
+            assert opened.site_counters() == []
+
     def test_two_labs_at_once(self) -> None:
         size = 1_000_000
         with lab.Lab(workers=2, rate="1gbit") as first, lab.Lab(workers=3, rate="1gbit") as second:
@@ -345,9 +394,10 @@ class TestShaped:
         assert_gone_soon(reports, interfaces)
 
     def test_gloo_runs_in_it(self) -> None:
-        with lab.Lab(workers=3, rate="1gbit") as opened:
-            result = opened.run([sys.executable, "-c", ALL_REDUCES], timeout=60)
-        assert result.outputs == ["[6.0]\n"] * 3
+        for sites, between in ((1, None), (3, "100mbit")):
+            with lab.Lab(workers=3, rate="1gbit", sites=sites, between=between) as opened:
+                result = opened.run([sys.executable, "-c", ALL_REDUCES], timeout=60)
+            assert result.outputs == ["[6.0]\n"] * 3
 
 
 def without_privileges(program: str) -> subprocess.CompletedProcess[str]:

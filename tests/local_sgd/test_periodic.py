@@ -20,7 +20,8 @@ from gradwire.layout import Granularity
 from gradwire.local_sgd import fragments
 from gradwire.local_sgd.fragments import Piece, cut
 from gradwire.local_sgd.schedule import Cut, Schedule
-from local_training import ByHand, backward, flat, gathered, loss, nesterov, network, same_everywhere, sgd, train
+from local_training import ByHand, backward, loss, nesterov, network, sgd, train
+from models import flat, gathered, same_everywhere
 from pool import Pool
 
 

@@ -7,7 +7,8 @@ import torch
 
 import gradwire
 from gradwire import ConfigurationError
-from local_training import flat, network, same_everywhere, sgd, train
+from local_training import network, sgd, train
+from models import flat, same_everywhere
 from pool import Pool
 
 

@@ -14,7 +14,8 @@ from torch import nn
 import gradwire
 from gradwire import ConfigurationError
 from gradwire.layout import Block, Granularity, flat_slots
-from local_training import flat, nesterov, same_everywhere, train
+from local_training import nesterov, train
+from models import flat, same_everywhere
 from pool import Pool
 
 STOP, END = 11, 20

@@ -13,7 +13,8 @@ from torch import nn
 import gradwire
 from gradwire import GradwireError
 from gradwire.local_sgd import fragments
-from local_training import flat, network, same_everywhere, sgd, train
+from local_training import network, sgd, train
+from models import flat, same_everywhere
 from pool import Pool
 
 

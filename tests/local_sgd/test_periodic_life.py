@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import ConfigurationError
-from local_training import flat, gathered, nesterov, network, same_everywhere, sgd, train
+from local_training import nesterov, network, sgd, train
+from models import flat, gathered, same_everywhere
 from pool import Pool
 
 
@@ -53,6 +54,7 @@ def attachments_that_are_refused() -> None:
     refused("powersgd cannot work on cut='contiguous'", net, method="powersgd", fragments=2)
     refused("names 2 of the 6 that the optimizer has", net, parameters=list(net.named_parameters())[:2])
     refused("outer is an optimizer over 6 parameters of which 0", net, outer=sgd(other))
+    refused("among the parameters given is a Parameter; give a module, or names", net, parameters=net.parameters())
     refused("two parameters have the name 'same'", net, parameters=[("same", each) for each in net.parameters()])
     local = sgd(net)
     refused("outer is the optimizer of the local steps itself", net, local, outer=local)
@@ -78,6 +80,29 @@ def attachments_that_are_refused() -> None:
     handle.close()
     assert not optimizer._optimizer_step_post_hooks
     gradwire.periodic(optimizer).close()
+
+
+def optimizers_that_get_others() -> None:
+    """A parameter that is stepped and not averaged is noticed with the next average, before anything is sent."""
+    net = network()
+    net[0].requires_grad_(False)
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=2)
+    train(net, optimizer, range(2))
+    net[0].requires_grad_(True)
+    with pytest.raises(ConfigurationError, match=r"'0\.0' was frozen when the method was attached"):
+        train(net, optimizer, range(2, 4))
+    handle.close()
+
+    net = network()
+    optimizer = sgd(net[2:])
+    handle = gradwire.periodic(optimizer, every=2)
+    train(net, optimizer, range(2))
+    optimizer.add_param_group({"params": list(net[0].parameters())})
+    with pytest.raises(ConfigurationError, match="the optimizer has 6 parameters, others than the 4"):
+        train(net, optimizer, range(2, 4))
+    assert handle.syncs == 1
+    handle.close()
 
 
 def models_that_differ() -> None:
@@ -186,6 +211,18 @@ def moments(kind: str, fragments: int, cut: str) -> None:
     handle.close()
 
 
+def steps_are_counted_and_not_averaged() -> None:
+    """A third of 7 is no float, and a count of steps has the shape of a scalar."""
+    scale = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.Adam([scale], lr=1e-3)
+    handle = gradwire.periodic(optimizer, every=7, moments="average")
+    for step in range(1, 15):
+        scale.grad = torch.tensor(1.0 + dist.get_rank())
+        optimizer.step()
+        assert optimizer.state[scale]["step"] == step
+    handle.close()
+
+
 def buffers_are_averaged() -> None:
     net = nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Linear(16, 5))
     torch.manual_seed(1)
@@ -222,6 +259,7 @@ def stop_and_go_on(arguments: dict[str, Any], stop: int) -> None:
     saved = copy.deepcopy((net.state_dict(), optimizer.state_dict(), handle.state_dict()))
     train(net, optimizer, range(stop, 17))
     handle.synchronize()
+    given = copy.deepcopy(saved[2]["periodic"]["outer"])
     again, other, later = attach()
     train(again, other, range(2))
     again.load_state_dict(saved[0])
@@ -231,6 +269,8 @@ def stop_and_go_on(arguments: dict[str, Any], stop: int) -> None:
     later.synchronize()
     assert torch.equal(flat(again), flat(net))
     assert (later.steps_done, later.syncs) == (handle.steps_done, handle.syncs)
+    if (outer := saved[2]["periodic"]["outer"]) is not None:
+        torch.testing.assert_close(outer["state"], given["state"], rtol=0, atol=0)
     changed = {**saved[2], "periodic": {**saved[2]["periodic"], "schedule": {"mix": "0.125"}}}
     with pytest.raises(ConfigurationError, match=r"saved with mix='0\.125', this handle has mix="):
         later.load_state_dict(changed)
@@ -298,6 +338,10 @@ def test_attachments_that_are_refused(pool: Pool) -> None:
     pool.run(1, attachments_that_are_refused)
 
 
+def test_optimizers_that_get_others(pool: Pool) -> None:
+    pool.run(2, optimizers_that_get_others)
+
+
 def test_models_that_differ(pool: Pool) -> None:
     pool.run(2, models_that_differ)
 
@@ -327,6 +371,10 @@ def test_half_precision(pool: Pool, dtype: torch.dtype) -> None:
 )
 def test_moments(pool: Pool, kind: str, fragments: int, cut: str) -> None:
     pool.run(2, moments, kind, fragments, cut)
+
+
+def test_steps_are_counted_and_not_averaged(pool: Pool) -> None:
+    pool.run(3, steps_are_counted_and_not_averaged)
 
 
 def test_buffers_are_averaged(pool: Pool) -> None:
@@ -361,3 +409,41 @@ def test_across_nodes_and_within(pool: Pool) -> None:
 
 def test_an_optimizer_of_the_same_parameters(pool: Pool) -> None:
     pool.run(2, an_optimizer_of_the_same_parameters)
+
+
+def parameters_that_came_later() -> None:
+    """Those added to the optimizer, or unfrozen, are in no average: nobody goes on as if they were."""
+    for unfreeze in (False, True):
+        net, more = network(), nn.Linear(3, 2)
+        optimizer = sgd(net)
+        if unfreeze:
+            net[0].requires_grad_(False)
+        handle = gradwire.periodic(optimizer, every=2)
+        train(net, optimizer, range(2))
+        if unfreeze:
+            net[0].requires_grad_(True)
+        else:
+            optimizer.add_param_group({"params": more.parameters()})
+        optimizer.step()
+        before = flat(net)
+        message = (
+            "'0.0' was frozen when the method" if unfreeze else "the optimizer has 8 parameters, others than the 6"
+        )
+        with pytest.raises(ConfigurationError, match=message):
+            handle.synchronize()
+        with pytest.raises(ConfigurationError, match=message):
+            optimizer.step()
+        assert handle.stats().wire_bytes > 0
+        assert flat(net).shape == before.shape
+        handle.close()
+        again = gradwire.periodic(optimizer, every=2, outer=nesterov, broadcast=True)
+        train(net, optimizer, range(2))
+        assert same_everywhere(flat(net))
+        net[0].requires_grad_(False)
+        with pytest.raises(ConfigurationError, match=r"'0\.0' was trained when averaging began and is frozen now"):
+            again.synchronize()
+        again.close()
+
+
+def test_parameters_that_came_later(pool: Pool) -> None:
+    pool.run(2, parameters_that_came_later)

@@ -17,7 +17,8 @@ from gradwire import methods
 from gradwire.engine.guards import Guard
 from gradwire.engine.unit import Unit
 from gradwire.wire import CheckedTransport, ProcessGroupTransport
-from local_training import flat, nesterov, network, same_everywhere, sgd, train
+from local_training import nesterov, network, sgd, train
+from models import flat, same_everywhere
 from pool import Pool
 
 Spoil = Callable[[gradwire.Periodic, nn.Module], None]

@@ -19,7 +19,7 @@ from gradwire.routes import check_largest
 from hostile import Decoding, decodings, named_decodings, spoilt, victims
 from pool import Pool
 
-EXAMPLES = 12
+EXAMPLES = 8
 SHAPES = range(1, 14)
 LOOKED_AT = 3
 """Attachments and blocks, evenly spread, that get answers of every wrong shape."""

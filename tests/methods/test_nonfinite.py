@@ -13,8 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from catalogue import Case, cases
+from flat_world import PLACES, SLOTS, gradients_of, world_of
 from gradwire.attach import buckets
 from gradwire.engine.guards.rollback import Rollback
+from gradwire.local.world import LocalWorld
 from models import batch, flat, gradient, network, parameters
 from pool import Pool
 
@@ -69,31 +71,63 @@ def bad_steps_leave_nothing(chosen: list[tuple[Case, list[Any]]]) -> None:
 
 
 def test_a_bad_step_is_bad_on_every_rank_and_leaves_nothing(pool: Pool) -> None:
-    """Every third attachment, each with three of the eighteen ways to be bad."""
-    chosen = [(case, [BAD[(number + k * 7) % len(BAD)] for k in range(3)]) for number, case in enumerate(cases()[::3])]
-    pool.run(2, bad_steps_leave_nothing, chosen)
+    """Some attachments, of several buckets, each with three of the eighteen ways to be bad."""
+    pool.run(2, bad_steps_leave_nothing, [(case, ways(number)) for number, case in enumerate(cases()[::15])])
 
 
-def memories_survive_overflow(chosen: list[Case]) -> None:
+def ways(number: int) -> list[Any]:
+    return [BAD[(number + k * 7) % len(BAD)] for k in range(3)]
+
+
+def world_with_a_rollback(case: Case) -> LocalWorld:
+    world = world_of(case, 2)
+    for engine in world.engines:
+        engine.guards.append(Rollback(engine, {slot.name: torch.float32 for slot in SLOTS}))
+    return world
+
+
+def remembered(world: LocalWorld) -> list[dict[tuple[str, str], bytes]]:
+    return [
+        {
+            (field, name): tensor.contiguous().view(-1).numpy().tobytes()
+            for field, tensors in engine.store.state().items()
+            for name, tensor in tensors.items()
+        }
+        for engine in world.engines
+    ]
+
+
+def test_a_bad_step_of_any_attachment_leaves_nothing() -> None:
+    """In one process, every third of all."""
+    for number, case in enumerate(cases()[::3]):
+        world, bad = world_with_a_rollback(case), ways(number)
+        for step, which in enumerate([*bad[:1], None, *bad[1:]]):
+            before, gradients = remembered(world), gradients_of(2, step)
+            if which is not None:
+                for gradient_of_rank in gradients[0 if which[2] == "all" else 1 :]:
+                    place = gradient_of_rank[PLACES[which[0]]]
+                    place[step % len(place)] = which[1]
+            world.average(gradients)
+            for average_of_rank in gradients:
+                assert bool(average_of_rank.isfinite().all()) == (which is None), (str(case), step, which)
+            assert which is None or remembered(world) == before, (str(case), step, which)
+
+
+def test_an_overflow_stays_out_of_memories() -> None:
     """Finite gradients so large that means, sums and compensated values overflow."""
-    for number, case in enumerate(chosen):
-        named, sync = attach(case, rollback=bool(number % 2))
+    for number, case in enumerate([case for case in cases() if case.memory != "none"][::3]):
+        world = world_with_a_rollback(case) if number % 2 else world_of(case, 2)
         for step in range(3):
-            before, sign = bits(sync), (-1) ** (dist.get_rank() * (step // 2))
-            for name, parameter in named:
-                parameter.grad = gradient(name, dist.get_rank(), step).sign() * sign * HUGE
-            sync.synchronize()
-            finite = all(bool(parameter.grad.isfinite().all()) for _, parameter in named if parameter.grad is not None)
-            if number % 2 and not finite:
-                assert bits(sync) == before, (str(case), step)
-        for field, tensors in sync.state_dict()["tensors"].items():
-            for name, tensor in tensors.items():
-                assert tensor.isfinite().all(), (str(case), field, name)
-        sync.close()
-
-
-def test_an_overflow_stays_out_of_memories(pool: Pool) -> None:
-    pool.run(2, memories_survive_overflow, [case for case in cases() if case.memory != "none"][::3])
+            before, gradients = remembered(world), gradients_of(2, step)
+            for rank, gradient_of_rank in enumerate(gradients):
+                gradient_of_rank.copy_(gradient_of_rank.sign() * (-1) ** (rank * (step // 2)) * HUGE)
+            world.average(gradients)
+            if number % 2 and not gradients[0].isfinite().all():
+                assert remembered(world) == before, (str(case), step)
+        for engine in world.engines:
+            for field, tensors in engine.store.state().items():
+                for name, tensor in tensors.items():
+                    assert tensor.isfinite().all(), (str(case), field, name)
 
 
 TRAINED: list[tuple[str, dict[str, Any]]] = [

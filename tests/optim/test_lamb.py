@@ -10,7 +10,8 @@ from torch import Tensor
 
 import gradwire
 from gradwire.optim import OneBitLamb
-from local_training import backward, flat, network, train
+from local_training import backward, network, train
+from models import flat
 from pool import Pool
 
 FREEZE, RATE, DECAY = 4, 0.01, 0.1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,56 +10,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.optim import CompressedAdam, OneBitAdam, OneBitLamb, ZeroOneAdam
-from local_training import backward, flat, gathered, network, same_everywhere, train
+from compressed_adam import KINDS, MEASURED_EVERY_STEP, MET, bytes_of, made, meet, same
+from gradwire.optim import ZeroOneAdam
+from local_training import backward, network, train
+from models import flat, gathered, same_everywhere
 from pool import Pool
-
-KINDS: dict[str, tuple[type[CompressedAdam], dict[str, Any]]] = {
-    "one bit": (OneBitAdam, {"freeze_step": 4}),
-    "zero one": (ZeroOneAdam, {"freeze_step": 4, "kappa": 2, "double_every": 3, "max_interval": 4}),
-    "lamb": (OneBitLamb, {"freeze_step": 4}),
-}
-MEASURED_EVERY_STEP: dict[str, dict[str, int]] = {"one bit": {}, "zero one": {"kappa": 100}, "lamb": {}}
-MET = {
-    "one bit": [True] * 16,
-    "lamb": [True] * 16,
-    # synchronised in every step up to 7, then every second, from step 10 on every fourth
-    "zero one": [True] * 7 + [False, True, False, False, False, True, False, False, False],
-}
-
-
-def made(kind: str, params: Any, **options: Any) -> CompressedAdam:
-    maker, own = KINDS[kind]
-    named = params.named_parameters() if isinstance(params, nn.Module) else params
-    return maker(named, **{"lr": 0.01, **own, **options})
-
-
-def meet(optimizer: CompressedAdam) -> None:
-    """Makes parameters the same on all ranks where they may differ."""
-    if isinstance(optimizer, ZeroOneAdam):
-        optimizer.synchronize()
-
-
-def bytes_of(state: dict[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
-def same(ours: Any, theirs: Any) -> bool:
-    """Whether two states are equal to the last bit."""
-    if isinstance(ours, Tensor):
-        return torch.equal(ours, theirs)
-    if isinstance(ours, dict):
-        return ours.keys() == theirs.keys() and all(same(ours[key], theirs[key]) for key in ours)
-    if isinstance(ours, list | tuple):
-        return len(ours) == len(theirs) and all(map(same, ours, theirs))
-    return bool(ours == theirs)
 
 
 def it_is_adam_while_the_variance_is_measured(kind: str) -> None:
@@ -278,6 +236,12 @@ def what_cannot_be_is_refused(kind: str) -> None:
         optimizer.step()
     assert torch.equal(flat(net), before)
     optimizer.close()
+    net[0].requires_grad_(False)
+    optimizer = made(kind, net)
+    net[0].requires_grad_(True)
+    with pytest.raises(gradwire.ConfigurationError, match=r"'0\..*' was frozen when the method was attached"):
+        optimizer.step()
+    optimizer.close()
     if rank:
         with torch.no_grad():
             net[2].bias[1] += 1
@@ -285,6 +249,20 @@ def what_cannot_be_is_refused(kind: str) -> None:
         made(kind, net)
     made(kind, net, broadcast=True).close()
     assert same_everywhere(flat(net))
+    net[0].requires_grad_(False)
+    optimizer = made(kind, net)
+    net[0].requires_grad_(True)
+    backward(net, 0)
+    with pytest.raises(gradwire.ConfigurationError, match=r"'0.weight' was frozen when the method was attached"):
+        optimizer.step()
+    optimizer.close()
+    optimizer = made(kind, net)
+    net[0].requires_grad_(False)
+    with pytest.raises(
+        gradwire.ConfigurationError, match=r"'0.weight' was trained when averaging began and is frozen now"
+    ):
+        optimizer.step()
+    optimizer.close()
 
 
 LAWS: list[tuple[Callable[[str], None], int]] = [
@@ -369,69 +347,6 @@ def test_workers_meet_at_the_mean_of_where_they_went(pool: Pool) -> None:
     pool.run(3, meets_in_the_middle)
 
 
-STOP, END = 11, 18
-
-
-def begun(kind: str, options: dict[str, Any], data: int | None) -> tuple[bytes, bytes, Tensor]:
-    """Trains on and on; two states on the way, of workers apart and after they met, and parameters at the end."""
-    net = network()
-    optimizer = made(kind, net, **options)
-    train(net, optimizer, range(STOP), data)
-    apart = bytes_of(optimizer.state_dict())
-    meet(optimizer)
-    met = bytes_of({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
-    train(net, optimizer, range(STOP, END), data)
-    meet(optimizer)
-    optimizer.close()
-    return apart, met, flat(net)
-
-
-def gone_on(kind: str, options: dict[str, Any], data: int | None, saved: list[bytes]) -> Tensor:
-    """Goes on from the states of another number of workers."""
-    loaded = [torch.load(io.BytesIO(each), weights_only=True) for each in saved]
-    states = [each["optimizer"] for each in loaded]
-    net = network()
-    net.load_state_dict(loaded[0]["net"])
-    optimizer = made(kind, net, **options)
-    with pytest.raises(gradwire.ConfigurationError, match=r"gradwire.redistribute makes states"):
-        optimizer.load_state_dict(states[0])
-    compressions = [state["gradwire"]["compression"] for state in states]
-    now = gradwire.redistribute(states[::-1], dist.get_world_size())
-    assert same([each["gradwire"]["compression"] for each in now], gradwire.redistribute(compressions, len(now)))
-    mine = now[dist.get_rank()]
-    optimizer.load_state_dict(mine)
-    assert optimizer.steps == STOP
-    mine["gradwire"]["compression"]["ranks"] = tuple(range(len(now)))
-    assert same(optimizer.state_dict(), mine)
-    train(net, optimizer, range(STOP, END), data)
-    meet(optimizer)
-    assert same_everywhere(flat(net))
-    assert flat(net).isfinite().all()
-    optimizer.close()
-    return flat(net)
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_workers_go_on_where_a_run_stopped(pool: Pool, kind: str, before: int, after: int) -> None:
-    """And where all have the same data, how many they are changes nothing up to the rounding of sums."""
-    runs: list[tuple[dict[str, Any], int | None]] = [({}, None), ({"method": "topk", "ratio": 0.1}, 0)]
-    alone = [pool.run(before, begun, kind, *run) for run in runs]
-    others = [
-        pool.run(after, gone_on, kind, *run, [met for _, met, _ in each]) for run, each in zip(runs, alone, strict=True)
-    ]
-    torch.testing.assert_close(others[1][0], alone[1][0][2], rtol=1e-4, atol=1e-5)
-    apart = [torch.load(io.BytesIO(each), weights_only=True) for each, _, _ in alone[0]]
-    for each in apart:
-        each["gradwire"]["compression"]["ranks"] = ()  # any group may load what redistribute() makes
-    assert same(gradwire.redistribute(apart[::-1], before), apart)
-    if kind == "zero one":
-        with pytest.raises(gradwire.ConfigurationError, match=r"exp_avg.* of rank 1 is not .* synchronize\(\)"):
-            gradwire.redistribute(apart, after)
-    with pytest.raises(gradwire.ConfigurationError, match="not all states are of an optimizer"):
-        gradwire.redistribute([apart[0], apart[1]["gradwire"]["compression"]], after)
-
-
 def averages_of_tensors() -> None:
     net = network()
     sync = gradwire.Synchronizer(net.named_parameters(), "dense")
@@ -472,53 +387,3 @@ def momenta_keep_their_length(kind: str) -> None:
 
 def test_a_synchronizer_averages_other_tensors(pool: Pool) -> None:
     pool.run(2, averages_of_tensors)
-
-
-EPOCHS = 16
-
-
-def accuracy(kind: str, options: dict[str, int], rate: float = 0.003) -> float:
-    """Test accuracy on scikit-learn's digits, as in ``test_training.py`` but with Adam."""
-    images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
-    images = (images.float() / 16).view(-1, 1, 8, 8)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
-    test, train = order[:500], order[500:]
-    torch.manual_seed(2)
-    net = nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, stride=2), nn.ReLU(), nn.Flatten(),
-        nn.Linear(288, 96), nn.ReLU(), nn.Linear(96, 10),
-    )  # fmt: skip
-    optimizer = made(kind, net, lr=rate, **options)
-    total = EPOCHS * (len(train) // 64)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=total, cycle_momentum=False)
-    shuffle = torch.Generator().manual_seed(3)
-    for _ in range(EPOCHS):
-        for batch in train[torch.randperm(len(train), generator=shuffle)].split(64):
-            if len(batch) == 64:
-                mine = batch[dist.get_rank() :: dist.get_world_size()]
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(net(images[mine]), labels[mine]).backward()
-                optimizer.step()
-                schedule.step()
-    meet(optimizer)
-    optimizer.close()
-    with torch.no_grad():
-        return 100 * float((net(images[test]).argmax(1) == labels[test]).float().mean())
-
-
-def test_accuracy_is_within_two_percent_of_adam(pool: Pool) -> None:
-    runs: list[tuple[str, dict[str, int]]] = [
-        ("one bit", {"freeze_step": 10**6}),  # Adam, bit for bit
-        ("one bit", {"freeze_step": 60}),
-        ("zero one", {"freeze_step": 60, "kappa": 16, "double_every": 60}),
-    ]
-    adam, one_bit, zero_one = (pool.run(2, accuracy, *run)[0] for run in runs)
-    assert adam > 94
-    assert one_bit >= adam - 2
-    assert zero_one >= adam - 2
-
-
-def test_accuracy_is_within_two_percent_of_lamb(pool: Pool) -> None:
-    lamb, one_bit = (pool.run(2, accuracy, "lamb", {"freeze_step": steps}, 0.03)[0] for steps in (10**6, 60))
-    assert lamb > 94
-    assert one_bit >= lamb - 2

@@ -10,7 +10,7 @@ from torch import Tensor
 import gradwire
 from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
-from gradwire.kernels import cpu, reference
+from gradwire.kernels import Compensated, cpu, reference
 from gradwire.kernels.codes import Integers
 from gradwire.layout import Block, flat_slots
 from gradwire.local.world import LocalWorld
@@ -36,7 +36,7 @@ def test_integers_are_the_reference(block: Block, gradient: Tensor, turn: int) -
     for kernels in (cpu, reference):
         memory = memories[kernels]
         scales = torch.full((segments.segment_count,), torch.nan)
-        kernels.integer_scales(code, segments, gradient, memory, beta, gamma, scales)
+        kernels.integer_scales(code, segments, Compensated(gradient, memory, beta, gamma), scales)
         values = gradient.clone() if memory is None else memory
         if turn:
             scales /= 3  # as clipped: what is beyond saturates

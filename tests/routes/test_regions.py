@@ -10,7 +10,10 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire.codecs.index import EliasFano
+from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError, PayloadError
+from gradwire.layout import flat_slots
+from gradwire.local.world import LocalWorld
 from gradwire.routes.regions import Regions, largest
 from pool import Pool
 
@@ -164,6 +167,22 @@ def test_payloads_fill_up_beyond_the_region_and_bad_ones_are_refused() -> None:
     assert values.tolist() == [5.0, 6.0, 0.0]
     with pytest.raises(PayloadError):
         cut.read(2, torch.full_like(payload, 255))
+
+
+@pytest.mark.parametrize("nonzero", [0, 1, 6])
+def test_nothing_between_two_parameters_is_chosen(nonzero: int) -> None:
+    """Parameters begin at multiples of 8 positions; here fewer sums are not zero than there is room for."""
+    slots = flat_slots([("first", (3,)), ("second", (5, 7)), ("third", (11,))])
+    configuration = Configuration.make("oktopk", {"ratio": 0.5}, granularity="model", dense=EVERYTHING)
+    world = LocalWorld(configuration, slots, 3)
+    for step in range(3):
+        gradients = [torch.zeros(slots[-1].stop) for _ in range(3)]
+        for number in range(nonzero):
+            gradients[number % 3][(17 * number + step) % slots[-1].stop] = 1.0 + number
+        mean = torch.stack(gradients).mean(0)
+        world.average(gradients)
+        for average in gradients:
+            torch.testing.assert_close(average, mean)
 
 
 def test_options_are_checked() -> None:

@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire import ConfigurationError, WireError
 from gradwire.attach.given import check_backend
-from gradwire.attach.sibling import _options_of, backends_of, sibling_of
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.wire import Meter, Wire
+from gradwire.wire.sibling import _options_of, backends_of, sibling_of
 from gradwire.wire.transport import ProcessGroupTransport, timeout_of
 from gradwire.wire.watch import Watch
 from gradwire.wire.wire import LOOK_SECONDS
@@ -243,7 +243,7 @@ def patience_on_a_device() -> None:
     """The group is asked for its name with a tensor on the device; here that one is on the CPU."""
     group = dist.new_group(timeout=timedelta(seconds=77))
     assert isinstance(group, dist.ProcessGroup)
-    with mock.patch("gradwire.attach.sibling._new_name", return_value="of a device"):
+    with mock.patch("gradwire.wire.sibling._new_name", return_value="of a device"):
         sibling = sibling_of(group, CUDA)
     assert timeout_of(sibling) == timedelta(seconds=154)
     assert ProcessGroupTransport(sibling, timeout_of(group))._timeout == timedelta(seconds=77)

@@ -40,13 +40,13 @@ class Buckets:
 
     def __init__(self, handle: Handle, alignment: int = 1) -> None:
         self._handle = handle
-        shapes = list(handle._shapes.items())
+        shapes = list(handle.averaged.shapes.items())
         cut = [shapes] if handle.configuration.whole else _in_buckets(shapes)
         self.units: list[Unit] = [handle.engine.unit(self._slots(each, alignment)) for each in cut]
 
     def _slots(self, shapes: Shapes, alignment: int) -> tuple[Slot, ...]:
         """Where they lie; shards of a parameter draw random numbers of their own."""
-        parts = self._handle._parameters
+        parts = self._handle.averaged.parameters
         return tuple(replace(slot, part=parts[slot.name].get("part", "")) for slot in flat_slots(shapes, alignment))
 
     def views(self, index: int, buffer: Tensor) -> dict[str, Tensor]:

@@ -13,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.ddp_buckets import Buckets, Collected
 from gradwire.attach.fsdp import compress_sharded, sharded_model
-from gradwire.attach.given import Named, check_left_out, default_group
+from gradwire.attach.given import default_group
 from gradwire.attach.handle import Handle
 from gradwire.attach.memory_order import check_order
+from gradwire.attach.overlooked import Overlooked
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
@@ -49,8 +50,7 @@ class _Hook:
         engine: Asked whether a step can begin.
         wire: What the buckets are averaged on.
         averages: Where buckets go.
-        frozen: Parameters that DDP knows nothing of.
-        finds_unused: Whether DDP looks for parameters that took no part.
+        overlooked: Told of what DDP brings.
         names: Each parameter's name, by its id.
         checked: Buckets, by ids and strides, in which gradients were found in their parameters' memory order.
     """
@@ -58,8 +58,7 @@ class _Hook:
     engine: Engine
     wire: Wire
     averages: Buckets | Collected
-    frozen: Named
-    finds_unused: bool
+    overlooked: Overlooked
     names: dict[int, str]
     checked: set[tuple[tuple[int, tuple[int, ...]], ...]] = field(default_factory=set)
 
@@ -69,9 +68,10 @@ class _Hook:
     def on_bucket(self, bucket: GradBucket) -> TensorFuture:
         """Queues a bucket."""
         if bucket.index() == 0:
-            check_left_out(self.frozen)
+            self.overlooked.check()
             self.engine.before_step()
         self._check_order(bucket)
+        self.overlooked.on_bucket(bucket)
         try:
             future = self.averages.on_bucket(bucket)
         except GradwireError:
@@ -94,7 +94,9 @@ class _Hook:
             self.checked.add(order)
 
     def _before_ddp(self, future: TensorFuture) -> None:
-        if self.finds_unused:  # DDP goes on to wait for a collective of its own, which may fail as well
+        if (
+            self.overlooked.unused is not None
+        ):  # DDP goes on to wait for a collective of its own, which may fail as well
             self.wire.wait(future)
         _queue_callback(self.wire.check)
 
@@ -145,7 +147,8 @@ def compress(
             float16 or bfloat16 parameters, in the memory format in which DDP wrapped them.
         method: A name of ``gradwire.methods.names()``, also with options, as in ``"topk:ratio=0.01,memory=ef21"``; or a
             method object; or one of these for each pattern of parameter names, such as ``{"embed*": "topk:ratio=0.01",
-            "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over.
+            "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over. A
+            pattern's may change its options: ``{0: "topk:ratio=0.25", 100: "topk:ratio=0.01"}`` in its place.
             ``"recipe:adamw"`` is the line that was measured to keep the accuracy under an optimizer (``gradwire
             recipes``), ``"recipe"`` that under all. ``"auto"`` tries in some 40 steps what may be fastest here,
             of ``among=[...]`` if given, and stays with what was: ``handle.advice``, ``handle.reconsider()``.
@@ -204,8 +207,8 @@ def compress(
 
     Raises:
         ConfigurationError: If anything cannot be as asked, or differs between ranks; the model stays as it was. Later,
-            in a backward pass, if a parameter that was frozen when the method was attached requires gradients, or one
-            has another memory format than DDP wrapped it in.
+            in a backward pass, if a parameter requires gradients that was frozen when the method was attached or was
+            not there, or one has another dtype, device or memory format than DDP wrapped it in.
 
     Example:
         >>> model = DistributedDataParallel(net)
@@ -236,7 +239,8 @@ def compress(
         averages = Collected(handle, parameters, [[name for name, _ in parameters]])
     model._comm_hooks.clear()  # of what a copied hook left
     names = {id(each): name for name, each in parameters}
-    hook = _Hook(handle.engine, handle.wire, averages, frozen, model.find_unused_parameters, names)
+    overlooked = Overlooked(model, parameters, frozen, handle.engine)
+    hook = _Hook(handle.engine, handle.wire, averages, overlooked, names)
     model.register_comm_hook(hook, _on_bucket)
     return handle
 
@@ -260,6 +264,11 @@ def _checked(given: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> 
     if getattr(model, "_use_python_reducer", False):
         raise ConfigurationError(
             "optimize_ddp='python_reducer' has DDP average without hooks; set 'ddp_optimizer' before you wrap the model"
+        )
+    if model._delay_all_reduce_params:
+        raise ConfigurationError(
+            "delay_all_reduce_named_params has DDP average these by itself, and it waits for them only by waiting for "
+            "its own averages of the others; leave it out"
         )
     for hook in [hook.__qualname__ for hook, state in model._comm_hooks if not isinstance(state, _Detached)]:
         raise ConfigurationError(f"the model has the communication hook {hook!r} already; DDP takes one; wrap it anew")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parameter import is_lazy
 
-from gradwire.attach.sibling import backends_of
 from gradwire.errors import ConfigurationError
+from gradwire.wire.sibling import backends_of
 
 GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -18,12 +20,30 @@ Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
 def named_by(optimizer: torch.optim.Optimizer) -> Named:
-    """An optimizer's parameters that require gradients, by the names it was given, or else by group and place."""
+    """An optimizer's parameters, by the names it was given, or else by group and place."""
     named: list[tuple[str, torch.nn.Parameter]] = []
     for number, group in enumerate(optimizer.param_groups):
         names = group.get("param_names", [f"{number}.{index}" for index in range(len(group["params"]))])
-        named += [(name, each) for name, each in zip(names, group["params"], strict=True) if each.requires_grad]
+        named += zip(names, group["params"], strict=True)
     return named
+
+
+def check_named(given: object) -> Named:
+    """Names and parameters as they were given.
+
+    Raises:
+        ConfigurationError: If they are anything else, such as parameters without names.
+    """
+    found: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, Mapping) else [given]
+    for each in found:
+        match each:
+            case (str(), Tensor()):
+                continue
+        raise ConfigurationError(
+            f"among the parameters given is a {type(each).__name__}; give a module, or names and parameters as its "
+            "named_parameters() does"
+        )
+    return found
 
 
 def check_parameters(parameters: Named) -> None:
@@ -45,6 +65,8 @@ def check_parameters(parameters: Named) -> None:
             )
         names[id(parameter)] = name
         given.add(name)
+        if is_lazy(parameter):
+            raise ConfigurationError(f"parameter {name!r} has no shape yet; have the model take a first batch before")
         if parameter.is_meta:
             raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
         if parameter.dtype not in GRADIENT_DTYPES:

@@ -1,13 +1,13 @@
 """What an attachment gives back: counters, state, and a description of itself.
 
-State is read and written on the wire's thread, after all that was submitted and never within a step. What a state
-should hold is found by laying the model out on the meta device, which takes no memory; only when all of it fits is any
-loaded.
+State is read and written on the wire's thread, after all that was submitted and never within a step, and is loaded only
+when all of it fits.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire.attach.averaged import Averaged
 from gradwire.attach.given import Named, check_backend, check_parameters
 from gradwire.attach.lines import line_to
 from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.roll_call import RollCall
-from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters, part_of
-from gradwire.attach.sibling import sibling_of
+from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters
 from gradwire.attach.trial import Decision, Trial, check_trial
 from gradwire.codecs.codec import Codec
 from gradwire.engine import agreement
@@ -40,10 +40,10 @@ from gradwire.engine.nodes import Nodes
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.kernels import by_reference
-from gradwire.layout import flat_slots
-from gradwire.memory import Memory, Store
-from gradwire.state.form import VERSION, Ranks, check_form, check_same, described
+from gradwire.memory import Memory
+from gradwire.state.form import VERSION, Ranks, check_form
 from gradwire.wire import ProcessGroupTransport, Wire
+from gradwire.wire.sibling import sibling_of
 from gradwire.wire.transport import timeout_of
 
 REMEDY = (
@@ -67,6 +67,7 @@ class Handle:
         guarding: What is done around every average; nothing if None.
 
     Attributes:
+        averaged: What it averages, and among whom.
         buckets: Names of the parameters that came together in the last step; empty where the gradients' owner forms
             buckets by a rule of its own.
     """
@@ -97,15 +98,12 @@ class Handle:
         if device.type == "cpu":
             _rehearse_all(configuration, aloud=group.rank() == 0)
         self._trial = Trial.of(configuration, parameters) if isinstance(configuration, Automatic) else None
-        parts = {name: part_of(parameter) for name, parameter in parameters}
+        self.averaged = Averaged(Averaged.described(parameters), group.rank(), Ranks(ranks), self._nodes)
         cuts = cut_groups(parameters) if guarding.rolls_back(configuration) else []
         parameters = local_parameters(parameters)
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
-        self._parameters = {name: {**each, **parts[name]} for name, each in described(parameters).items()}
-        self._ranks = Ranks(ranks)
         self.buckets: tuple[tuple[str, ...], ...] = ()
         if len(configuration.rules) > 1 or len(configuration.stages) > 1:
-            self._check_layouts(configuration, group.rank(), group.size())
+            self.averaged.check_stages(configuration)
         roll_call.ready()
         sibling = sibling_of(group, device)
         transport = ProcessGroupTransport(sibling, timeout_of(group))
@@ -240,7 +238,7 @@ class Handle:
             if self.engine.store.device.type == "cpu":
                 _rehearse_all(configuration, aloud=self.engine.rank == 0)
             roll_call.ready()
-        slots, device = flat_slots(list(self._shapes.items())), self.engine.store.device
+        slots, device = self.averaged.slots, self.engine.store.device
         lines = [f"change after step {self.engine.step}"]
         lines += [f"{key}={value}" for key, value in configuration.describe().items()]
 
@@ -257,7 +255,7 @@ class Handle:
 
     def _check_change(self, configuration: Settled) -> None:
         """Raises ConfigurationError if this handle cannot go on by other choices."""
-        configuration.check_names(list(self._shapes))
+        configuration.check_names(list(self.averaged.shapes))
         self._guarding.check(configuration)
         if configuration.whole != self.configuration.whole:
             raise ConfigurationError(
@@ -270,7 +268,7 @@ class Handle:
                 f"{configuration} takes back steps that are not finite, and this handle was attached without; attach "
                 "with rollback=True"
             )
-        self._check_layouts(configuration, self.engine.rank, self.engine.world_size)
+        self.averaged.check_stages(configuration)
 
     def stats(self) -> Stats:
         """Totals of this rank since the method was attached."""
@@ -320,7 +318,7 @@ class Handle:
         self._check_between_steps()
         return {
             "version": VERSION,
-            **self._identity(self.configuration),
+            **self.averaged.identity(self.configuration),
             "step": self.engine.step,
             "dense_steps": self.engine.dense_steps,
             "paused": self.engine.paused,
@@ -345,24 +343,7 @@ class Handle:
         configuration = self.configuration
         if isinstance(configuration, Automatic):
             configuration = configuration.as_saved(state["configuration"])
-        check_same(state, self._identity(configuration), "this handle")
-        theirs, ours = (state["rank"], state["world_size"]), (self.engine.rank, self.engine.world_size)
-        if theirs[1] != ours[1]:
-            raise ConfigurationError(
-                f"the state was saved by rank {theirs[0]} of {theirs[1]} workers, this is rank {ours[0]} of {ours[1]}; "
-                f"gradwire.redistribute makes states for {ours[1]} workers of those of all {theirs[1]}"
-            )
-        if theirs[0] != ours[0]:
-            raise ConfigurationError(
-                f"the state was saved by rank {theirs[0]}, this is rank {ours[0]}; load on each rank what it saved"
-            )
-        if state["ranks"] and tuple(state["ranks"]) != tuple(self._ranks):
-            raise ConfigurationError(
-                f"the state was saved by a worker of ranks {tuple(state['ranks'])}, this one's are {self._ranks}; load "
-                "what this group saved; gradwire.redistribute makes states for any group of those of all workers"
-            )
-        now = configuration.at(state["step"] - state["dense_steps"])
-        self._laid_out(now, *ours).check(state["tensors"], complete=state["step"] > 0)
+        self.averaged.check(state, configuration)
         if self._trial is not None and isinstance(configuration, Automatic):
             self.engine.adopt(configuration)
             self._trial.go_on(configuration)
@@ -370,32 +351,12 @@ class Handle:
         self.engine.store.load(state["tensors"], state["kinds"])
         self.buckets = tuple(tuple(names) for names in state["buckets"])
 
-    def _identity(self, configuration: Configured) -> dict[str, Any]:
-        return {
-            "configuration": configuration.describe(),
-            "parameters": self._parameters,
-            "rank": self.engine.rank,
-            "world_size": self.engine.world_size,
-            "ranks": self._ranks,
-        }
-
     def _check_between_steps(self) -> None:
         if self.engine.under_way:
             raise GradwireError(
                 "a step is under way: some of its gradients have been taken in, others not yet; save, load, pause and "
                 "resume between backward passes"
             )
-
-    def _check_layouts(self, configuration: Configured, rank: int, world_size: int) -> None:
-        """Raises ConfigurationError if what is remembered at some time cannot be kept, or be saved together."""
-        for stage in configuration.stages:
-            self._laid_out(stage, rank, world_size)
-
-    def _laid_out(self, configuration: Configured, rank: int, world_size: int) -> Store:
-        """What is remembered of this model once all of it has been averaged, without room for any of it."""
-        nowhere = Engine(configuration, rank, world_size, torch.device("meta"), self._nodes)
-        nowhere.unit(flat_slots(list(self._shapes.items())))
-        return nowhere.store
 
     def close(self) -> None:
         """Ends the wire's thread and process group; no gradients can be averaged through this handle any more.
@@ -410,10 +371,10 @@ class Handle:
         self.close()
 
     def __repr__(self) -> str:
-        sizes = {name: torch.Size(shape).numel() for name, shape in self._shapes.items()}
-        dense = [name for name, shape in self._shapes.items() if not self.configuration.rule(name).compresses(shape)]
-        count, elements = len(sizes) - len(dense), sum(sizes.values())
-        left = sum(sizes[name] for name in dense)
+        shapes, rule = self.averaged.shapes, self.configuration.rule
+        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+        dense = [name for name, shape in shapes.items() if not rule(name).compresses(shape)]
+        count, elements, left = len(sizes) - len(dense), sum(sizes.values()), sum(sizes[name] for name in dense)
         return (
             f"gradwire.Handle({self.configuration}; {_workers(self.engine.world_size, self._nodes)}; "
             f"compressed: {count} tensors, {elements - left:,} elements; "

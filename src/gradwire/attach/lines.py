@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from gradwire.attach.sibling import sibling_of
 from gradwire.engine.nodes import Nodes
 from gradwire.wire import CheckedTransport, Line, Lines, Meter, ProcessGroupTransport
+from gradwire.wire.sibling import sibling_of
 from gradwire.wire.transport import timeout_of
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.attach.buckets import Buckets
-from gradwire.attach.given import check_left_out, default_group
+from gradwire.attach.given import check_left_out, check_named, default_group
 from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local, placed_as
@@ -21,6 +21,7 @@ from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices
 from gradwire.engine.guarding import Guarding
+from gradwire.engine.guards import Unused
 from gradwire.engine.mixture import Methods, configure
 from gradwire.engine.policy import DensePolicy
 from gradwire.engine.recipes import RECIPE
@@ -101,10 +102,12 @@ class Synchronizer(Handle):
             if isinstance(parameters, torch.nn.Module):
                 self._tree = Tree(unwrapped_model(parameters))
                 parameters = self._tree.named_parameters()
-            given = list(parameters)
+            given = check_named(parameters)
             self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
             self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
             super().__init__(configuration, named, workers, roll_call, guarding)
+        self._unused = Unused(self.engine.give_back, ask=False)
+        self.engine.guards.append(self._unused)
         self._buckets = Buckets(self)
         device = self.engine.store.device
         self._flats = [torch.zeros(unit.numel, dtype=torch.float32, device=device) for unit in self._buckets.units]
@@ -113,7 +116,8 @@ class Synchronizer(Handle):
     def synchronize(self) -> None:
         """Replaces every parameter's ``grad`` by its average over all workers; a missing one counts as zero.
 
-        A parameter that requires gradients no more counts as zero, too, and its ``grad`` is left alone.
+        A parameter that requires gradients no more counts as zero, too; its ``grad`` is left alone, and what is owed to
+        it waits until it does again.
 
         Raises:
             ConfigurationError: If a gradient is sparse, a parameter was frozen at first and is not now, or the module
@@ -130,7 +134,11 @@ class Synchronizer(Handle):
             if each.grad is not None and each.requires_grad:
                 each.grad = gradients[name] = placed_as(each.grad, each)
         # Made here, for the stream of the caller, who will free them.
-        missing = {each: torch.empty_like(each) for _, each in self._named if each.grad is None and each.requires_grad}
+        with torch.inference_mode(False):  # or nobody could write to them outside of it
+            missing = {
+                each: torch.empty_like(each) for _, each in self._named if each.grad is None and each.requires_grad
+            }
+        self._unused.names.update(name for name, each in self._named if not each.requires_grad)
         self._average(gradients, partial(_take_for_gradient, missing))
 
     def average(self, tensors: Tensors) -> dict[str, Tensor]:
@@ -150,10 +158,10 @@ class Synchronizer(Handle):
             GradwireError: If an earlier step failed.
         """
         for name, tensor in tensors.items():
-            if self._shapes.get(name) != tuple(local(tensor).shape):
+            if self.averaged.shapes.get(name) != tuple(local(tensor).shape):
                 raise ConfigurationError(
                     f"the tensor for {name!r} has shape {tuple(local(tensor).shape)}; the parameter of that name has "
-                    f"{self._shapes.get(name, 'never been given')}; give tensors shaped as the parameters"
+                    f"{self.averaged.shapes.get(name, 'never been given')}; give tensors shaped as the parameters"
                 )
         self._average(tensors, _leave)
         return {name: view for views in self._views for name, view in views.items()}

@@ -96,11 +96,11 @@ class Trial(Guard):
 
     def __init__(self, automatic: Automatic, parameters: Sequence[NamedShape], device: torch.device) -> None:
         rules = [replace(rule, start=0) for rule in automatic.rules]
-        self._candidates = [Candidate.of(*each) for each in zip(automatic.among, rules, strict=True)]
+        self._candidates = [Candidate.of(*each) for each in zip(automatic.lines, rules, strict=True)]
         rules = [replace(rule, inside=None) for rule in rules]
         self._profile: Profile = measure.here(rules, parameters, device)
         few = Workload((flat_slots(measure.sample(parameters)),), (0.0,), 0.0)
-        flat = [Candidate.of(*each) for each in zip(automatic.among, rules, strict=True)]
+        flat = [Candidate.of(*each) for each in zip(automatic.lines, rules, strict=True)]
         advise(Setting(few, Links((Level(2, 1e9, 0.0),)), self._profile), flat)  # or it says what cannot be
         self.decision: Decision | None = None
 
@@ -120,7 +120,7 @@ class Trial(Guard):
         if dist.get_rank() == 0:
             _log.warning(
                 "auto measures %d methods on this device and the group, some ten seconds, then steps of the training",
-                len(automatic.among),
+                len(automatic.lines),
             )
         return cls(
             automatic,
@@ -233,7 +233,7 @@ class Trial(Guard):
         if self._transport.rank == 0:
             setting = Setting(self._workload, self._network, self._merged, self._cores, levels=self._levels)
             told = advise(setting, self._candidates)
-            lines = list(self._automatic.among)
+            lines = list(self._automatic.lines)
             chosen = lines[self._candidates.index(told.chosen)] if told.chosen is not None else EXACT[0]
             predicted = {line: row.seconds for line, row in zip(lines, told.rows[1:], strict=True)}
             quickest = min(lines, key=lambda line: predicted[line])

@@ -14,6 +14,7 @@ from gradwire.cli.bench import bench
 from gradwire.cli.costs import advise, simulate
 from gradwire.cli.doctor import doctor
 from gradwire.cli.frontier import frontier
+from gradwire.cli.lab import lab
 from gradwire.cli.methods import methods
 from gradwire.cli.recipes import recipes
 from gradwire.cli.suite import reproduce
@@ -34,6 +35,7 @@ app.command(frontier)
 app.command(advise)
 app.command(simulate)
 app.command(bench)
+app.command(lab)
 app.command(reproduce)
 app.command(doctor)
 

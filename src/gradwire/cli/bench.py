@@ -1,16 +1,17 @@
-"""``gradwire bench sync | train | periodic | kernels | gpu``: measurements on this machine."""
+"""``gradwire bench sync | train | periodic | kernels | codecs | gpu``: measurements on this machine."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from gradwire.cli.arguments import Dataset, Json, Methods, Positive, WorkloadName
+from gradwire.cli.arguments import Dataset, Json, Methods, Natural, Positive, Segments, WorkloadName
 from gradwire.cli.output import new_console, write
 from gradwire.errors import GradwireError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from gradwire_bench.contenders import Contender
     from gradwire_bench.data import DataSource
+    from gradwire_bench.suite.cell import Record
     from gradwire_bench.sync import SyncRow
     from gradwire_bench.train import TrainRow
     from gradwire_bench.workloads import Workload
@@ -46,7 +48,7 @@ def sync(
 
     ```
     gradwire bench sync --link 1gbit --link 100mbit --link none
-    gradwire bench sync ddp acpsgd:rank=8 topk:ratio=0.001 --json sync.json
+    gradwire bench sync ddp acpsgd:rank=8 topk:ratio=0.001 --json sync.jsonl
     ```
 
     Args:
@@ -63,14 +65,17 @@ def sync(
     from gradwire_bench import report
     from gradwire_bench import shapes as shape_sets
     from gradwire_bench import sync as bench_sync
+    from gradwire_bench.suite import run
+    from gradwire_bench.suite.cell import Cell, Record
 
     console = new_console()
     numel = shape_sets.numel(shape_sets.get(shapes))
     racers = bench_sync.contenders(method or ())
     for each in link:
         bench_sync.link_rate(each)
-    rows: list[SyncRow] = []
+    records: list[Record] = []
     for each in link:
+        started = time.monotonic()
         title = f"Averaging {numel / 1e6:.1f} M gradients ({shapes}), {workers} workers, link {each}"
         with Live(console=console, transient=True, auto_refresh=False) as live:
 
@@ -79,10 +84,12 @@ def sync(
 
             rows_of_link = bench_sync.measure_link(shapes, workers, each, racers, steps, show)
         console.print(report.sync_table(rows_of_link, title))
-        rows += rows_of_link
+        spent = (time.monotonic() - started) / len(rows_of_link)
+        cells = [Cell("sync", shapes, row.method, workers=workers, link=each, steps=steps) for row in rows_of_link]
+        for cell, (found, error) in zip(cells, run.averages(rows_of_link, cells[0]), strict=True):
+            records.append(Record.now(cell, found, spent, report.command(), error))
     console.print(f"[dim]median of the steps, slowest worker; MB a worker and step; {report.machine_line()}[/dim]")
-    write(json, report.document("bench.sync", shapes=shapes, parameters=numel, workers=workers, rows=rows))
-    _fail_if_nothing(rows)
+    _keep(json, records)
 
 
 @bench.command
@@ -102,7 +109,8 @@ def train(
 ) -> None:
     """Train a small CNN on images, or a GRU on text, over a slow network, with one method after another.
 
-    Every method gets the same start, the same batches and the same number of steps. Leaves three pictures and a JSON.
+    Every method gets the same start, the same batches and the same number of steps. Leaves three pictures and the
+    records that gradwire bench compare and gradwire methods --accuracy read.
 
     ```
     gradwire bench train
@@ -125,11 +133,13 @@ def train(
         framework: What trains: torch with DDP, Keras' fit on TensorFlow or JAX, or JAX with optax. In the last three,
             dense averages take DDP's place, and a training's first step counts the compilation.
         out: Folder for the pictures and the JSON.
-        json: Where the JSON goes; train.json in the folder if not given.
+        json: Where the records go, one JSON a line; train.jsonl in the folder if not given.
     """
     from gradwire import lab
     from gradwire_bench import pictures, report
     from gradwire_bench import train as bench_train
+    from gradwire_bench.suite import run
+    from gradwire_bench.suite.cell import Cell, Record
     from gradwire_bench.sync import NO_LINK, link_rate
     from gradwire_bench.workloads import WORKLOADS
 
@@ -143,26 +153,22 @@ def train(
         rate, link = None, NO_LINK
     source = task.locate(dataset)
     console.print(f"Data: {source.name} ({source.reason}).")
+    started = time.monotonic()
     rows = _race(console, task, source, workers, rate, racers, steps=steps, batch=batch, seed=seed, framework=framework)
     where = f"{workers} workers, link {link}, {source.name}, {steps} steps of {workers * batch} {task.samples}"
     console.print(report.train_table(rows, f"Training a {task.what}: {where}"))
     console.print(f"[dim]median step; MB a worker and step; {report.machine_line()}[/dim]")
     drawn = pictures.train_plots(rows, out, where)
-    target = json or out / "train.json"
-    facts = {
-        "workload": workload,
-        "workers": workers,
-        "link": link,
-        "dataset": source.name,
-        "steps": steps,
-        "batch": batch,
-        "seed": seed,
-        "framework": framework,
-    }
-    report.write_json(target, report.document("bench.train", **facts, rows=rows))
-    for path in (*drawn, target):
+    for path in drawn:
         console.print(f"Wrote {path}", soft_wrap=True)
-    _fail_if_nothing(rows)
+    setting: dict[str, Any] = {"workers": workers, "link": link, "steps": steps, "batch": batch, "seed": seed}
+    spent = (time.monotonic() - started) / len(rows)
+    cells = [Cell("train", workload, row.method, **setting) for row in rows]
+    found = [(cell, *run.figures(row)) for cell, row in zip(cells, rows, strict=True)]
+    _keep(
+        json or out / "train.jsonl",
+        [Record.now(cell, result, spent, report.command(), error) for cell, result, error in found],
+    )
 
 
 @bench.command
@@ -236,13 +242,13 @@ def kernels(
     *,
     numel: Annotated[int, Parameter(validator=Number(gte=1, lte=10**9))] = 25_000_000,
     repeats: Positive = 7,
-    segments: Literal["one", "resnet"] = "one",
+    segments: Segments = "one",
     json: Json = None,
 ) -> None:
     """Time the inner loops on one thread, as multiples of a copy of the same tensor.
 
     ```
-    gradwire bench kernels --json kernels.json
+    gradwire bench kernels --json kernels.jsonl
     ```
 
     Args:
@@ -253,8 +259,10 @@ def kernels(
     """
     from gradwire_bench import kernels as bench_kernels
     from gradwire_bench import report
+    from gradwire_bench.suite.cell import Cell, Record
 
     console = new_console()
+    started = time.monotonic()
     with console.status("compiling") as status:
         rows = bench_kernels.measure(
             numel, repeats, segments, lambda done, total, name: status.update(f"{done} of {total}  {name}")
@@ -263,7 +271,66 @@ def kernels(
         report.kernels_table(rows, f"Inner loops, {numel / 1e6:g} M values, one thread, segments: {segments}")
     )
     console.print(f"[dim]median of {repeats} rounds; {report.machine_line()}[/dim]")
-    write(json, report.document("bench.kernels", numel=numel, repeats=repeats, segments=segments, rows=rows))
+    cells = [Cell("kernel", f"{segments}:{numel}", row.operation, workers=1, steps=repeats) for row in rows]
+    spent = (time.monotonic() - started) / len(rows)
+    pairs = zip(cells, rows, strict=True)
+    _keep(json, [Record.now(cell, asdict(row), spent, report.command()) for cell, row in pairs])
+
+
+@bench.command
+def codecs(
+    method: Methods = None,
+    *,
+    workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "lstm"],  # noqa: B006
+    steps: Annotated[list[Natural], Parameter(negative=())] = [3, 60, 400],  # noqa: B006
+    granularity: Annotated[list[Literal["layer", "model"]], Parameter(negative=())] = ["layer"],  # noqa: B006
+    seed: int = 0,
+    dataset: Dataset = "auto",
+    json: Json = None,
+) -> None:
+    """Size and error of codecs on gradients recorded early, in the middle and late in real trainings.
+
+    gradwire frontier holds the same figures against what no coder of single values gets below.
+
+    ```
+    gradwire bench codecs
+    gradwire bench codecs topk:ratio=0.01 qsgd:bits=4 --workload unet --steps 200 --json codecs.jsonl
+    ```
+
+    Args:
+        method: Methods, name:option=value,...; with or without the flag. Those of the small suite if not given.
+        workload: Whose gradients; may be repeated.
+        steps: Dense training steps before a recording; may be repeated.
+        granularity: layer, or model for one segment of all; may be repeated.
+        seed: Of the training, and of what is random in a method.
+        dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
+        json: Write all measurements to this file too, one JSON a line.
+    """
+    from gradwire_bench import report
+    from gradwire_bench.suite.cell import Cell, Record
+    from gradwire_bench.suite.plan import load
+    from gradwire_bench.suite.run import measure
+    from gradwire_bench.suite.tables import tables
+
+    console = new_console()
+    known = [cell.method for cell in load("presets", "small").cells if cell.kind == "codec"]
+    cells = [
+        Cell("codec", each, name, scope, steps=count, seed=seed)
+        for each in dict.fromkeys(workload)
+        for count in dict.fromkeys(steps)
+        for name in dict.fromkeys(method or known)
+        for scope in dict.fromkeys(granularity)
+    ]
+    records: list[Record] = []
+    with console.status("training") as status:
+        for cell in cells:
+            status.update(f"{len(records)} of {len(cells)}  {cell.workload}, {cell.steps} steps in: {cell.contender}")
+            result, seconds, error = measure(cell, dataset)
+            records.append(Record.now(cell, result, seconds, report.command(), error))
+    for table in tables(records):
+        console.print(table.shown())
+    console.print(f"[dim]no memory, payloads as sent; {report.machine_line()}[/dim]")
+    _keep(json, records)
 
 
 @bench.command
@@ -345,6 +412,12 @@ def _news(row: TrainRow) -> str:
     return f"loss {row.loss:.2f}" + ("" if accuracy is None else f", accuracy {accuracy:.1%}")
 
 
-def _fail_if_nothing(rows: Sequence[SyncRow] | Sequence[TrainRow]) -> None:
-    if all(row.error for row in rows):
+def _keep(path: Path | None, records: Sequence[Record]) -> None:
+    """Writes the records if a file is asked for, and says so."""
+    from gradwire_bench.suite import ledger
+
+    if path is not None:
+        ledger.write(path, records)
+        new_console().print(f"Wrote {path}", soft_wrap=True)
+    if all(each.error for each in records):
         raise GradwireError("no contender could be measured; the table says why")

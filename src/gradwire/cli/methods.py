@@ -30,7 +30,7 @@ def methods(
     gradwire methods --measure
     gradwire methods topk dgc --measure --numel 25000000
     gradwire methods --json methods.json
-    gradwire methods --numel 25000000 --docs docs --accuracy results/train.json
+    gradwire methods --numel 25000000 --docs docs --accuracy results/train.jsonl
     ```
 
     Args:
@@ -43,10 +43,12 @@ def methods(
     """
     from gradwire_bench import catalogue, data, handbook, pictures, report
     from gradwire_bench.gradients import real_gradients
+    from gradwire_bench.suite.ledger import Ledger
+    from gradwire_bench.suite.measures import gains
 
     console = new_console()
     entries = catalogue.entries(names)
-    accuracies = {} if accuracy is None else report.accuracy_gains(accuracy)
+    accuracies = {} if accuracy is None else gains(Ledger.read(accuracy).records())
     measured: list[catalogue.Measurement] = []
     source = data.locate("auto") if docs is not None and numel else None
     if numel and (measure or docs is not None):

@@ -39,6 +39,7 @@ def suite(
     jobs: Jobs = None,
     dataset: Dataset = "auto",
     plan: Flag = False,
+    report: Flag = False,
 ) -> None:
     """Measure a whole plan: real tasks, networks, codecs; and leave a report to look at.
 
@@ -49,6 +50,7 @@ def suite(
     gradwire bench suite --preset small --out results/small
     gradwire bench suite --preset full --only workload=lstm --only seed=0
     gradwire bench suite --plan
+    gradwire bench suite --out results/small --report
     ```
 
     Args:
@@ -59,17 +61,18 @@ def suite(
         jobs: Trainings in one process that run side by side; as many as there are cores if not given.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         plan: Only show the plan.
+        report: Measure nothing: only write the report of what has been measured.
     """
-    from gradwire_bench import report
+    from gradwire_bench.report import require, write_text
     from gradwire_bench.suite import page
     from gradwire_bench.suite.plan import load
 
     chosen = load("presets", preset)
     command = f"gradwire bench suite --preset {preset}"
-    report.require("jinja2", "matplotlib")
-    records = _measure(new_console(), chosen, out, only, jobs, dataset, command, plan_only=plan)
+    require("jinja2", "matplotlib")
+    records = _measure(new_console(), chosen, out, only, jobs, dataset, command, plan_only=plan, report_only=report)
     if records is not None:
-        report.write_text(out / REPORT, page.html(records, chosen.title, chosen.about))
+        write_text(out / REPORT, page.html(records, chosen.title, chosen.about))
         new_console().print(f"Wrote {out / REPORT}", soft_wrap=True)
 
 
@@ -80,41 +83,50 @@ def compare(
     /,
     *,
     least: Annotated[float, Parameter(validator=Number(gte=0))] = 0.05,
+    all: Flag = False,
 ) -> None:
     """Say what changed between two runs of a suite.
 
-    Quality, loss, bytes and errors of codecs repeat to the bit on one machine, so any change of them is told; times and
-    memory only if they changed by more than --least. Bold: the ranges over the seeds do not overlap.
+    Told is what is more than chance: quality and loss by their differences seed by seed, of three seeds at least; times
+    by more than --least, and by more than steps differ from one another; memory by more than --least and than seeds
+    differ; bytes, bits and errors of codecs always. The rest is counted; --all lists it, too.
 
     ```
     gradwire bench compare results/main results/branch
+    gradwire bench compare before.jsonl after.jsonl --least 0.2
     ```
 
     Args:
-        before: Folder of a run.
-        after: Folder of another.
+        before: Folder of a run, or a file that --json of bench sync, train, kernels or codecs wrote.
+        after: Another.
         least: Least change of times and memory that is told, as a share.
+        all: List changes that may be chance, too.
     """
     from rich.table import Table
 
-    from gradwire_bench.suite.compare import changes, lost_and_found
+    from gradwire_bench.suite.compare import changes, lost_and_found, same_bits
     from gradwire_bench.suite.ledger import Ledger
     from gradwire_bench.suite.measures import MEASURES
     from gradwire_bench.suite.tables import label
 
     console = new_console()
-    first, second = (Ledger.read(folder).records() for folder in (before, after))
+    first, second = (Ledger.read(place).records() for place in (before, after))
+    found = list(changes(first, second, least))
     table = Table(title=f"{before} to {after}", title_justify="left")
     for column in ("cell", "method", "figure", "before", "after", "change"):
         table.add_column(column, justify="left" if column in ("cell", "method", "figure") else "right")
-    for change in changes(first, second, least):
+    for change in (each for each in found if all or each.beyond):
         cell, measure = change.cell, MEASURES[change.measure]
         place = {"trial": cell.optimizer, "codec": f"{cell.steps} steps in"}.get(cell.kind, cell.link)
         where = f"{cell.kind} {cell.workload}, {place}"
-        style = f"{'bold ' * change.beyond}{'green' if change.better else 'red'}"
+        style = ("green" if change.better else "red") if change.beyond else "dim"
         texts = (measure.text(change.before), measure.text(change.after), f"{change.share:+.1%}")
         table.add_row(where, label(cell), measure.title, *texts, style=style)
-    console.print(table if table.row_count else "Nothing changed.")
+    console.print(table if table.row_count else "Nothing changed beyond chance.")
+    if not all and (chance := sum(not each.beyond for each in found)):
+        console.print(f"{chance} figures differ by no more than chance may; --all lists them.")
+    if counts := same_bits(first, second)[1]:
+        console.print(f"{same_bits(first, second)[0]} of {counts} trainings ended with the same bits.")
     for cells, what in zip(lost_and_found(first, second), ("only in the first", "only in the second"), strict=True):
         if cells:
             console.print(f"{len(cells)} cells {what}, such as {cells[0].kind} {cells[0].workload} {label(cells[0])}.")
@@ -130,6 +142,7 @@ def reproduce(
     jobs: Jobs = None,
     dataset: Dataset = "auto",
     plan: Flag = False,
+    report: Flag = False,
 ) -> None:
     """Run a paper's experiments again, smaller, and say of each claim whether it holds.
 
@@ -140,6 +153,7 @@ def reproduce(
     gradwire reproduce
     gradwire reproduce layerwise --plan
     gradwire reproduce layerwise --docs docs/reproductions
+    gradwire reproduce layerwise --docs docs/reproductions --report
     gradwire reproduce my_paper.toml --out results/mine
     ```
 
@@ -151,9 +165,10 @@ def reproduce(
         jobs: Trainings in one process that run side by side; as many as there are cores if not given.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         plan: Only show the plan.
+        report: Measure nothing: only judge, and write the page, of what has been measured.
     """
-    from gradwire_bench import report
-    from gradwire_bench.suite import plots, reproduction
+    from gradwire_bench.report import require, write_text
+    from gradwire_bench.suite import reproduction, verdicts
     from gradwire_bench.suite.plan import load, papers
 
     console = new_console()
@@ -161,18 +176,18 @@ def reproduce(
         for name in papers():
             console.print(f"{name:12} {load('papers', name).title}")
         return
-    report.require("matplotlib", "scipy")
+    require("matplotlib", "scipy")
     chosen = load("papers", paper)
     folder = out or Path("results/reproduce") / chosen.name
     command = f"gradwire reproduce {paper}"
-    records = _measure(console, chosen, folder, only, jobs, dataset, command, plan_only=plan)
+    records = _measure(console, chosen, folder, only, jobs, dataset, command, plan_only=plan, report_only=report)
     if records is None:
         return
     found = reproduction.findings(chosen, records)
     console.print(_verdicts(chosen, found))
     if docs is not None:
-        plots.verdicts(found, docs.parent / reproduction.picture(chosen))
-        report.write_text(docs / f"{chosen.name}.md", reproduction.page(chosen, records, found, command))
+        verdicts.draw(found, docs.parent / reproduction.picture(chosen))
+        write_text(docs / f"{chosen.name}.md", reproduction.page(chosen, records, found, command))
         console.print(f"Wrote {docs / f'{chosen.name}.md'}", soft_wrap=True)
 
 
@@ -186,6 +201,7 @@ def _measure(
     command: str,
     *,
     plan_only: bool,
+    report_only: bool,
 ) -> list[Record] | None:
     """Shows the plan and measures what is missing of it; the records of the whole plan, or None to only show it."""
     from gradwire_bench.progress import bars
@@ -193,26 +209,27 @@ def _measure(
     from gradwire_bench.suite.ledger import Ledger
     from gradwire_bench.suite.run import Runner
 
-    cells = plan.only(only) if only else list(plan.cells)
-    ledger = Ledger(folder)
-    missing = ledger.missing(cells)
-    side_by_side = jobs or os.cpu_count() or 1
-    console.print(_plan(plan, cells, missing))
-    if missing:
-        with console.status("timing a step of each model"):
-            expected = estimate.seconds(missing, side_by_side, dataset)
-        console.print(f"{len(missing)} of {len(cells)} cells to measure, about {estimate.duration(expected)}.")
-    if plan_only:
-        return None
-    with bars(console) as progress:
-        task = progress.add_task(plan.name, total=len(cells), completed=len(cells) - len(missing), news="starting")
+    ledger = Ledger.read(folder) if report_only else Ledger(folder)
+    if not report_only:
+        cells = plan.only(only) if only else list(plan.cells)
+        missing = ledger.missing(cells)
+        side_by_side = jobs or os.cpu_count() or 1
+        console.print(_plan(plan, cells, missing))
+        if missing:
+            with console.status("timing a step of each model"):
+                expected = estimate.seconds(missing, side_by_side, dataset)
+            console.print(f"{len(missing)} of {len(cells)} cells to measure, about {estimate.duration(expected)}.")
+        if plan_only:
+            return None
+        with bars(console) as progress:
+            task = progress.add_task(plan.name, total=len(cells), completed=len(cells) - len(missing), news="starting")
 
-        def tell(news: str, done: int) -> None:
-            progress.update(task, advance=done)
-            if news:
-                progress.update(task, news=news)
+            def tell(news: str, done: int) -> None:
+                progress.update(task, advance=done)
+                if news:
+                    progress.update(task, news=news)
 
-        Runner(ledger, command, dataset, side_by_side).run(cells, tell)
+            Runner(ledger, command, dataset, side_by_side).run(cells, tell)
     records = ledger.records(plan.cells)
     failed = [each for each in records if each.error]
     if failed:
@@ -233,7 +250,7 @@ def _plan(plan: Plan, cells: Sequence[Cell], missing: Sequence[Cell]) -> Table:
         table.add_row(
             kind,
             workload,
-            ", ".join(dict.fromkeys(cell.link for cell in here)) if kind in ("train", "sync") else "",
+            ", ".join(dict.fromkeys(cell.link for cell in here)) if kind in ("train", "local", "sync") else "",
             str(len({cell.contender for cell in here})),
             str(len({cell.seed for cell in here})),
             str(len(here)),

@@ -177,7 +177,7 @@ def _largest(positions: Tensor, values: Tensor, count: int) -> tuple[Tensor, Ten
     all_of_them = Block.dense("wanted", np.array([len(values)]))
     kept = torch.empty(count, dtype=torch.int64, device=values.device)
     largest = torch.empty(count, dtype=torch.float32, device=values.device)
-    kernels.topk_select(all_of_them, values, None, 1.0, 1.0, np.array([count]), kept, largest)
+    kernels.topk_select(all_of_them, kernels.Compensated(values), np.array([count]), kept, largest)
     return positions[kept], largest
 
 

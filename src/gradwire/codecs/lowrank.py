@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from gradwire import kernels
@@ -18,6 +19,8 @@ from gradwire.exact import magnitudes, power_above
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.memory import Kind, Store
 from gradwire.randomness import gaussian, mix64
+
+_DTYPES = {32: torch.float32, 16: torch.bfloat16}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,19 +73,35 @@ def gains(shape: tuple[int, ...], rank: int) -> bool:
     return min(rank, n, m) * (n + m) < n * m
 
 
-def check_rank(rank: int) -> None:
-    """Raises ConfigurationError unless ``rank`` is a matrix rank."""
+def check_rank(rank: int, bits: int = 32) -> None:
+    """Raises ConfigurationError unless ``rank`` is a matrix rank, and factors can have so many bits a value."""
+    if bits not in _DTYPES:
+        raise ConfigurationError(f"bits={bits!r} is out of range; choose 32, or 16 for bfloat16")
     if not (isinstance(rank, int) and rank >= 1):
         raise ConfigurationError(f"rank={rank!r} is out of range; choose a whole number >= 1, usually 1 to 32")
+
+
+def written(factor: Tensor, bits: int) -> Tensor:
+    """A factor as it is sent."""
+    return factor.to(_DTYPES[bits])
 
 
 def scaled_rows(rows: Tensor) -> Tensor:
     """Each of ``rows``, ``[k, r, n]``, divided by the power of two above its sum of magnitudes.
 
     So products with it are no larger than the values multiplied, and however large or small it was, its direction is
-    all that counts. Nothing is rounded but what becomes denormal. (A power beyond float32's is taken as 2^127.)
+    all that counts. Nothing is rounded but what becomes denormal.
     """
-    return rows / power_above(magnitudes(rows)).clamp_(max=2.0**127).to(rows.dtype)
+    return (rows / power_above(magnitudes(rows))).to(rows.dtype)
+
+
+def room(length: int) -> float:
+    """The power of two, at least the root of a length, that rows of that length which are 1 long are divided by.
+
+    Then their magnitudes add up to 1 at most, and products with them are no larger than the values multiplied, however
+    large: none is beyond float32.
+    """
+    return float(1 << ((length - 1).bit_length() + 1) // 2)
 
 
 def orthonormal_rows(rows: Tensor) -> Tensor:

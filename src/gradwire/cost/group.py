@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.attach.sibling import sibling_of
 from gradwire.cost import measure, probe, user
 from gradwire.cost.advice import Candidate
 from gradwire.cost.scene import Scene
@@ -20,6 +19,7 @@ from gradwire.cost.simulation import Setting
 from gradwire.engine.nodes import Inside
 from gradwire.errors import ConfigurationError
 from gradwire.wire import ProcessGroupTransport, Transport
+from gradwire.wire.sibling import sibling_of
 
 CPU = torch.device("cpu")
 

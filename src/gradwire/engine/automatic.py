@@ -8,7 +8,7 @@ from typing import Any
 
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import WRITTEN, Configuration
-from gradwire.engine.nodes import Inside, Nodes
+from gradwire.engine.several import Several
 from gradwire.errors import ConfigurationError
 
 AUTO = "auto"
@@ -28,16 +28,16 @@ keep the accuracy under some optimizer."""
 
 
 @dataclass(frozen=True, eq=False)
-class Automatic:
+class Automatic(Several):
     """What a :class:`Configuration` is, of a method that is chosen in training.
 
     Attributes:
-        among: What is chosen among, by the line that it was written as, :data:`EXACT` first.
+        lines: What is chosen among, as it was written, one for each rule; :data:`EXACT` first.
         now: The line that averages are made by now.
         settled: Whether it was chosen; else it is tried.
     """
 
-    among: Mapping[str, Configuration]
+    lines: tuple[str, ...]
     now: str = EXACT[0]
     settled: bool = False
 
@@ -74,12 +74,7 @@ class Automatic:
                     f"among has {line!r}, which takes the whole gradient at once and cannot take turns with others; "
                     "leave granularity='model' out, or give it as the method"
                 )
-        return cls(lines)
-
-    @property
-    def rules(self) -> tuple[Configuration, ...]:
-        """All there are."""
-        return tuple(self.among.values())
+        return cls(tuple(lines.values()), tuple(lines))
 
     @property
     def stages(self) -> tuple[Configuration, ...]:
@@ -88,38 +83,14 @@ class Automatic:
 
     def at(self, step: int) -> Configuration:
         """What holds in any step, until another line is adopted."""
-        return self.among[self.now]
-
-    @property
-    def fuse_bytes(self) -> int:
-        """Payload to gather before a collective is issued, in bytes."""
-        return self.rules[0].fuse_bytes
-
-    @property
-    def start(self) -> int:
-        """Steps that are averaged densely before anything is tried."""
-        return self.rules[0].start
-
-    @property
-    def inside(self) -> Inside | None:
-        """Which workers average among themselves first, if any do."""
-        return self.rules[0].inside
-
-    @property
-    def whole(self) -> bool:
-        """Whether one takes the gradient of a whole model at once: none does."""
-        return False
+        return self._by(self.now)
 
     def rule(self, name: str) -> Configuration:
         """What a parameter of this name goes by now."""
-        return self.among[self.now]
+        return self._by(self.now)
 
     def check_names(self, names: Sequence[str]) -> None:
         """Any parameters will do."""
-
-    def on(self, nodes: Nodes) -> Automatic:
-        """The same, with the nodes that there are."""
-        return replace(self, among={line: rule.on(nodes) for line, rule in self.among.items()})
 
     def trying(self, line: str) -> Automatic:
         """The same, with averages made by another line."""
@@ -132,12 +103,15 @@ class Automatic:
     def as_saved(self, described: Mapping[str, str]) -> Automatic:
         """What a saved run had chosen, if it had, and else the beginning of a choice."""
         line = described.get("chosen", "")
-        return self.chosen(line) if line in self.among else self.trying(EXACT[0])
+        return self.chosen(line) if line in self.lines else self.trying(EXACT[0])
 
     def describe(self) -> dict[str, str]:
         """Everything that must be the same on all ranks, as text; of what is only tried nothing is said."""
         line = self.now if self.settled else EXACT[0]
-        return {"auto": " ".join(self.among), "chosen": line if self.settled else "", **self.among[line].describe()}
+        return {"auto": " ".join(self.lines), "chosen": line if self.settled else "", **self._by(line).describe()}
+
+    def _by(self, line: str) -> Configuration:
+        return self.rules[self.lines.index(line)]
 
     def __str__(self) -> str:
-        return f"auto, {'which chose' if self.settled else 'undecided, now'} {self.among[self.now]}"
+        return f"auto, {'which chose' if self.settled else 'undecided, now'} {self._by(self.now)}"

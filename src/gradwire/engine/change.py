@@ -9,6 +9,7 @@ factors for example, goes on in the same method.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from types import EllipsisType
 
 import torch
 from torch import Tensor
@@ -88,10 +89,10 @@ def owed_of(
     if memory.parts:  # differences, of which nothing is owed
         return None
     whole = torch.zeros(slot.shape, dtype=torch.float32, device=store.device)
-    rows, workers = whole, 1
-    if nodes is not None and rule.in_parts(slot.shape, nodes):
-        first, stop = nodes.rows(slot.shape[0], nodes.place(rank))
-        rows, workers, rank, world_size = whole[first:stop], nodes.workers, nodes.node(rank), nodes.count
+    own, workers = _own(slot, rule, rank, nodes)
+    rows = whole[own]
+    if nodes is not None and workers > 1:
+        rank, world_size = nodes.node(rank), nodes.count
     owed = rows.view(-1)
     for each in [store.get(field, slot.name) for field in memory.owed("residual")]:
         if each is not None:
@@ -109,6 +110,51 @@ def owed_of(
     owed *= workers
     owing = store.get(OWED, slot.name)
     return whole if owing is None else whole.add_(owing)
+
+
+def give_back(store: Store, slot: Slot, rule: Configuration, average: Tensor, rank: int, nodes: Nodes | None) -> None:
+    """Owes an average again that was made of what is remembered and of zeros, if the memory is one that owes."""
+    memory = rule.memory_of(slot.shape)
+    fields = memory.owed("residual")
+    if fields and (kept := store.get(fields[0], slot.name)) is not None:
+        own, _ = _own(slot, rule, rank, nodes)
+        kept.add_(average.view(slot.shape)[own].nan_to_num(0.0, 0.0, 0.0), alpha=memory.keeps)
+
+
+def estimate_of(store: Store, slot: Slot, rule: Configuration, rank: int, nodes: Nodes | None) -> Tensor | None:
+    """What all workers know of a parameter's mean gradient, in units of this worker's; None if they keep nothing such.
+
+    Where the workers of a node share the parameter, each has it of its own rows, for all of them.
+    """
+    fields = rule.memory_of(slot.shape).estimates("residual")
+    if fields is None:
+        return None
+    whole = torch.zeros(slot.shape, dtype=torch.float32, device=store.device)
+    own, workers = _own(slot, rule, rank, nodes)
+    if (shared := store.get(fields[1], slot.name)) is not None:
+        whole[own] = workers * shared
+    return whole
+
+
+def begun_at(
+    estimate: Tensor, slot: Slot, rule: Configuration, rank: int, nodes: Nodes | None
+) -> dict[str, tuple[Tensor, Kind]]:
+    """What every worker keeps whose estimate is what all know, by the store's field; owners then owe nothing.
+
+    So all know the same, and it is the mean of the workers' estimates, whoever and however many they are.
+    """
+    fields = rule.memory_of(slot.shape).estimates("residual")
+    if fields is None:
+        return {}
+    rows = estimate[_own(slot, rule, rank, nodes)[0]]
+    return {fields[0]: (rows.neg(), Kind.MEAN), fields[1]: (rows, Kind.SHARED)}
+
+
+def _own(slot: Slot, rule: Configuration, rank: int, nodes: Nodes | None) -> tuple[slice | EllipsisType, int]:
+    """The rows of a parameter that a worker remembers, and how many workers share all of them."""
+    if nodes is None or not rule.in_parts(slot.shape, nodes):
+        return ..., 1
+    return slice(*nodes.rows(slot.shape[0], nodes.place(rank))), nodes.workers
 
 
 def take_owed(store: Store, slots: Iterable[Slot], gradient: Tensor) -> None:

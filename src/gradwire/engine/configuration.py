@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from gradwire import memory as memories
@@ -94,15 +96,20 @@ class Configuration:
                 f"{name} cannot work at granularity={str(scope)!r}{why}; its own: {', '.join(made.granularities)}"
             )
         way = made.routes[0] if route is None else route
-        if way not in made.routes:
+        if not made.takes(way):
             raise ConfigurationError(f"{name} cannot take route={way!r}; its routes: {', '.join(made.routes)}")
-        if choices.fuse_bytes < 1:
-            raise ConfigurationError(f"fuse_bytes={choices.fuse_bytes!r} is out of range; choose at least 1 byte")
-        if isinstance(choices.start, bool) or not isinstance(choices.start, int) or choices.start < 0:
-            raise ConfigurationError(f"start={choices.start!r} is out of range; choose a whole number of steps, from 0")
+        _check_whole("fuse_bytes", choices.fuse_bytes, "of bytes, from 1", 1)
+        _check_whole("start", choices.start, "of steps, from 0", 0)
+        _check_whole("seed", choices.seed, "of any size", -math.inf)
+        policy: object = choices.dense
+        if not isinstance(policy, DensePolicy | None):
+            raise ConfigurationError(
+                f"dense={policy!r} is no policy; give gradwire.DensePolicy(below=1024, vectors=True), or one "
+                "with other numbers"
+            )
         carried = memories.parse(made.memory if memory is None else memory)
         _check_memory(made, name, carried, scope, way)
-        if owner is not None and not (isinstance(made, CodecMethod) and way in CodecMethod.routes):
+        if owner is not None and not (isinstance(made, CodecMethod) and way != "allreduce"):
             raise ConfigurationError(
                 f"owner={owner!r} has no place: {name} does not compress its average again on route={way!r}"
             )
@@ -119,9 +126,9 @@ class Configuration:
             memory=carried,
             owner=again,
             dense=choices.dense or DensePolicy(),
-            seed=choices.seed,
-            fuse_bytes=choices.fuse_bytes,
-            start=choices.start,
+            seed=int(choices.seed),
+            fuse_bytes=int(choices.fuse_bytes),
+            start=int(choices.start),
             inside=None if choices.inside is None else Inside.parse(choices.inside),
         )
 
@@ -229,6 +236,12 @@ _GROWTH = {
     "grows": "what it leaves out may be larger than what it was given, so error feedback would grow without end",
 }
 """Why a remainder that does not shrink goes with few memories."""
+
+
+def _check_whole(name: str, value: object, which: str, least: float) -> None:
+    """Raises ConfigurationError unless a choice is a whole number from ``least`` on."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise ConfigurationError(f"{name}={value!r} is out of range; choose a whole number {which}")
 
 
 def _check_memory(method: Method, name: str, carried: Memory, granularity: Granularity, route: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.codecs.codec import Codec
 from gradwire.deferred import Later
-from gradwire.engine.change import carry_over, take_owed
+from gradwire.engine.change import carry_over, give_back, take_owed
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
 from gradwire.engine.mixture import Configured, Settled
@@ -313,6 +313,10 @@ class Engine:
             take_owed(self.store, unit.slots, gradient)
         started = [share.synchronize(gradient, self.step - self.dense_steps) for share in shares]
         return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
+
+    def give_back(self, slot: Slot, average: Tensor) -> None:
+        """Owes a parameter's average again that nobody takes."""
+        give_back(self.store, slot, self.now.rule(slot.name), average, self.rank, self.nodes)
 
     def after_decode(self, unit: Unit, average: Tensor) -> None:
         """To be called when a buffer holds its average, before that is handed on."""

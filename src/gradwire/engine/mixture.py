@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -12,63 +11,45 @@ from typing import Any
 from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import WRITTEN, Configuration, written_out
-from gradwire.engine.nodes import Inside, Nodes
 from gradwire.engine.recipes import written_out as recipe
+from gradwire.engine.schedule import check_steps, value_at
+from gradwire.engine.several import Several
 from gradwire.errors import ConfigurationError
 from gradwire.methods import Method, name_of, parse
 
-Methods = str | Method | Mapping[str, str | Method]
-"""A method for all parameters, or one for those whose names match a pattern, the first one that does."""
+Methods = str | Method | Mapping[str, str | Method | Mapping[int, str | Method]]
+"""A method for all parameters, or one for those whose names match a pattern, the first one that does; that may have
+other options from some steps on."""
 
 _COMMON = ("start", "dense", "seed", "fuse_bytes", "inside")
 _SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
+class Mixture(Several):
     """What a :class:`Configuration` is for all parameters, for those that match a pattern each.
 
     Attributes:
-        patterns: As ``fnmatch`` has them, case-sensitive; of those that a name matches the first one counts.
-        rules: What goes by each, which have ``seed``, ``fuse_bytes``, ``start``, ``inside`` and ``dense`` in common.
+        patterns: What goes by each rule, as ``fnmatch`` has it, case-sensitive; the first that a name matches counts.
     """
 
     patterns: tuple[str, ...]
-    rules: tuple[Configuration, ...]
-
-    @property
-    def seed(self) -> int:
-        """Where all randomness starts."""
-        return self.rules[0].seed
-
-    @property
-    def fuse_bytes(self) -> int:
-        """Payload to gather before a collective is issued, in bytes."""
-        return self.rules[0].fuse_bytes
-
-    @property
-    def start(self) -> int:
-        """Steps that are averaged densely before the methods begin."""
-        return self.rules[0].start
-
-    @property
-    def inside(self) -> Inside | None:
-        """Which workers average among themselves first, if any do."""
-        return self.rules[0].inside
 
     @property
     def stages(self) -> tuple[Mixture, ...]:
-        """What holds one after the other: options of several patterns do not change with time."""
-        return (self,)
+        """What holds one after the other, if options of a pattern change with time."""
+        return tuple(self._by_step.values())
 
     def at(self, step: int) -> Mixture:
         """What holds in one of the methods' steps."""
-        return self
+        return value_at(self._by_step, step)
 
-    @property
-    def whole(self) -> bool:
-        """Whether one of the rules takes the gradient of a whole model at once."""
-        return any(rule.whole for rule in self.rules)
+    @cached_property
+    def _by_step(self) -> dict[int, Mixture]:
+        starts = sorted({start for rule in self.rules for start, _ in rule.later})
+        if not starts:
+            return {0: self}
+        return {step: replace(self, rules=tuple(rule.at(step) for rule in self.rules)) for step in (0, *starts)}
 
     def rule(self, name: str) -> Configuration:
         """What a parameter of this name goes by."""
@@ -78,10 +59,6 @@ class Mixture:
                 raise ConfigurationError(_unmatched([name]))
             self._known[name] = self.rules[number]
         return self._known[name]
-
-    def on(self, nodes: Nodes) -> Mixture:
-        """The same, with the nodes that there are."""
-        return Mixture(self.patterns, tuple(rule.on(nodes) for rule in self.rules))
 
     def check_names(self, names: Sequence[str]) -> None:
         """Raises ConfigurationError unless every name has its pattern and every pattern matches a name."""
@@ -143,14 +120,14 @@ def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Con
     if not method or not all(isinstance(pattern, str) for pattern in method):
         raise ConfigurationError(
             f"method={dict(method)!r} is no mapping of patterns; write it as in {{'embed*': 'topk:ratio=0.01', '*': "
-            "'qsgd'}}"
+            "'qsgd'}"
         )
     if options:
         raise ConfigurationError(
             f"options {sorted(options)} came with a method for each of several patterns; write them with theirs, as in "
             "'topk:ratio=0.01'"
         )
-    return Mixture(tuple(method), tuple(_rule(each, choices) for each in method.values()))
+    return Mixture(tuple(_rule(each, choices) for each in method.values()), tuple(method))
 
 
 def reconfigured(
@@ -168,7 +145,7 @@ def reconfigured(
         ConfigurationError: As :func:`configure`; or if there is a method for each of several patterns, and no new ones;
             or if the method is, or is to be, found out in training.
     """
-    if fixed := sorted(options.keys() & {field.name for field in dataclasses.fields(Choices)}):
+    if fixed := sorted(options.keys() & {field.name for field in fields(Choices)}):
         raise ConfigurationError(
             f"{fixed[0]}={options[fixed[0]]!r} cannot change while training goes on; close this handle and attach anew "
             f"with it, or leave it out"
@@ -187,12 +164,20 @@ def reconfigured(
             "them anew, as in change({'embed*': 'topk:ratio=0.001', '*': 'qsgd'})"
         )
     kept = {name: getattr(configuration, name) for name in WRITTEN if getattr(choices, name) is None}
-    return Configuration.of(
-        name_of(configuration.method), configuration.options | options, dataclasses.replace(choices, **kept)
-    )
+    return Configuration.of(name_of(configuration.method), configuration.options | options, replace(choices, **kept))
 
 
-def _rule(method: str | Method, choices: Choices) -> Configuration:
+def _rule(method: str | Method | Mapping[int, str | Method], choices: Choices) -> Configuration:
+    if isinstance(method, Mapping):
+        check_steps("method", method, "{0: 'topk:ratio=0.25', 100: 'topk:ratio=0.01'}")
+        (_, first), *others = [(step, _rule(method[step], choices)) for step in sorted(method)]
+        for step, other in others:
+            if type(other.method) is not type(first.method) or replace(other, method=first.method) != first:
+                raise ConfigurationError(
+                    f"from step {step} on {other} is more than {first} with other options of its own; give one method "
+                    "with one granularity, route, memory and owner, and change the rest by handle.change()"
+                )
+        return replace(first, later=tuple((step, other.method) for step, other in others))
     method = recipe(method)
     if not isinstance(method, str):
         return Configuration.of(method, {}, choices)

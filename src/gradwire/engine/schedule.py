@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from gradwire.errors import ConfigurationError
+
+Value = TypeVar("Value")
 
 
 def is_scheduled(options: Mapping[str, Any]) -> bool:
@@ -25,18 +27,23 @@ def stages(options: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     """
     scheduled = {name: value for name, value in options.items() if isinstance(value, Mapping)}
     for name, values in scheduled.items():
-        if not all(type(step) is int and step >= 0 for step in values) or 0 not in values:
-            raise ConfigurationError(
-                f"{name}={dict(values)!r} is no schedule; write values by the step from which they count, from 0, as "
-                "in {0: 0.25, 100: 0.01}"
-            )
+        check_steps(name, values, "{0: 0.25, 100: 0.01}")
     steps = sorted({step for values in scheduled.values() for step in values})
     return [
         (step, {**options, **{name: value_at(values, step) for name, values in scheduled.items()}}) for step in steps
     ]
 
 
-def value_at(values: Mapping[int, Any], step: int) -> Any:
+def check_steps(name: str, values: Mapping[Any, Any], example: str) -> None:
+    """Raises ConfigurationError unless values are by step, and there is one to begin with."""
+    if not all(type(step) is int and step >= 0 for step in values) or 0 not in values:
+        raise ConfigurationError(
+            f"{name}={dict(values)!r} is no schedule; write values by the step from which they count, from 0, as in "
+            f"{example}"
+        )
+
+
+def value_at(values: Mapping[int, Value], step: int) -> Value:
     """What counts in a step."""
     return values[max(start for start in values if start <= step)]
 

@@ -12,6 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -40,7 +42,7 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(reference)
     def dispatched(*args: P.args, **kwargs: P.kwargs) -> R:
-        device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        device = next(each.device for each in map(_tensor, (*args, *kwargs.values())) if each is not None)
         own = overrides(device.type)
         if coded and type(args[0]) not in own.get("CODES", ()):
             return reference(*args, **kwargs)
@@ -48,6 +50,12 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return dispatched
+
+
+def _tensor(argument: Any) -> Tensor | None:
+    """Of an argument, if there is one."""
+    found = argument.gradient if isinstance(argument, Compensated) else argument
+    return found if isinstance(found, Tensor) else None
 
 
 @cache

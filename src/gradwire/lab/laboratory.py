@@ -12,9 +12,11 @@ from gradwire.lab.launch import KeeperClient, LineCallback, Run, RunResult
 from gradwire.lab.network import (
     MAX_WORKERS,
     InterfaceCounters,
+    Sites,
     availability,
     build_network,
     parse_counters,
+    site_interface,
     worker_address,
     worker_interface,
 )
@@ -30,26 +32,33 @@ class Lab:
     the machine's own network is untouched, and everything is gone when the lab is left or the process that opened it
     dies, even by SIGKILL.
 
+    With `sites`, workers are at several places, as many at each and neighbours in rank. Within a place they are on one
+    switch; what goes to other places shares the place's one link, `between` in each direction.
+
     A context manager: the network is built on entering, and kept, counters and all, from run to run.
 
     Args:
         workers: Number of worker processes, 1 to 250.
         rate: Rate of each worker's link in each direction, such as `"1gbit"` or `"100mbit"` (1mbit to 100gbit). None
             for plain loopback: processes with neither namespaces nor shaping, for which nobody needs to be root.
+        sites: Number of places that workers are at, of which it must be a divisor.
+        between: Rate of each place's link to the others, written as `rate`; None for one place.
 
     Attributes:
         workers: Number of worker processes.
-        shape: The shape of every link; None for plain loopback.
+        shape: The shape of every worker's link; None for plain loopback.
+        sites: The places; None if there is one.
 
     Raises:
-        ConfigurationError: `workers` or `rate` is not among what is allowed.
+        ConfigurationError: An argument is not among what is allowed.
     """
 
-    def __init__(self, workers: int, rate: str | None) -> None:
+    def __init__(self, workers: int, rate: str | None, *, sites: int = 1, between: str | None = None) -> None:
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MAX_WORKERS:
             raise ConfigurationError(f"workers is {workers!r}: give a whole number of workers from 1 to {MAX_WORKERS}")
         self.workers = workers
         self.shape = None if rate is None else Shape(parse_rate(rate))
+        self.sites = _sites(sites, between, workers, rate)
         self._resources = ExitStack()
         self._keeper: KeeperClient | None = None
         self._running = False
@@ -70,7 +79,7 @@ class Lab:
                 if allowed.how is None:
                     raise LabError(allowed.reason)
                 keeper = building.enter_context(KeeperClient())
-                build_network(keeper, self.workers, self.shape, allowed.how)
+                build_network(keeper, self.workers, self.shape, allowed.how, self.sites)
             self._resources = building.pop_all()
         self._keeper = keeper
         return self
@@ -150,14 +159,28 @@ class Lab:
         Raises:
             LabError: The lab is not open, or has no rate and so no interfaces of its own to count on.
         """
-        keeper = self._opened("counters")
+        tables = self._tables("counters")
+        return [parse_counters(tables[rank], worker_interface(rank)) for rank in range(self.workers)]
+
+    def site_counters(self) -> list[InterfaceCounters]:
+        """Reads the counters of each site's link to the others, by site, as :meth:`counters` does; none of one place.
+
+        Raises:
+            LabError: As `counters`.
+        """
+        table = self._tables("site_counters")[self.workers]
+        return [parse_counters(table, site_interface(site)) for site in range(self.sites.count if self.sites else 0)]
+
+    def _tables(self, action: str) -> list[str]:
+        """The kernel's table of each namespace."""
+        keeper = self._opened(action)
         if self.shape is None:
             raise LabError(
                 "a lab with rate=None has no interfaces of its own, only the machine's loopback: "
                 'open it with a rate, such as rate="100gbit", to count bytes'
             )
         tables: list[str] = keeper.request("counters")
-        return [parse_counters(tables[rank], worker_interface(rank)) for rank in range(self.workers)]
+        return tables
 
     def _opened(self, action: str) -> KeeperClient:
         if self._keeper is None:
@@ -186,3 +209,14 @@ class Lab:
             }
             for rank in range(self.workers)
         ]
+
+
+def _sites(count: int, between: str | None, workers: int, rate: str | None) -> Sites | None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or workers % count:
+        raise ConfigurationError(f"sites is {count!r}: give a divisor of the number of workers, {workers}")
+    if (count > 1) != (between is not None) or (between is not None and rate is None):
+        raise ConfigurationError(
+            f"sites={count}, between={between!r} and rate={rate!r} do not go together: for several sites give the rate "
+            'of the links between them, such as between="100mbit", and that of each worker\'s; for one, give no between'
+        )
+    return None if between is None else Sites(count, Shape(parse_rate(between)))

@@ -63,6 +63,24 @@ class Availability:
     reason: str
 
 
+@dataclass(frozen=True)
+class Sites:
+    """Places that workers are at, as many at each and neighbours in rank, every place with one link to all others.
+
+    Attributes:
+        count: Number of places, at least 2.
+        link: The shape of each one's link to the others, in each direction.
+    """
+
+    count: int
+    link: Shape
+
+
+def site_interface(site: int) -> str:
+    """Returns the name of a site's interface to the others, on the side of its workers."""
+    return f"uplink{site}"
+
+
 def worker_interface(rank: int) -> str:
     """Returns the name of a worker's interface, inside the worker's own namespace."""
     return f"wire{rank}"
@@ -116,45 +134,63 @@ def parse_counters(table: str, name: str) -> InterfaceCounters:
     return InterfaceCounters(tx_bytes=int(row[8]), rx_bytes=int(row[0]), tx_packets=int(row[9]), rx_packets=int(row[1]))
 
 
-def build_network(keeper: KeeperClient, workers: int, shape: Shape, how: str) -> None:
-    """Has a keeper build a lab's network: namespace `rank` for each worker, and the switch's after them.
+def build_network(keeper: KeeperClient, workers: int, shape: Shape, how: str, sites: Sites | None = None) -> None:
+    """Has a keeper build a lab's network: namespace `rank` for each worker, and the switches' after them.
+
+    The workers of a site are on a switch of their own, and its link leads to one in the middle.
 
     Args:
         keeper: The keeper, new.
         workers: Number of workers.
         shape: The shape of each worker's upload and of its download.
         how: `"root"` or `"user namespace"`.
+        sites: Where workers are; None for all in one place.
 
     Raises:
         LabError: The machine does not allow it, or lacks `ip` and `tc`.
     """
     ip, tc = _command("ip"), _command("tc")
-    switch = workers
+    switches = workers  # the namespace
     # Without this, interfaces give themselves IPv6 addresses and chatter about them.
     quiet = "addrgenmode none" if Path("/proc/sys/net/ipv6").exists() else ""
-    switch_links = [
-        "link add switch type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
-        f"link set switch {quiet} gso_max_size {shape.segment_bytes}",
-        "link set switch up",
-    ]
-    steps = []
-    for rank in range(workers):
-        interface = worker_interface(rank)
-        switch_links += [
-            f"link add port{rank} type veth peer name {interface} netns {{{rank}}}",
-            f"link set port{rank} master switch {quiet} gso_max_size {shape.segment_bytes}",
-            f"link set port{rank} up",
+    largest = f"gso_max_size {min(each.segment_bytes for each in (shape, *([sites.link] if sites else [])))}"
+
+    def switch(name: str) -> list[str]:
+        return [
+            f"link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+            f"link set {name} {quiet} {largest}",
+            f"link set {name} up",
         ]
+
+    def plugged(interface: str, name: str) -> list[str]:
+        return [f"link set {interface} master {name} {quiet} {largest}", f"link set {interface} up"]
+
+    def shaped(interface: str, to: Shape) -> str:
+        return f"qdisc add dev {interface} root {to.tc_arguments()}"
+
+    names = [f"switch{site}" for site in range(1 if sites is None else sites.count)]
+    links = [line for name in names for line in switch(name)]
+    queues: list[str] = []
+    steps: list[tuple[int, list[str], list[str]]] = []
+    if sites is not None:
+        links += switch("middle")
+        for site, name in enumerate(names):
+            here, there = site_interface(site), f"downlink{site}"
+            links += [f"link add {here} type veth peer name {there}", *plugged(here, name), *plugged(there, "middle")]
+            queues += [shaped(here, sites.link), shaped(there, sites.link)]
+    for rank in range(workers):
+        interface, port = worker_interface(rank), f"port{rank}"
+        links += [f"link add {port} type veth peer name {interface} netns {{{rank}}}"]
+        links += plugged(port, names[rank * len(names) // workers])
+        queues += [shaped(port, shape)]
         worker_links = [
             "link set lo up",
             f"addr add {worker_address(rank)}/24 dev {interface}",
-            f"link set {interface} {quiet} gso_max_size {shape.segment_bytes}",
+            f"link set {interface} {quiet} {largest}",
             f"link set {interface} up",
         ]
-        upload = f"qdisc add dev {interface} root {shape.tc_arguments()}"
-        steps += [(rank, [ip, "-batch", "-"], worker_links), (rank, [tc, "-batch", "-"], [upload])]
-    downloads = [f"qdisc add dev port{rank} root {shape.tc_arguments()}" for rank in range(workers)]
-    steps = [(switch, [ip, "-batch", "-"], switch_links), (switch, [tc, "-batch", "-"], downloads), *steps]
+        steps += [(rank, [ip, "-batch", "-"], worker_links), (rank, [tc, "-batch", "-"], [shaped(interface, shape)])]
+    steps = [(switches, [ip, "-batch", "-"], links), (switches, [tc, "-batch", "-"], queues), *steps]
     keeper.request(
         "build",
         user_namespace=how == "user namespace",

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gradwire.attach.given import Named, check_parameters, default_group, named_by
+from gradwire.attach.given import Named, check_named, check_parameters, default_group, named_by
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.wrappers import unwrapped_optimizer
 from gradwire.codecs.codec import Codec
@@ -169,10 +169,10 @@ def _check_optimizer(optimizer: Optimizer) -> None:
 
 def _named(optimizer: Optimizer, parameters: Iterable[tuple[str, Parameter]] | None) -> Named:
     """The optimizer's parameters that require gradients, by name."""
-    ours = {id(each): (name, each) for name, each in named_by(optimizer)}
+    ours = {id(each): (name, each) for name, each in named_by(optimizer) if each.requires_grad}
     if parameters is None:
         return list(ours.values())
-    named = [(name, each) for name, each in parameters if id(each) in ours]
+    named = [(name, each) for name, each in check_named(parameters) if id(each) in ours]
     if len({id(each) for _, each in named}) < len(ours):
         raise ConfigurationError(
             f"parameters names {len(named)} of the {len(ours)} that the optimizer has; name all of them, as "

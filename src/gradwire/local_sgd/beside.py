@@ -48,10 +48,11 @@ class KeptMoments(Beside):
         self._optimizer = optimizer
 
     def moments(self, fragment: Fragment) -> Iterator[tuple[str, Piece, Tensor]]:
-        """Floating-point state of the parameters' shape, each with its key and piece."""
+        """Floating-point state of the parameters' shape, each with its key and piece; a count of steps is no moment."""
         for piece in fragment.pieces:
             for key, value in sorted(self._optimizer.state.get(piece.parameter, {}).items()):
-                if isinstance(value, Tensor) and value.shape == piece.parameter.shape and value.is_floating_point():
+                moment = isinstance(value, Tensor) and value.shape == piece.parameter.shape and key != "step"
+                if moment and value.is_floating_point():
                     yield key, piece, value
 
     def drop(self, fragment: Fragment) -> None:

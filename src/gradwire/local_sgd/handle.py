@@ -18,6 +18,7 @@ from gradwire.attach.given import Named
 from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local, part_of
+from gradwire.attach.tree import Trained
 from gradwire.engine.agreement import check_equal, check_same
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
@@ -75,12 +76,12 @@ class Periodic(Handle):
         guarding = dataclasses.replace(guarding, comparison=comparison)
         super().__init__(configuration, parameters, group, roll_call, guarding)
         pieces = [piece for fragment in fragments for piece in fragment.pieces]
-        self._shapes = {piece.name: piece.shape for piece in pieces}
-        self._parameters = {
+        of_pieces = {
             piece.name: {"shape": list(piece.shape), "dtype": str(piece.parameter.dtype), **part_of(piece.parameter)}
             for piece in pieces
         }
-        self._optimizer = optimizer
+        self.averaged = dataclasses.replace(self.averaged, parameters=of_pieces)
+        self._trained = Trained(optimizer)
         self._schedule = schedule
         self._fragments = fragments
         try:
@@ -131,9 +132,12 @@ class Periodic(Handle):
         averages left.
 
         Raises:
+            ConfigurationError: If the optimizer has other parameters than when averaging began; or if one was frozen
+                then and is not now, or, with an outer optimizer, the other way round.
             GradwireError: If an earlier average failed.
             DivergenceError: On every rank, if ranks that verify do not have the same.
         """
+        self._trained.check(moved=self.outer is not None)
         with self.wire.whole():
             now = self.steps_done
             self._pending.take_all(now)
@@ -193,7 +197,7 @@ class Periodic(Handle):
                 )
         kept = {} if self._buffers is None else self._buffers.last
         _check_shapes("buffers", {name: tuple(each.shape) for name, each in kept.items()}, saved["buffers"])
-        _check_shapes("parameters", self._shapes, saved["anchors"])
+        _check_shapes("parameters", self.averaged.shapes, saved["anchors"])
         self._pending.wait()
         super().load_state_dict(state)
         for name in _COUNTERS:
@@ -202,7 +206,7 @@ class Periodic(Handle):
         for name, last in kept.items():
             last.copy_(saved["buffers"][name])
         if self.outer is not None:
-            self.outer.load_state_dict(saved["outer"])
+            self.outer.load_state_dict(copy.deepcopy(saved["outer"]))  # else it would step in the tensors given
         self._look_ahead()
 
     def _check_change(self, configuration: Settled) -> None:
@@ -232,6 +236,7 @@ class Periodic(Handle):
         """Counts a local step; there is nothing else to do in most of them."""
         self.steps_done += 1
         if self.steps_done >= self._next:
+            self._trained.check(moved=self.outer is not None)
             self.wire.check()
             with self.wire.whole():
                 self._act()

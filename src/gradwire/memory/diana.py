@@ -60,11 +60,6 @@ class Diana(Memory):
             )
 
     @property
-    def parts(self) -> bool:
-        """Estimates and their sum."""
-        return True
-
-    @property
     def unbiased(self) -> bool:
         """For these it is made; what is biased goes straight to the gradient with EF21."""
         return True
@@ -95,6 +90,10 @@ class Diana(Memory):
             estimate=store.flat(f"{field}.estimate", slots, numel, Kind.SHARED),
             alpha=self._pace,
         )
+
+    def estimates(self, field: str) -> tuple[str, str]:
+        """The worker's, which the residual holds negative, and the sum."""
+        return f"{field}.lag", f"{field}.estimate"
 
     def owner(self) -> Memory:
         """How far what everybody knows is behind the mean of the workers' estimates: ``e += alpha (mean q - sent)``."""

@@ -43,11 +43,6 @@ class EF21(Memory):
     ``C(mean h - H)``, and ``mean h - H`` is what is left of all differences after what it sent of them, its residual.
     """
 
-    @property
-    def parts(self) -> bool:
-        """Estimates and their sum."""
-        return True
-
     def bears(self, remainder: Remainder) -> bool:
         """Differences must become smaller."""
         return remainder == "shrinks"
@@ -56,6 +51,10 @@ class EF21(Memory):
         """Keeps two float32 an element."""
         lag = store.flat(field, slots, numel, kind)
         return _DifferenceFeedback(residual=lag, estimate=store.flat(f"{field}.estimate", slots, numel, Kind.SHARED))
+
+    def estimates(self, field: str) -> tuple[str, str]:
+        """The worker's, which the residual holds negative, and the sum."""
+        return field, f"{field}.estimate"
 
     def owner(self) -> Memory:
         """How far what everybody knows is behind the mean of the workers' estimates."""

@@ -87,6 +87,10 @@ class Feedback:
     def after_decode(self, block: Block, average: Tensor) -> None:
         """May change the decoded average, which lies in the block's elements of a flat buffer."""
 
+    def source(self, gradient: Tensor) -> kernels.Compensated:
+        """What an encoder takes: the compensated values, before they are formed."""
+        return kernels.Compensated(gradient, self.residual, self.beta, self.gamma)
+
     def buffer(self, gradient: Tensor) -> Tensor:
         """Where compensated values lie once they are formed: in the residual, or in the gradient itself."""
         return gradient if self.residual is None else self.residual
@@ -129,7 +133,7 @@ class Memory(ABC):
 
         Then it never does again once some of them have taken in a step that is not finite on others.
         """
-        return False
+        return self.estimates("") is not None
 
     @property
     def unbiased(self) -> bool:
@@ -164,6 +168,18 @@ class Memory(ABC):
     def owed(self, field: str) -> tuple[str, ...]:
         """The store's fields that hold what was not sent, in units of the gradient, where it is kept as ``field``."""
         return ()
+
+    @property
+    def keeps(self) -> float:
+        """Which share of what is not sent in a step it owes after it."""
+        return 1.0
+
+    def estimates(self, field: str) -> tuple[str, str] | None:
+        """The store's fields of the worker's estimate of its gradient, negative, and of what all know of the mean.
+
+        None if it is no memory of differences.
+        """
+        return None
 
     def owner(self) -> Memory:
         """What an owner of a shard remembers of the average that it compresses again."""

@@ -76,6 +76,11 @@ class LowPass(Memory):
             reset=self.reset,
         )
 
+    @property
+    def keeps(self) -> float:
+        """The share."""
+        return self.share
+
     def owed(self, field: str) -> tuple[str, ...]:
         """The filtered residual."""
         return (f"{field}.filtered",)

@@ -84,11 +84,6 @@ class Momentum(Memory):
         return self.memory.borrows
 
     @property
-    def parts(self) -> bool:
-        """Where the memory within does."""
-        return self.memory.parts
-
-    @property
     def unbiased(self) -> bool:
         """Where the memory within asks for it."""
         return self.memory.unbiased
@@ -119,6 +114,15 @@ class Momentum(Memory):
     def owed(self, field: str) -> tuple[str, ...]:
         """What the memory within owes."""
         return self.memory.owed(field)
+
+    @property
+    def keeps(self) -> float:
+        """That of the memory within."""
+        return self.memory.keeps
+
+    def estimates(self, field: str) -> tuple[str, str] | None:
+        """Those of the memory within, of momenta."""
+        return self.memory.estimates(field)
 
     def owner(self) -> Memory:
         """The average of momenta needs none of its own, only what the memory within does."""

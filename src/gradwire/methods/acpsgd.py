@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows
+from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, room, written
 from gradwire.memory import Feedback
 from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
@@ -34,6 +34,8 @@ class ACPSGD(Method):
 
     Attributes:
         rank: Rank of the average, at least 1; the paper uses 4 for CNNs and 32 for BERT.
+        bits: Of a factor's value on the wire: 32, or 16 for bfloat16. Then the residual is what the average leaves, so
+            that it makes up for what is rounded.
     """
 
     citation = "Zhang et al. 2023, Evaluation and Optimization of Gradient Compression, arXiv:2306.08881"
@@ -43,12 +45,13 @@ class ACPSGD(Method):
     why_granularity = "it factorises one matrix at a time"
     memory = "residual"
     bias = "contractive"
-    wire_bits = "32 * rank * max(n, m)"
+    wire_bits = "bits * rank * max(n, m)"
 
     rank: int = 4
+    bits: int = 32
 
     def __post_init__(self) -> None:
-        check_rank(self.rank)
+        check_rank(self.rank, self.bits)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Matrices that are larger than their factors."""
@@ -66,22 +69,23 @@ class ACPSGD(Method):
         return _State(context.feedback(), groups, p, q)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
-        """One round. The residual is what this worker's own factor leaves, so it is taken before the average."""
-        even = step % 2 == 0
-        bases = [orthonormal_rows(basis) for basis in (state.q if even else state.p)]
+        """One round. The residual is what this worker's own factor leaves, or the average, where that is rounded."""
+        even, exact = step % 2 == 0, self.bits == 32
+        project = kernels.project_rows if even else kernels.project_columns
+        bases: list[Tensor] = []
         requests: list[Request] = []
-        for matrices, basis in zip(state.groups, bases, strict=True):
+        for matrices, basis in zip(state.groups, state.q if even else state.p, strict=True):
             own = basis.new_empty(len(basis), basis.shape[1], matrices.n if even else matrices.m)
-            project = kernels.project_rows if even else kernels.project_columns
-            feedback = state.feedback
-            for block, fixed, factor in zip(matrices.blocks, basis, own, strict=True):
-                project(block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=True)
-            requests.append(AllReduceMean(own))
-        means = yield requests
+            unit, most = orthonormal_rows(basis), room(basis.shape[2])
+            bases.append(unit * most)
+            for block, fixed, back, factor in zip(matrices.blocks, unit / most, bases[-1], own, strict=True):
+                project(block, state.feedback.source(gradient), fixed, factor, subtract=back if exact else None)
+            requests.append(AllReduceMean(written(own, self.bits)))
+        means = [mean.float() for mean in (yield requests)]
 
         kept = state.p if even else state.q
         for matrices, basis, mean, factor in zip(state.groups, bases, means, kept, strict=True):
             factor.copy_(torch.where(mean.isfinite().all(), mean, factor))
             p, q = (mean, basis) if even else (basis, mean)
             for block, p_row, q_row in zip(matrices.blocks, p, q, strict=True):
-                kernels.write_product(block, p_row, q_row, gradient, residual=None)
+                kernels.write_product(block, p_row, q_row, gradient, None if exact else state.feedback.residual)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.lowrank import Matrices, gains, group, orthonormal_rows
+from gradwire.codecs.lowrank import Matrices, gains, group, orthonormal_rows, room
 from gradwire.errors import ConfigurationError
 from gradwire.exact import length
 from gradwire.memory import Feedback, Residual
@@ -86,16 +86,16 @@ class Dion(Method):
         requests: list[Request] = []
         for matrices, q in zip(state.groups, state.q, strict=True):
             p = q.new_empty(len(q), q.shape[1], matrices.n)
-            for block, fixed, factor in zip(matrices.blocks, q, p, strict=True):
-                kernels.project_rows(block, gradient, momentum, 1.0, 1.0, fixed, factor, subtract=False)
+            for block, fixed, factor in zip(matrices.blocks, q / room(matrices.m), p, strict=True):
+                kernels.project_rows(block, kernels.Compensated(gradient, momentum), fixed, factor, subtract=None)
             requests.append(AllReduceMean(p))
         ps = [orthonormal_rows(mean) for mean in (yield requests)]
 
         requests = []
         for matrices, p in zip(state.groups, ps, strict=True):
             r = p.new_empty(len(p), p.shape[1], matrices.m)
-            for block, fixed, factor in zip(matrices.blocks, p, r, strict=True):
-                kernels.project_columns(block, momentum, None, 0.0, 1.0, fixed, factor, subtract=False)
+            for block, fixed, factor in zip(matrices.blocks, p / room(matrices.n), r, strict=True):
+                kernels.project_columns(block, kernels.Compensated(momentum), fixed, factor, subtract=None)
             requests.append(AllReduceMean(r))
         rs = yield requests
 
@@ -107,5 +107,5 @@ class Dion(Method):
             sent = torch.where(finite, (1 - self.momentum) * r, torch.nan)  # which leaves momenta as they are
             scale = math.sqrt(matrices.n / matrices.m)
             for block, p_row, r_row, q_row in zip(matrices.blocks, p, sent, unit, strict=True):
-                kernels.write_product(block, p_row, r_row, gradient, momentum)
+                kernels.write_product(block, p_row * room(matrices.n), r_row, gradient, momentum)
                 kernels.write_product(block, p_row, scale * q_row, gradient, None)

@@ -15,13 +15,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from gradwire import routes as ways
 from gradwire.codecs.codec import Codec, LinearCodec
 from gradwire.granularity import Granularity
 from gradwire.layout import Block, Slot
 from gradwire.memory import BUILT_IN, NONE, Feedback, Kind, Memory, Remainder, Store
 from gradwire.methods.published import Published
 from gradwire.randomness import SHARED, key_of
-from gradwire.routes import Operator, Shards, allreduce, gather, sharded
+from gradwire.routes import Operator, Shards, allreduce, sharded
 from gradwire.wire.requests import Request, Synchronization, lockstep
 
 
@@ -139,6 +140,10 @@ class Method(ABC):
         scopes = {each.partition(":")[0] for each in self.granularities}
         return granularity.scope in scopes or (granularity.length is not None and "block" in scopes)
 
+    def takes(self, route: str) -> bool:
+        """Whether it can go this way."""
+        return route in self.routes
+
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape gains anything; others are averaged densely."""
         return True
@@ -224,6 +229,10 @@ class CodecMethod(Method):
         """Whether its codec does."""
         return self.codec().selects
 
+    def takes(self, route: str) -> bool:
+        """Whatever takes gather's place goes with what can be gathered."""
+        return route in self.routes or ("gather" in self.routes and route in ways.names())
+
     def remainder(self, most: int) -> Remainder:
         """Its codec's."""
         return self.codec().remainder(most)
@@ -258,7 +267,7 @@ class CodecMethod(Method):
         owner = None if state.owner is None else Operator(state.owner.at(step), state.owner_feedback, key)
         if state.shards is not None and owner is not None:
             return sharded(worker, owner, context.block, state.shards, gradient)
-        return gather(worker, owner, context.block, gradient, context.world_size)
+        return ways.get(context.route)(worker, owner, context.block, gradient, context.world_size)
 
 
 class LayerState(MutableMapping[str, Tensor]):

@@ -8,27 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codecs import index
-from gradwire.codecs.index import IndexCoding
-from gradwire.codecs.select import TopMagnitudes, count_for
 from gradwire.errors import ConfigurationError
-from gradwire.memory import Feedback, Kind
-from gradwire.methods.method import Context, Method
+from gradwire.memory import Kind
+from gradwire.methods.method import Worker
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
+from gradwire.methods.topk import LocalTopK
 from gradwire.routes import Regions, regions
 from gradwire.wire.requests import Synchronization
 
 
-@dataclass(frozen=True, eq=False)
-class _State:
-    context: Context
-    feedback: Feedback
-
-
 @register("oktopk")
 @dataclass(frozen=True, kw_only=True)
-class OkTopk(Method):
+class OkTopk(LocalTopK):
     """A sparse all-reduce that sends fewer than 6 k words at any n: reduce by balanced regions, gather the largest.
 
     Each worker reduces one region of the index space; the regions are cut so that everybody's k largest values fall in
@@ -41,10 +33,8 @@ class OkTopk(Method):
     and as many Elias-Fano indices. The paper's text was not at hand.
 
     Attributes:
-        ratio: k as a share of a segment's elements, in (0, 1].
         margin: Room for a rank's share of the k values, as a multiple of ``k / n``, at least 1.
         recut: Steps after which regions are cut anew.
-        indices: How indices are written: ``"elias-fano"``, ``"bitmap"``, ``"raw"``, or an object of fixed size.
     """
 
     citation = "Li & Hoefler 2022, arXiv:2201.07598"
@@ -52,46 +42,28 @@ class OkTopk(Method):
     routes = ("regions",)
     granularities = ("model", "bucket")
     why_granularity = "its regions cut a whole index space, so that a small layer would be left to chance"
-    memory = "residual"
-    memories = ("none", "residual")
-    bias = "contractive"
     wire_bits = "2 * k * (32 + 2 + log2(1 + d / k))"
 
-    ratio: float = 0.01
     margin: float = 1.5
     recut: int = 64
-    indices: str | IndexCoding = "elias-fano"
 
     def __post_init__(self) -> None:
-        self.select()
-        index.parse_fixed(self.indices)
+        super().__post_init__()
         if not 1 <= self.margin < math.inf:
             raise ConfigurationError(f"margin={self.margin!r} is out of range; choose at least 1, usually 1.5")
         if self.recut < 1:
             raise ConfigurationError(f"recut={self.recut!r} is out of range; choose at least 1 step, usually 64")
 
-    def select(self) -> TopMagnitudes:
-        """The local choice."""
-        return TopMagnitudes(self.ratio)
-
     def capacity(self, k: int, world_size: int) -> int:
         """Values that travel from one rank to another in a round."""
         return min(k, math.ceil(self.margin * k / world_size))
 
-    def error_bound(self, numel: int) -> float:
-        """Of one worker alone, as of top-k."""
-        return 1 - count_for(numel, self.ratio) / numel
-
-    def init(self, context: Context) -> _State:
-        """Sets up the memory."""
-        return _State(context, context.feedback())
-
-    def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
+    def synchronize(self, gradient: Tensor, state: Worker, step: int) -> Synchronization:
         """Takes the route by regions, as they were cut last."""
         context, block = state.context, state.context.block
         name, positions = block.slots[0].name, block.positions
         capacity = self.capacity(int(self.select().counts(block).sum()), context.world_size)
-        cut = Regions.even(positions, context.world_size, capacity, index.parse(self.indices))
+        cut = Regions.even(positions, context.world_size, capacity, self.coding())
         kept = context.store.get("regions", name)
         if kept is not None and len(kept) == len(cut.edges) and int(kept[-1]) == positions:
             cut = Regions(kept.cpu().numpy(), capacity, cut.indices)

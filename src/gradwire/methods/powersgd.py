@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, scaled_rows
+from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, room, scaled_rows, written
 from gradwire.memory import Feedback
 from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
@@ -33,6 +33,7 @@ class PowerSGD(Method):
 
     Attributes:
         rank: Rank of the average, at least 1; the paper uses 2 and 4.
+        bits: Of a factor's value on the wire: 32, or 16 for bfloat16. The memory makes up for what is rounded.
     """
 
     citation = "Vogels et al. 2019, arXiv:1905.13727"
@@ -42,12 +43,13 @@ class PowerSGD(Method):
     why_granularity = "it factorises one matrix at a time"
     memory = "residual"
     bias = "contractive"
-    wire_bits = "32 * rank * (n + m)"
+    wire_bits = "bits * rank * (n + m)"
 
     rank: int = 4
+    bits: int = 32
 
     def __post_init__(self) -> None:
-        check_rank(self.rank)
+        check_rank(self.rank, self.bits)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Matrices that are larger than their factors."""
@@ -70,24 +72,22 @@ class PowerSGD(Method):
         for matrices, q in zip(state.groups, state.q, strict=True):
             p = q.new_empty(len(q), q.shape[1], matrices.n)
             for block, fixed, factor in zip(matrices.blocks, scaled_rows(q), p, strict=True):
-                kernels.project_rows(
-                    block, gradient, feedback.residual, feedback.beta, feedback.gamma, fixed, factor, subtract=False
-                )
-            requests.append(AllReduceMean(p))
-        ps = [orthonormal_rows(mean) for mean in (yield requests)]
+                kernels.project_rows(block, feedback.source(gradient), fixed, factor, subtract=None)
+            requests.append(AllReduceMean(written(p, self.bits)))
+        ps = [orthonormal_rows(mean.float()) for mean in (yield requests)]
 
         requests = []
         for matrices, p in zip(state.groups, ps, strict=True):
             q = p.new_empty(len(p), p.shape[1], matrices.m)
             values = feedback.buffer(gradient)
-            for block, fixed, factor in zip(matrices.blocks, p, q, strict=True):
-                kernels.project_columns(block, values, None, 0.0, 1.0, fixed, factor, subtract=False)
-            requests.append(AllReduceMean(q))
-        qs = yield requests
+            for block, fixed, factor in zip(matrices.blocks, p / room(matrices.n), q, strict=True):
+                kernels.project_columns(block, kernels.Compensated(values), fixed, factor, subtract=None)
+            requests.append(AllReduceMean(written(q, self.bits)))
+        qs = [mean.float() for mean in (yield requests)]
 
         for matrices, p, q, kept in zip(state.groups, ps, qs, state.q, strict=True):
             finite = q.isfinite().all()
             kept.copy_(torch.where(finite, q, kept))
             sent = torch.where(finite, q, torch.nan)  # which leaves residuals as they are
-            for block, p_row, q_row in zip(matrices.blocks, p, sent, strict=True):
+            for block, p_row, q_row in zip(matrices.blocks, p * room(matrices.n), sent, strict=True):
                 kernels.write_product(block, p_row, q_row, gradient, feedback.residual)

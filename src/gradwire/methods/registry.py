@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from gradwire.errors import ConfigurationError, did_you_mean
@@ -91,7 +93,8 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
     if not isinstance(method, str):
         raise ConfigurationError(f"method={method!r} is neither a name nor a method; names: {', '.join(names())}")
     kind = get(method)
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = list(fields)
     for option in options:
         if option not in known:
             raise ConfigurationError(
@@ -99,13 +102,23 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
                 + (f"its options: {', '.join(known)}" if known else "it has no options")
             )
     try:
-        return kind(**options)
+        return kind(**{option: _plain(value, fields[option].type) for option, value in options.items()})
     except TypeError as error:
         given = ", ".join(f"{option}={value!r}" for option, value in options.items())
         raise ConfigurationError(
             f"{method!r} cannot take {given}, of which a type is wrong ({error}); gradwire methods {method} says what "
             "each option is"
         ) from error
+
+
+def _plain(value: Any, kind: Any) -> Any:
+    """Numbers as Python has them, for those of numpy and torch and for whole ones with a point; all else as it is."""
+    with suppress(TypeError, ValueError):
+        if kind in ("int", int):
+            return int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
+        if kind in ("float", float) and not isinstance(value, int | float | str):
+            return float(value)
+    return value
 
 
 def _meant(option: str, value: Any, known: Iterable[str]) -> str:

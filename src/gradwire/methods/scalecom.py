@@ -8,25 +8,17 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs import index
-from gradwire.codecs.index import IndexCoding
-from gradwire.codecs.select import TopMagnitudes, count_for
-from gradwire.memory import Feedback, LowPass
-from gradwire.methods.method import Context, Method
+from gradwire.memory import LowPass
+from gradwire.methods.method import Worker
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
+from gradwire.methods.topk import LocalTopK
 from gradwire.wire.requests import AllReduceMean, Broadcast, Synchronization
-
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    context: Context
-    feedback: Feedback
 
 
 @register("scalecom")
 @dataclass(frozen=True, kw_only=True)
-class ScaleCom(Method):
+class ScaleCom(LocalTopK):
     """Cyclic local top-k: one worker a step, in turns, chooses the coordinates of all, so that values all-reduce.
 
     The leader of step t is worker ``t mod n``; the top-k of its compensated gradient is broadcast, and everybody's
@@ -35,10 +27,6 @@ class ScaleCom(Method):
 
     The filter's form was compared with public third-party code, the rest is the paper's abstract and reviews; its text
     was not at hand. The paper also describes a chunk-wise choice, ``granularity="block:N"`` with ``ratio=1/N`` here.
-
-    Attributes:
-        ratio: k as a share of a segment's elements, in (0, 1].
-        indices: How indices are written: ``"elias-fano"``, ``"bitmap"``, ``"raw"``, or an object of fixed size.
     """
 
     citation = "Chen et al. 2020, arXiv:2104.11125"
@@ -48,34 +36,12 @@ class ScaleCom(Method):
         {"memory": LowPass(share=0.1, reset=0)},
     )
     routes = ("allreduce",)
-    memory = "residual"
     memories = ("none", "residual", "momentum", "ef21", "lowpass")
-    bias = "contractive"
-    wire_bits = "k * (32 + 2 + log2(d / k))"
 
-    ratio: float = 0.01
-    indices: str | IndexCoding = "elias-fano"
-
-    def __post_init__(self) -> None:
-        self.select()
-        index.parse_fixed(self.indices)
-
-    def select(self) -> TopMagnitudes:
-        """The leader's choice."""
-        return TopMagnitudes(self.ratio)
-
-    def error_bound(self, numel: int) -> float:
-        """The leader's, which is that of top-k."""
-        return 1 - count_for(numel, self.ratio) / numel
-
-    def init(self, context: Context) -> _State:
-        """Sets up the memory."""
-        return _State(context, context.feedback())
-
-    def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
+    def synchronize(self, gradient: Tensor, state: Worker, step: int) -> Synchronization:
         """Two rounds: the leader's indices, then everybody's values there."""
         context, feedback, block = state.context, state.feedback, state.context.block
-        coding, select = index.parse(self.indices), self.select()
+        coding, select = self.coding(), self.select()
         leader, counts = step % context.world_size, select.counts(block)
         positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=gradient.device)
         values = torch.empty(positions.shape, dtype=torch.float32, device=gradient.device)

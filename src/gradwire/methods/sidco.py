@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gradwire.codecs import index
 from gradwire.codecs.adaptive import AdaptiveSparse
 from gradwire.codecs.index import IndexCoding
 from gradwire.codecs.quantize import values
-from gradwire.codecs.quantize.values import ValueCoding
+from gradwire.codecs.quantize.values import FloatValues, ValueCoding
 from gradwire.codecs.select import ExponentialTail
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.methods.threshold import bound_of_a_subset
 
 
 @register("sidco")
@@ -61,4 +61,4 @@ class SIDCo(CodecMethod):
 
     def error_bound(self, numel: int) -> float:
         """Few magnitudes may exceed what is expected of the largest; none for values that are quantised."""
-        return bound_of_a_subset(self.values)
+        return 1.0 if isinstance(values.parse(self.values), FloatValues) else math.inf

@@ -125,5 +125,5 @@ def _largest(block: Block, values: Tensor, counts: Int64Array) -> tuple[Tensor, 
     """Positions and values of the ``counts[s]`` largest magnitudes of each segment."""
     positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=values.device)
     largest = torch.empty(positions.shape, dtype=torch.float32, device=values.device)
-    kernels.topk_select(block, values, None, 1.0, 1.0, counts, positions, largest)
+    kernels.topk_select(block, kernels.Compensated(values), counts, positions, largest)
     return positions, largest

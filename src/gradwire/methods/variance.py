@@ -5,24 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gradwire.codecs import index
-from gradwire.codecs.adaptive import AdaptiveSparse
-from gradwire.codecs.index import IndexCoding
-from gradwire.codecs.quantize import values
 from gradwire.codecs.quantize.values import ValueCoding
 from gradwire.codecs.select import Unambiguous
 from gradwire.errors import ConfigurationError
-from gradwire.methods.method import CodecMethod
+from gradwire.methods.criteria import ByCriterion
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.methods.threshold import bound_of_a_subset
 
 Moments = Literal["step", "microbatches", "samples"]
 
 
 @register("variance")
 @dataclass(frozen=True, kw_only=True)
-class Variance(CodecMethod):
+class Variance(ByCriterion):
     """A coordinate's accumulated gradient r is sent when ``r**2 > alpha * v``, v being its accumulated squares.
 
     With the default ``moments="step"`` this is not the paper: there squares are of single samples, here a whole step
@@ -39,9 +34,7 @@ class Variance(CodecMethod):
         alpha: How unambiguous a coordinate must be, positive; 1 to 2 in the paper.
         decay: zeta, in (0, 1].
         moments: Where squares come from: ``"step"``, or ``"microbatches"`` or ``"samples"`` by SecondMoments.
-        capacity: How many coordinates fit in the first step, as a share of each parameter, in (0, 1].
         values: How values are written: ``"exponent"``, ``"fp32"``, ``"fp16"``, ``"qsgd:4"``, or an object.
-        indices: How indices are written, as for ``topk``.
     """
 
     citation = "Tsuzuku et al. 2018, arXiv:1802.06058"
@@ -50,31 +43,21 @@ class Variance(CodecMethod):
         "and come from `gradwire.SecondMoments`.",
         {"moments": "samples"},
     )
-    routes = ("gather",)
-    memory = "residual"
     memories = ("none", "residual")
-    bias = "biased"
     wire_bits = "64 + max(16, ceil(capacity * d)) * (4 + 2 + log2(1 / capacity))"
 
     alpha: float = 1.5
     decay: float = 0.999
     moments: Moments = "step"
-    capacity: float = 0.02
     values: str | ValueCoding = "exponent"
-    indices: str | IndexCoding = "elias-fano"
 
     def __post_init__(self) -> None:
         check_moments(self.moments)
         self.codec()
 
-    def codec(self) -> AdaptiveSparse:
-        """Criterion, capacity, value coding, index coding."""
-        criterion = Unambiguous(self.alpha, self.decay, self.moments != "step")
-        return AdaptiveSparse(criterion, self.capacity, values.parse(self.values), index.parse(self.indices))
-
-    def error_bound(self, numel: int) -> float:
-        """All may be ambiguous; none for values that are quantised."""
-        return bound_of_a_subset(self.values)
+    def criterion(self) -> Unambiguous:
+        """Large against the variance."""
+        return Unambiguous(self.alpha, self.decay, self.moments != "step")
 
 
 def check_moments(moments: str) -> None:

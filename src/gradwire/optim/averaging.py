@@ -20,6 +20,7 @@ from gradwire.attach.given import check_parameters, default_group, named_by
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import is_sharded
 from gradwire.attach.synchronizer import Synchronizer, Tensors, check_dense
+from gradwire.attach.tree import Trained
 from gradwire.codecs.codec import Codec
 from gradwire.engine.agreement import check_equal, check_same
 from gradwire.engine.choices import FUSE_BYTES, Choices
@@ -136,8 +137,9 @@ class AveragingOptimizer(Optimizer):
             self.steps = self.skipped = self._measured = self._calls = 0
             defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "floor": floor}
             super().__init__(params, defaults)
-            named = named_by(self)
+            named = [(name, each) for name, each in named_by(self) if each.requires_grad]
             check_parameters(named)
+            self._trained = Trained(self)
             for name, parameter in named:
                 if is_sharded(parameter):
                     raise ConfigurationError(
@@ -206,7 +208,8 @@ class AveragingOptimizer(Optimizer):
             What ``closure`` returned.
 
         Raises:
-            ConfigurationError: If a gradient is sparse; nothing is changed.
+            ConfigurationError: If a gradient is sparse, or a parameter is frozen that was not when the optimizer was
+                made, or the other way round; nothing is changed.
             WireError: If a collective fails; see :meth:`gradwire.Synchronizer.synchronize`.
             GradwireError: If an earlier step failed.
         """
@@ -337,7 +340,8 @@ class AveragingOptimizer(Optimizer):
 
     def _gradients(self) -> Tensors:
         """This worker's gradients by name, without the scale of the loss."""
-        found = {name: each.grad for name, each in self._named() if each.grad is not None and each.requires_grad}
+        self._trained.check(moved=True)
+        found = {name: each.grad for name, each in self._named() if each.grad is not None}
         check_dense(found)
         scale: Tensor | None = getattr(self, "grad_scale", None)
         return found if scale is None else {name: each.float() / scale for name, each in found.items()}

@@ -63,9 +63,8 @@ class SharedLevels:
 
     def scales(self, block: Block, admitted: Tensor, feedback: Feedback) -> Tensor:
         """This worker's largest magnitudes, clipped; the residual keeps the compensated values."""
-        residual = feedback.residual
         scales = torch.empty(block.segment_count, device=admitted.device, dtype=torch.float32)
-        kernels.integer_scales(self._code(1), block, admitted, residual, feedback.beta, feedback.gamma, scales)
+        kernels.integer_scales(self._code(1), block, feedback.source(admitted), scales)
         if not self.clip:
             return scales
         bounds = torch.stack([self.clip * _deviation(values) for values in block.segmented(feedback.buffer(admitted))])

@@ -132,6 +132,8 @@ def merge(
     A value counts as sent where every merge on its way kept its position. All others stay with the worker that had
     them: those that were dropped at once, and those dropped by one group whose position came back from another.
 
+    Values travel divided by the power of two from n on, so that no sum is larger than float32 holds.
+
     Args:
         select: Which coordinates.
         indices: How positions are written.
@@ -149,14 +151,16 @@ def merge(
     own = SparseSet.empty(counts, gradient.device)
     admitted = feedback.before_encode(block, gradient)
     select.select(block, admitted, feedback, counts, own.positions, own.values)
-    current, sent = own, own.values.isfinite()
-    folded, kept = own, sent.clone()
+    most = float(1 << (world_size - 1).bit_length())
+    share = SparseSet(own.positions, own.values / most)
+    current, sent = share, own.values.isfinite()
+    folded, kept = share, sent.clone()
 
     if extra:
         partner = rank + core if rank < extra else rank - core if rank >= core else rank
-        theirs, _ = form.read((yield Exchange(form.write(own), partner)))
+        theirs, _ = form.read((yield Exchange(form.write(share), partner)))
         if partner != rank:
-            low, high = (own, theirs) if rank < partner else (theirs, own)
+            low, high = (share, theirs) if rank < partner else (theirs, share)
             folded = current = low.merged(high, counts)
             current.keep(own.positions, sent)
             kept = current.values.isfinite()
@@ -179,5 +183,5 @@ def merge(
     if feedback.residual is not None:
         kernels.subtract(block, feedback.residual, own.positions[sent], own.values[sent])
     feedback.after_encode(block, admitted)
-    kernels.scatter_sum(block, current.positions[None], current.values[None], gradient, 1 / world_size)
+    kernels.scatter_sum(block, current.positions[None], current.values[None], gradient, most / world_size)
     feedback.after_decode(block, gradient)

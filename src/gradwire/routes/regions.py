@@ -104,7 +104,8 @@ def regions(
     Every worker sends its k largest values to the ranks that reduce their regions, at most ``capacity`` to each, its
     largest there. Every rank gives its ``capacity`` largest sums to all, and all keep the same k largest of them. A
     value counts as sent if it was sent to its region's rank and its position is among those k; all others stay with the
-    worker that had them.
+    worker that had them. Values travel divided by the power of two from n on, so that no sum is larger than float32
+    holds.
 
     Args:
         select: Which coordinates.
@@ -139,6 +140,7 @@ def regions(
         edges = np.concatenate(([0], np.maximum.accumulate(inner), [total]))
         cut = Regions(edges, cut.capacity, cut.indices)
 
+    most = float(1 << (world_size - 1).bit_length())
     starts = torch.searchsorted(positions, torch.from_numpy(cut.edges).to(device)).tolist()
     outgoing = torch.empty((world_size, cut.payload_bytes), dtype=torch.uint8, device=device)
     travelling = torch.zeros(k, dtype=torch.bool, device=device)
@@ -146,7 +148,7 @@ def regions(
         low, high = starts[region : region + 2]
         chosen = low + largest(values[low:high] if finite else values[:0], cut.capacity)
         travelling[chosen] = True
-        cut.write(region, positions[chosen], values[chosen], row)
+        cut.write(region, positions[chosen], values[chosen] / most, row)
         if not finite:
             row[: 4 * cut.capacity].view(torch.float32).fill_(torch.nan)
     incoming = yield AllToAll(outgoing)
@@ -154,6 +156,7 @@ def regions(
     payload = torch.empty(cut.payload_bytes, dtype=torch.uint8, device=device)
     sums, whole = _reduced(cut, rank, incoming)
     chosen = largest(sums, cut.capacity)
+    chosen = chosen[sums[chosen] != 0]  # of which there may be too few, and nobody has what lies between two runs
     cut.write(rank, chosen + int(cut.edges[rank]), sums[chosen], payload)
     if not whole:
         payload[: 4 * cut.capacity].view(torch.float32).fill_(torch.nan)
@@ -178,7 +181,7 @@ def regions(
     if feedback.residual is not None:
         kernels.subtract(block, feedback.residual, sent, values[travelling])
     feedback.after_encode(block, admitted)
-    kernels.scatter_sum(block, union[None], added[None], gradient, 1 / world_size)
+    kernels.scatter_sum(block, union[None], added[None], gradient, most / world_size)
     feedback.after_decode(block, gradient)
     return cut
 
@@ -208,16 +211,8 @@ def largest(values: Tensor, count: int) -> Tensor:
     if len(values) <= count:
         return torch.arange(len(values), device=values.device)
     chosen = torch.empty(count, dtype=torch.int64, device=values.device)
-    kernels.topk_select(
-        _flat(len(values)),
-        values,
-        None,
-        0.0,
-        1.0,
-        np.array([count], dtype=np.int64),
-        chosen,
-        values.new_empty(count),
-    )
+    counts, room = np.array([count], dtype=np.int64), values.new_empty(count)
+    kernels.topk_select(_flat(len(values)), kernels.Compensated(values), counts, chosen, room)
     return chosen
 
 

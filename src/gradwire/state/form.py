@@ -85,11 +85,6 @@ class Ranks(Sequence[int]):
         return torch.Size, (list(self._ranks),)
 
 
-def described(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> dict[str, dict[str, Any]]:
-    """Shapes and dtypes as plain values, by name."""
-    return {name: {"shape": list(each.shape), "dtype": str(each.dtype)} for name, each in parameters}
-
-
 def check_form(state: Any) -> None:
     """Raises ConfigurationError unless ``state`` has the form of ``Handle.state_dict()``, whoever's it is."""
     if not isinstance(state, Mapping):

@@ -86,7 +86,7 @@ class Wire:
             GradwireError: If an earlier step failed or the wire is closed.
         """
         if self._closed:
-            raise GradwireError("the handle was removed; attach again with gradwire.compress")
+            raise GradwireError("the handle was closed; wrap the model anew, if it is wrapped, and attach again")
         future: TensorFuture = torch.futures.Future(devices=[self._device] if self._stream is not None else None)
         with self._failing:
             if self._failed is None:
@@ -245,7 +245,7 @@ class Wire:
         torch.get_num_threads()  # else the thread's first product runs on as many as there are, and rounds otherwise
         if self._stream is not None:
             torch.cuda.set_device(self._device)
-        with self.on_stream():
+        with torch.no_grad(), self.on_stream():  # what it averages may have a graph, which its averages have no part in
             while self._failed is None and self._follow(self._orders.get()):
                 pass
             if self._promised:
@@ -308,4 +308,5 @@ def _forget_all() -> None:
     _open.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+if hasattr(os, "register_at_fork"):  # Windows knows no forks
+    os.register_at_fork(after_in_child=_forget_all)

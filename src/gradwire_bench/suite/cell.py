@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from gradwire.errors import ConfigurationError, did_you_mean
-from gradwire_bench import shapes
+from gradwire_bench import report, shapes
 from gradwire_bench.contenders import DDP, Contender
+from gradwire_bench.kernels import Segments
 from gradwire_bench.sync import NO_LINK, link_rate
 from gradwire_bench.trial import OptimizerName
 from gradwire_bench.workloads import WORKLOADS
 
-Kind = Literal["trial", "train", "local", "sync", "codec"]
+Kind = Literal["trial", "train", "local", "sync", "codec", "kernel"]
 
 SCHEMA = "gradwire.bench.cell/1"
 """Of a record; docs/suite.md says what is in it."""
@@ -27,15 +29,16 @@ class Cell:
     Attributes:
         kind: ``"trial"`` trains a small model with all workers in one process, for what it learns; ``"train"`` trains
             in real processes over a link, for time, too; ``"local"`` does so with local steps; ``"sync"`` times
-            averages of a model's shapes; ``"codec"`` compresses recorded gradients.
-        workload: Of :data:`~gradwire_bench.workloads.WORKLOADS`; for ``"sync"`` the shapes.
-        method: A contender.
+            averages of a model's shapes; ``"codec"`` compresses recorded gradients; ``"kernel"`` times an inner loop.
+        workload: Of :data:`~gradwire_bench.workloads.WORKLOADS`; for ``"sync"`` the shapes; for ``"kernel"`` how a
+            gradient is cut, ``one`` or ``resnet``, and its values, ``one:25000000``.
+        method: A contender; for ``"kernel"`` the operation.
         granularity: Its granularity; empty for its own.
         optimizer: Of a training.
         rate: Learning rate at its peak, as a multiple of the workload's own.
         workers: How many.
         link: Rate of each worker's link, or ``"none"`` for the loopback.
-        steps: Of training; before the recording, for a codec; timed ones, for an average.
+        steps: Of training; before the recording, for a codec; timed ones, for an average or a kernel.
         batch: Samples a worker and step; 0 for the workload's own.
         every: Local steps from one average of what they changed to the next; 0 averages the gradient of every step.
         seed: Of the start, of the order of the samples, and of what is random in a method.
@@ -63,6 +66,8 @@ class Cell:
             )
         if self.kind == "sync":
             shapes.get(self.workload)
+        elif self.kind == "kernel":
+            cut(self.workload)
         elif self.workload not in WORKLOADS:
             hint = did_you_mean(self.workload, list(WORKLOADS))
             raise ConfigurationError(f"workload={self.workload!r} is not known; {hint}choose one of {[*WORKLOADS]}")
@@ -72,7 +77,8 @@ class Cell:
         if self.rate <= 0:
             raise ConfigurationError(f"rate={self.rate!r} is out of range; choose a multiple above 0")
         link_rate(self.link)
-        Contender.parse(self.contender)
+        if self.kind != "kernel":
+            Contender.parse(self.contender)
 
     @property
     def contender(self) -> str:
@@ -99,6 +105,22 @@ class Cell:
         return f"{command} {shlex.join(part for each in changed for part in ('--only', each))}"
 
 
+def cut(workload: str) -> tuple[Segments, int]:
+    """How a kernel's gradient is cut, and its values.
+
+    Raises:
+        ConfigurationError: If the workload is of another form.
+    """
+    segments, _, numel = workload.partition(":")
+    for known in get_args(Segments):
+        if segments == known and numel.isdecimal() and int(numel) > 0:
+            return known, int(numel)
+    raise ConfigurationError(
+        f"workload={workload!r} says no gradient of a kernel; write how it is cut, one of "
+        f"{', '.join(get_args(Segments))}, and its values, such as one:25000000"
+    )
+
+
 AXES = {each.name: each for each in dataclasses.fields(Cell)}
 
 
@@ -123,6 +145,12 @@ class Record:
     date: str
     machine: dict[str, Any]
     error: str | None = None
+
+    @classmethod
+    def now(cls, cell: Cell, result: dict[str, Any], seconds: float, command: str, error: str | None = None) -> Record:
+        """Of a measurement that has just ended on this machine."""
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(cell, result, round(seconds, 3), command, date, report.machine(), error)
 
     def plain(self) -> dict[str, Any]:
         """For a JSON."""

@@ -16,7 +16,8 @@ from gradwire_bench.suite.measures import MEASURES
 Verdict = Literal["holds", "does not hold", "cannot tell"]
 
 CONFIDENCE = 0.95
-_LEAST_PAIRS = 3
+LEAST_PAIRS = 3
+"""Fewer say nothing of chance."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Claim:
         where: Values of axes that both have.
         axis: Of a reversal.
         over: Of a reversal.
+        reason: Why it may not hold here.
     """
 
     text: str
@@ -48,6 +50,7 @@ class Claim:
     where: dict[str, Any]
     axis: str = "method"
     over: str = "workload"
+    reason: str = ""
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Claim:
@@ -67,6 +70,7 @@ class Claim:
             content.get("where", {}),
             content.get("axis", "method"),
             content.get("over", "workload"),
+            content.get("reason", "").strip().replace("\n", " "),
         )
         if claim.measure not in MEASURES:
             raise ConfigurationError(f"measure={claim.measure!r} is not known; choose one of {', '.join(MEASURES)}")
@@ -109,8 +113,8 @@ def judge(claim: Claim, records: Sequence[Record]) -> Finding:
     measure = MEASURES[claim.measure]
     verdict: Verdict
     pairs = list(_pairs(known, claim.first, claim.second, claim.measure))
-    if len(pairs) < _LEAST_PAIRS:
-        return Finding(claim, "cannot tell", f"{len(pairs)} pairs, fewer than {_LEAST_PAIRS}", len(pairs))
+    if len(pairs) < LEAST_PAIRS:
+        return Finding(claim, "cannot tell", f"{len(pairs)} pairs, fewer than {LEAST_PAIRS}", len(pairs))
     if claim.relation == "times":
         ratios = [math.log(one / other) for one, other in pairs if one > 0 and other > 0]
         low, mean, high = (math.exp(each) for each in interval(ratios))
@@ -188,7 +192,7 @@ def _sign(claim: Claim, records: Sequence[Record], one: object, other: object, p
     """1 if the first is better in a place beyond doubt, -1 if it is worse, 0 if that is open."""
     here = [each for each in records if getattr(each.cell, claim.over) == place]
     pairs = list(_pairs(here, {claim.axis: one}, {claim.axis: other}, claim.measure))
-    if len(pairs) < _LEAST_PAIRS:
+    if len(pairs) < LEAST_PAIRS:
         return None
     low, _, high = interval([a - b for a, b in pairs])
     ahead = 1 if MEASURES[claim.measure].more_is_better else -1

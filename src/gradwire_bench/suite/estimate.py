@@ -15,7 +15,7 @@ from gradwire.errors import ConfigurationError
 from gradwire_bench import shapes
 from gradwire_bench.contenders import Contender
 from gradwire_bench.data import Dataset
-from gradwire_bench.suite.cell import Cell
+from gradwire_bench.suite.cell import Cell, cut
 from gradwire_bench.suite.run import IN_PROCESS, heats
 from gradwire_bench.sync import BUDGET, link_rate
 from gradwire_bench.sync_worker import LEAST_STEPS, WARM_UP_STEPS
@@ -58,6 +58,9 @@ def _in_process(cell: Cell, dataset: Dataset) -> float:
 def _over_a_link(heat: Iterable[Cell], dataset: Dataset) -> float:
     total = 0.0
     for cell in heat:
+        if cell.kind == "kernel":
+            total += 4e-9 * cut(cell.workload)[1] * (cell.steps + 2)
+            continue
         rate = link_rate(cell.link)
         share = _SHARES.get(Contender.parse(cell.method).name, _SHARE)
         if cell.kind == "sync":
@@ -90,13 +93,14 @@ def _sample_seconds(name: str, small: bool, dataset: Dataset) -> float:
     """One thread's forward and backward of one sample, the quicker of two; nothing where the data is missing."""
     workload = WORKLOADS[name]
     try:
-        task = workload.task(workload.locate(dataset), rank=0, world_size=1, batch=workload.batch, seed=0)
+        source = workload.locate(dataset)
+        task = workload.task(source, rank=0, world_size=1, batch=workload.batch, seed=0)
     except ConfigurationError:
         return 0.0
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        net = workload.small() if small else workload.net()
+        net = workload.model(source, small=small)
         found = []
         for inputs, wanted in islice(task.batches(), 3):
             start = time.perf_counter()

@@ -7,25 +7,39 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gradwire.errors import ConfigurationError
+from gradwire_bench import report
 from gradwire_bench.suite.cell import Cell, Record
 
 FILE = "cells.jsonl"
 
 
+def write(path: Path, records: Iterable[Record]) -> None:
+    """Makes a file of records, in place of what it held.
+
+    Raises:
+        ConfigurationError: If it cannot be written.
+    """
+    report.write_text(path, "".join(map(_line, records)))
+
+
+def _line(record: Record) -> str:
+    return json.dumps(record.plain()) + "\n"
+
+
 class Ledger:
-    """Records in a folder; a later record of a cell takes the place of an earlier one.
+    """Records in a file; a later record of a cell takes the place of an earlier one.
 
     A line that was cut off, as by a full disk, is left out, and its cell measured again.
 
     Args:
-        folder: Where the file lies, or is to be made.
+        place: The file, ``.jsonl``, or the folder in which it lies or is to be made.
 
     Raises:
         ConfigurationError: If the file holds something else.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
+    def __init__(self, place: Path) -> None:
+        self.path = place if place.suffix == ".jsonl" else place / FILE
         self._records: dict[Cell, Record] = {}
         if self.path.exists():
             *whole, rest = self.path.read_text(encoding="utf-8").split("\n")
@@ -41,22 +55,23 @@ class Ledger:
                 self.path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
 
     @classmethod
-    def read(cls, folder: Path) -> Ledger:
+    def read(cls, place: Path) -> Ledger:
         """A ledger that must be there.
 
         Raises:
             ConfigurationError: If it is not.
         """
-        if not (folder / FILE).is_file():
-            raise ConfigurationError(f"{folder} holds no {FILE}; make it with gradwire bench suite --out {folder}")
-        return cls(folder)
+        ledger = cls(place)
+        if not ledger.path.is_file():
+            raise ConfigurationError(f"{ledger.path} is not there; make it with gradwire bench suite --out {place}")
+        return ledger
 
     def add(self, record: Record) -> None:
         """Keeps a record, on disk at once."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record.plain()) + "\n")
+                file.write(_line(record))
         except OSError as error:
             raise ConfigurationError(f"cannot write {self.path}: {error.strerror}; choose another folder") from error
         self._records[record.cell] = record

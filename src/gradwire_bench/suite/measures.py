@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from gradwire.errors import ConfigurationError
 from gradwire_bench.contenders import DDP
 from gradwire_bench.suite.cell import Record
 
@@ -39,8 +40,13 @@ class Measure:
         return "" if value is None else self.form.format(self.scale * value)
 
 
+def times(record: Record) -> list[float]:
+    """Seconds of each timed step."""
+    return record.result.get("step_seconds") or record.result.get("seconds") or []
+
+
 def _seconds(record: Record) -> float | None:
-    steps = record.result.get("step_seconds") or record.result.get("seconds")
+    steps = times(record)
     return statistics.median(steps) if steps else None
 
 
@@ -73,3 +79,24 @@ MEASURES = {
     "bits": Measure("bits a value", "bits", 1, False, _figure("bits"), "{:.4g}"),
     "error": Measure("error", "", 1, False, _figure("error"), "{:.3g}"),
 }
+
+
+def gains(records: Collection[Record]) -> dict[str, float]:
+    """Points of quality of each contender above plain DDP in the same setting.
+
+    Raises:
+        ConfigurationError: If there is no training with plain DDP.
+    """
+    dense = {
+        each.cell.setting("method", "granularity"): value
+        for each in records
+        if each.cell.method == DDP and (value := MEASURES["quality"].of(each)) is not None
+    }
+    if not dense:
+        raise ConfigurationError(f"no training has {DDP} to compare with; make one with gradwire bench train")
+    return {
+        each.cell.contender: MEASURES["quality"].scale * (value - dense[key])
+        for each in records
+        if (value := MEASURES["quality"].of(each)) is not None
+        and (key := each.cell.setting("method", "granularity")) in dense
+    }

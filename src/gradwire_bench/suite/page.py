@@ -49,11 +49,15 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     return [
         ("machine", "; ".join(machines)),
         ("versions", "; ".join(versions)),
-        ("measured", f"{dates[0]} to {dates[-1]}" if dates else "nothing yet"),
+        ("measured", f"{_minute(dates[0])} to {_minute(dates[-1])} UTC" if dates else "nothing yet"),
         ("cells", f"{len(records)}, {sum(bool(each.error) for each in records)} of them failed"),
         ("seeds", ", ".join(map(str, seeds))),
         ("time", f"{sum(each.seconds for each in records) / 60:.1f} minutes of all cells together"),
     ]
+
+
+def _minute(date: str) -> str:
+    return date[:16].replace("T", " ")
 
 
 def _machine(record: Record) -> str:

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import io
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from gradwire.methods.families import FAMILIES, family_of
+import numpy as np
+
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, figure_of, label_points, log_axis
 from gradwire_bench.suite.cell import Record
-from gradwire_bench.suite.claims import Finding
 from gradwire_bench.suite.measures import MEASURES
-from gradwire_bench.suite.tables import by_seed, dense, labels, mean
+from gradwire_bench.suite.tables import by_seed, dense, labels, mean, phase
 from gradwire_bench.sync import link_rate
 from gradwire_bench.workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 _PHASES = {"forward": "#9ecae1", "backward": "#4292c6", "waiting": "#D55E00", "update": "#08519c"}
-_STAGES = {"encode": "#009E73", "wire": "#bdbdbd", "decode": "#B8A800"}
-_VERDICTS = {"holds": "#009E73", "does not hold": "#D55E00", "cannot tell": "#8a8a8a"}
+_STAGES = {"encode": "#009E73", "wire": "#8f8f8f", "decode": "#B8A800", "idle": "#e6e6e6"}
 _COLUMNS = 3
+
+
+class Style(NamedTuple):
+    """Of a contender's line."""
+
+    colour: str
+    dash: str
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,15 @@ class Plot:
 def plots(records: Sequence[Record]) -> Iterator[Plot]:
     """All that the records are enough for."""
     done = [each for each in records if not each.error]
-    made: tuple[tuple[str, Callable[[Sequence[Record]], Figure], str, str], ...] = (
+    styles = _styles([each for each in done if each.cell.kind != "kernel"])
+    made: tuple[tuple[str, Callable[[Sequence[Record], dict[str, Style]], Figure], str, str], ...] = (
+        (
+            "train",
+            _overview,
+            "How many times as fast a step is",
+            "As DDP fp32 on the same task, link and workers: medians, mean over seeds. Red is slower, grey was not "
+            "measured.",
+        ),
         (
             "trial",
             _quality_against_bytes,
@@ -86,45 +100,7 @@ def plots(records: Sequence[Record]) -> Iterator[Plot]:
     for kind, draw, title, about in made:
         chosen = [each for each in done if each.cell.kind == kind]
         if chosen:
-            yield Plot(title, about, svg(draw(chosen)))
-
-
-def verdicts(found: Sequence[Finding], path: Path) -> None:
-    """Draws the interval of each claim's difference or factor, a panel for each kind of figure.
-
-    Args:
-        found: What was found; claims without an interval are left out.
-        path: The PNG file.
-    """
-    places = list(
-        dict.fromkeys((each.claim.measure, each.claim.relation == "times") for each in found if each.interval)
-    )
-    if not places:
-        return
-    panels = [
-        [each for each in found if each.interval and (each.claim.measure, each.claim.relation == "times") == place]
-        for place in places
-    ]
-    figure, axes = figure_of((10, 0.9 + 0.42 * sum(map(len, panels)) + 0.7 * len(panels)), len(panels), 1)
-    for ((measure, factor), here), (panel,) in zip(zip(places, panels, strict=True), axes, strict=True):
-        for row, each in enumerate(here):
-            low, middle, high = each.interval or (0.0, 0.0, 0.0)
-            colour = _VERDICTS[each.verdict]
-            panel.errorbar(middle, row, xerr=[[middle - low], [high - middle]], fmt="o", color=colour, capsize=3)
-            if each.claim.relation == "equal":
-                panel.barh(row, 2 * each.claim.margin, 0.6, -each.claim.margin, color="#eeeeee", zorder=0)
-            if factor:
-                panel.plot([each.claim.margin] * 2, [row - 0.3, row + 0.3], color=BASELINE_COLOUR)
-        panel.axvline(1.0 if factor else 0.0, color=BASELINE_COLOUR, linewidth=0.8)
-        if factor:
-            log_axis(panel)
-        panel.set_yticks(range(len(here)), ["\n".join(wrap(each.claim.text, 52)) for each in here], fontsize=8)
-        panel.tick_params(axis="y", length=0)
-        panel.set_ylim(len(here) - 0.5, -0.5)
-        unit = "times better (logarithmic); bar: as claimed" if factor else MEASURES[measure].unit
-        panel.set_xlabel(f"{MEASURES[measure].title}: {unit}", fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, facecolor="white")
+            yield Plot(title, about, svg(draw(chosen, styles)))
 
 
 def svg(figure: Figure) -> str:
@@ -155,17 +131,26 @@ def _wide_log_axis(axes: Axes) -> None:
         axes.xaxis.set_major_locator(LogLocator())
 
 
+def _figure(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
+    """With room between one row and the next."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure, axes = figure_of((width, height), rows, columns)
+    figure.set_layout_engine(ConstrainedLayoutEngine(h_pad=0.12))
+    return figure, axes
+
+
 def _grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     columns = min(count, _COLUMNS)
     rows = -(-count // columns)
-    figure, axes = figure_of((width * columns, height * rows), rows, columns)
+    figure, axes = _figure(width * columns, height * rows, rows, columns)
     flat = [each for row in axes for each in row]
     for each in flat[count:]:
         each.remove()
     return figure, flat[:count]
 
 
-def _quality_against_bytes(records: Sequence[Record]) -> Figure:
+def _quality_against_bytes(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
     groups, names = by_seed(records), labels(records)
     places = list(dict.fromkeys((group[0].cell.workload, group[0].cell.optimizer) for group in groups))
     figure, panels = _grid(len(places), 4.8, 3.8)
@@ -184,9 +169,9 @@ def _quality_against_bytes(records: Sequence[Record]) -> Figure:
             fewer, values = mean(group, "fewer_bytes"), [100 * (each.result["accuracy"] - zero) for each in group]
             if fewer is None or group[0].cell.method == DDP:
                 continue
-            middle = sum(values) / len(values)
+            middle, colour = statistics.fmean(values), styles[group[0].cell.method].colour
             reach = [[middle - min(values)], [max(values) - middle]]
-            axes.errorbar(fewer, middle, reach, fmt="o", color=_colour(group[0].cell.method), markersize=6, capsize=2)
+            axes.errorbar(fewer, middle, reach, fmt="o", color=colour, markersize=6, capsize=2)
             named.append((fewer, middle, _short(names[group[0].cell])))
         _wide_log_axis(axes)
         axes.margins(x=0.4, y=0.15)
@@ -199,7 +184,37 @@ def _quality_against_bytes(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _breakdown(records: Sequence[Record]) -> Figure:
+def _overview(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    groups, names = by_seed(records), labels(records)
+    places = list(dict.fromkeys(map(_place, groups)))
+    rows = list(dict.fromkeys(names[group[0].cell] for group in groups if group[0].cell.method != DDP))
+    found: dict[tuple[int, int], float] = {}
+    for group in groups:
+        baseline, own = mean(dense(groups, group[0].cell), "seconds"), mean(group, "seconds")
+        if baseline and own and group[0].cell.method != DDP:
+            found[rows.index(names[group[0].cell]), places.index(_place(group))] = baseline / own
+    figure, [[axes]] = figure_of((2.6 + 1.05 * len(places), 1.1 + 0.34 * len(rows)), 1, 1)
+    reach = max([math.log2(3), *(abs(math.log2(each)) for each in found.values())])
+    colours = LinearSegmentedColormap.from_list("times", ("#ee9a6a", "#ffffff", "#62c4a4"))
+    values = [[found.get((row, place), math.nan) for place in range(len(places))] for row in range(len(rows))]
+    axes.set_facecolor("#eeeeee")
+    shown = np.ma.masked_invalid(np.log2(values))
+    axes.pcolormesh(shown, cmap=colours, vmin=-reach, vmax=reach, edgecolors="white", linewidth=2)
+    for (row, place), times in found.items():
+        text = f"{times:.2f}" if times < 10 else f"{times:.0f}"
+        axes.annotate(text, (place + 0.5, row + 0.5), ha="center", va="center", fontsize=9)
+    heads = [f"{WORKLOADS[name].what}\n{link}\n{workers} workers" for name, link, workers in places]
+    axes.set_xticks([place + 0.5 for place in range(len(places))], heads)
+    axes.set_yticks([row + 0.5 for row in range(len(rows))], rows)
+    axes.invert_yaxis()
+    axes.tick_params(length=0, labelsize=8, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def _breakdown(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
     groups, names = by_seed(records), labels(records)
     places = list(dict.fromkeys((g[0].cell.workload, g[0].cell.link, g[0].cell.workers) for g in groups))
     most = max(sum(_place(group) == place for group in groups) for place in places)
@@ -224,7 +239,8 @@ def _breakdown(records: Sequence[Record]) -> Figure:
     from matplotlib.patches import Patch
 
     handles = [Patch(color=colour, label=name) for name, colour in (_PHASES | _STAGES).items()]
-    figure.legend(handles=handles, ncols=len(handles), frameon=False, fontsize=9, loc="outside upper left")
+    columns = len(handles) if len(places) > 1 else 4
+    figure.legend(handles=handles, ncols=columns, frameon=False, fontsize=9, loc="outside upper left")
     return figure
 
 
@@ -241,18 +257,22 @@ def _place(group: Sequence[Record]) -> tuple[str, str, int]:
 
 
 def _phase(group: Sequence[Record], name: str) -> float:
-    return statistics.fmean(each.result["phases"].get(name, 0.0) for each in group)
+    return statistics.fmean(phase(each, name) or 0.0 for each in group)
 
 
-def _curves(records: Sequence[Record]) -> Figure:
+def _curves(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
     names = labels(records)
     places = list(dict.fromkeys(_place([each]) for each in records))
-    figure, rows = figure_of((4.8 * 3, 3.6 * len(places)), len(places), 3)
+    figure, rows = _figure(4.8 * 3, 3.6 * len(places), len(places), 3)
+    lines: dict[str, Line2D] = {}
     for place, panels in zip(places, rows, strict=True):
         here = [group for group in by_seed(records) if _place(group) == place]
         measure = WORKLOADS[place[0]].measure
         panels[0].set_title(f"{WORKLOADS[place[0]].what}, {place[1]}: {measure} in %", loc="left", fontsize=10)
-        for group, style in zip(here, _styles(here), strict=True):
+        for group in here:
+            style = styles[group[0].cell.method]
             curve, sent = group[0].result["curve"], mean(group, "bytes")
             quality = [100 * point["accuracy"] for point in curve]
             for axes, xs in (
@@ -261,17 +281,21 @@ def _curves(records: Sequence[Record]) -> Figure:
                 (panels[2], [1e-6 * (sent or 0.0) * point["step"] for point in curve]),
             ):
                 if sent or axes is not panels[2]:
-                    axes.plot(xs, quality, linewidth=1.6, marker=".", label=names[group[0].cell], **style)
+                    lines[names[group[0].cell]] = axes.plot(xs, quality, style.dash, color=style.colour, marker=".")[0]
+        for axes in panels:
+            if (target := 100 * here[0][0].result["target_accuracy"]) < axes.get_ylim()[1]:
+                axes.axhline(target, color="#bbbbbb", linewidth=0.8, zorder=0)
+                axes.annotate("target", (1, target), xycoords=("axes fraction", "data"), fontsize=7, ha="right")
         for axes, name in zip(panels, ("steps", "seconds (logarithmic)", "MB sent (logarithmic)"), strict=True):
             axes.set_xlabel(name, fontsize=9)
+        panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         log_axis(panels[1])
         log_axis(panels[2])
-    handles, lines = rows[0][0].get_legend_handles_labels()
-    figure.legend(handles, lines, ncols=5, frameon=False, fontsize=9, loc="outside upper left")
+    figure.legend([*lines.values()], [*lines], ncols=5, frameon=False, fontsize=9, loc="outside upper left")
     return figure
 
 
-def _bandwidth(records: Sequence[Record]) -> Figure:
+def _bandwidth(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
     groups, names = by_seed(records), labels(records)
     places = list(dict.fromkeys((group[0].cell.workload, group[0].cell.workers) for group in groups))
     figure, panels = _grid(len(places), 8.0, 4.6)
@@ -283,9 +307,9 @@ def _bandwidth(records: Sequence[Record]) -> Figure:
             own = mean(group, "seconds")
             if rate and baseline and own and group[0].cell.method != DDP:
                 lines.setdefault(names[group[0].cell], []).append((rate / 1e6, baseline / own))
-        firsts = [next(g for g in here if names[g[0].cell] == name) for name in lines]
-        for (name, line), style in zip(lines.items(), _styles(firsts), strict=True):
-            axes.plot(*zip(*sorted(line), strict=True), marker="o", linewidth=1.8, label=name, **style)
+        for name, line in lines.items():
+            style = styles[next(g[0].cell.method for g in here if names[g[0].cell] == name)]
+            axes.plot(*zip(*sorted(line), strict=True), style.dash, color=style.colour, marker="o", label=name)
         axes.axhline(1, color=BASELINE_COLOUR, linewidth=0.8)
         axes.set_title(f"{shapes}, {workers} workers", loc="left", fontsize=10)
         log_axis(axes)
@@ -296,7 +320,7 @@ def _bandwidth(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _size_against_error(records: Sequence[Record]) -> Figure:
+def _size_against_error(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
     workloads = list(dict.fromkeys(each.cell.workload for each in records))
     figure, panels = _grid(len(workloads), 6.4, 5.0)
     points: list[list[tuple[float, float, str]]] = []
@@ -308,7 +332,7 @@ def _size_against_error(records: Sequence[Record]) -> Figure:
             bits, error = MEASURES["bits"].of(each), MEASURES["error"].of(each)
             if not bits or not error:
                 continue
-            colour = _colour(each.cell.method)
+            colour = styles[each.cell.method].colour
             face = colour if each.cell.granularity == "model" else "white"
             axes.plot(bits, error, "o", color=colour, markerfacecolor=face, markersize=6)
             if each.cell.granularity != "model":
@@ -325,24 +349,17 @@ def _size_against_error(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _colour(method: str) -> str:
-    """One for each family; grey for what is not compressed or not ours."""
-    contender = Contender.parse(method)
-    if not contender.is_ours:
-        return BASELINE_COLOUR
-    return COLOURS[list(FAMILIES).index(family_of(contender.name)) % len(COLOURS)]
+BASELINES = ("ddp", "bf16", "torch-fp16", "torch-powersgd")
+"""Grey, so that what is compared with them stands out."""
 
 
-def _styles(groups: Sequence[Sequence[Record]]) -> list[dict[str, Any]]:
-    """A colour and a dash for each line: grey for what is not ours, one colour after another for the rest."""
-    styles: list[dict[str, Any]] = []
+def _styles(records: Sequence[Record]) -> dict[str, Style]:
+    """How each contender's line looks, the same in all pictures: a colour and a dash, grey for baselines."""
+    methods = list(dict.fromkeys(each.cell.method for each in records))
+    grey = [each for each in methods if Contender.parse(each).name in BASELINES]
+    others = [each for each in methods if each not in grey]
     dashes = ("-", "--", ":", "-.")
-    ours, others = 0, 0
-    for group in groups:
-        if _colour(group[0].cell.method) == BASELINE_COLOUR:
-            styles.append({"color": BASELINE_COLOUR, "linestyle": dashes[others % len(dashes)]})
-            others += 1
-        else:
-            styles.append({"color": COLOURS[ours % len(COLOURS)], "linestyle": dashes[ours // len(COLOURS)]})
-            ours += 1
+    styles = {each: Style(BASELINE_COLOUR, dashes[place % len(dashes)]) for place, each in enumerate(grey)}
+    for place, each in enumerate(others):
+        styles[each] = Style(COLOURS[place % len(COLOURS)], dashes[place // len(COLOURS) % len(dashes)])
     return styles

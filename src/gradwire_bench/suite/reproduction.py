@@ -45,6 +45,7 @@ def page(plan: Plan, records: Sequence[Record], found: Sequence[Finding], comman
         *(f"| {each.claim.text} | {each.claim.published} | {_said(each)} | **{each.verdict}** |" for each in found),
         f"\n![the interval of each claim](../{picture(plan)})\n",
         "Grey bands are margins within which figures count as equal.",
+        *_failures(found),
         "\n## What is smaller, and why\n",
         *(f"* {what}: {why}." for what, why in plan.scaled),
         "\n## Obtained\n",
@@ -55,6 +56,14 @@ def page(plan: Plan, records: Sequence[Record], found: Sequence[Finding], comman
         parts += ["\n## What could not be measured\n"]
         parts += [f"* {each.cell.kind} {each.cell.workload} {each.cell.contender}: {each.error}" for each in failed]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _failures(found: Sequence[Finding]) -> Iterator[str]:
+    """What does not hold, or stays open, and the likely reason."""
+    if short := [each for each in found if each.verdict != "holds"]:
+        yield "\n## What was not reproduced, and the likely reason\n"
+        for each in short:
+            yield f"* {each.claim.text}: {each.verdict}. {each.claim.reason or 'No reason is known.'}"
 
 
 def _said(found: Finding) -> str:

@@ -8,22 +8,22 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 import torch
 
-from gradwire_bench import frontier, periodic, report, sync, train, trial
+from gradwire_bench import frontier, kernels, periodic, sync, train, trial
 from gradwire_bench import shapes as shape_sets
 from gradwire_bench.contenders import Contender
 from gradwire_bench.data import Dataset
 from gradwire_bench.gradients import real_gradients
 from gradwire_bench.periodic_plans import Plan, Run
 from gradwire_bench.periodic_results import Outcome
-from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.suite.cell import Cell, Record, cut
 from gradwire_bench.suite.ledger import Ledger
 from gradwire_bench.sync import NO_LINK
+from gradwire_bench.train_worker import JUDGED_STEPS
 from gradwire_bench.worker import reason
 from gradwire_bench.workloads import WORKLOADS, bits
 
@@ -63,7 +63,7 @@ class Runner:
                 results = [({}, reason(caught))] * len(heat)
             each = (time.monotonic() - started) / len(heat)
             for cell, (result, error) in zip(heat, results, strict=True):
-                self._keep(cell, result, each, error)
+                self.ledger.add(Record.now(cell, result, each, cell.command(self.command), error))
             news("", len(heat))
 
     def _beside_one_another(self, cells: Sequence[Cell], news: News) -> None:
@@ -82,17 +82,11 @@ class Runner:
                         result, seconds, error = future.result()
                     except Exception as caught:  # a process that died
                         result, seconds, error = {}, 0.0, reason(caught)
-                    self._keep(cell, result, seconds, error)
+                    self.ledger.add(Record.now(cell, result, seconds, cell.command(self.command), error))
                     news(f"{cell.workload} {cell.contender}, seed {cell.seed}", 1)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-
-    def _keep(self, cell: Cell, result: dict[str, Any], seconds: float, error: str | None) -> None:
-        date = datetime.now(UTC).isoformat(timespec="seconds")
-        self.ledger.add(
-            Record(cell, result, round(seconds, 3), cell.command(self.command), date, report.machine(), error)
-        )
 
 
 def heats(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
@@ -118,7 +112,7 @@ def _trained(cell: Cell, dataset: Dataset) -> dict[str, Any]:
     rate = cell.rate * trial.base_rate(workload, cell.optimizer)
     wanted = trial.Trial(workload.name, cell.optimizer, cell.workers, cell.contender, rate, cell.seed)
     result = dataclasses.asdict(trial.run(wanted, cell.steps, lambda step: None, dataset=dataset, batch=cell.batch))
-    return {name: value if math.isfinite(value) else None for name, value in result.items()}
+    return {name: None if value in (math.inf, "") else value for name, value in result.items()}
 
 
 def _coded(cell: Cell, dataset: Dataset) -> dict[str, Any]:
@@ -157,7 +151,10 @@ def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict
         rate_multiple=first.rate,
         on_progress=show,
     )
-    return [_figures(row) for row in rows]
+    if first.steps < JUDGED_STEPS:
+        for row in rows:
+            row.accuracy = None
+    return [figures(row) for row in rows]
 
 
 def _local(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
@@ -195,20 +192,39 @@ def _average(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[d
         news(f"averages of {first.workload}, link {first.link}: {sum(row.steps_begun for row in rows)} steps", 0)
 
     racers = [Contender.parse(cell.contender) for cell in heat]
-    rows = sync.measure_link(first.workload, first.workers, first.link, racers, first.steps, show)
-    numel = shape_sets.numel(shape_sets.get(first.workload))
-    dense = 8 * (first.workers - 1) / first.workers * numel
-    return [({**figures, "dense_bytes": dense} if figures else {}, error) for figures, error in map(_figures, rows)]
+    return averages(sync.measure_link(first.workload, first.workers, first.link, racers, first.steps, show), first)
+
+
+def _loops(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
+    segments, numel = cut(heat[0].workload)
+
+    def show(done: int, total: int, name: str) -> None:
+        news(f"{name}, {done} of {total}", 0)
+
+    rows = kernels.measure(numel, heat[0].steps, segments, show)
+    found = {row.operation: dataclasses.asdict(row) for row in rows}
+    return [
+        (found[cell.method], None) if cell.method in found else ({}, f"operations are {', '.join(found)}")
+        for cell in heat
+    ]
 
 
 _HEATS: dict[str, Callable[[Sequence[Cell], Dataset, News], list[tuple[dict[str, Any], str | None]]]] = {
     "train": _race,
     "local": _local,
     "sync": _average,
+    "kernel": _loops,
 }
 
 
-def _figures(row: train.TrainRow | sync.SyncRow) -> tuple[dict[str, Any], str | None]:
+def averages(rows: Sequence[sync.SyncRow], cell: Cell) -> list[tuple[dict[str, Any], str | None]]:
+    """Figures of rows in a cell's setting, with the bytes of a dense average."""
+    numel = shape_sets.numel(shape_sets.get(cell.workload))
+    dense = 8 * (cell.workers - 1) / cell.workers * numel
+    return [({**found, "dense_bytes": dense} if found else {}, error) for found, error in map(figures, rows)]
+
+
+def figures(row: train.TrainRow | sync.SyncRow) -> tuple[dict[str, Any], str | None]:
     """A row's measurements without what the cell says anyway, and its error."""
     if row.error:
         return {}, row.error

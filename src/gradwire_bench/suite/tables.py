@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+import rich.table
+
 from gradwire_bench.contenders import DDP, Contender, Option
 from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.workloads import WORKLOADS
 
-_PHASES = ("forward", "backward", "update", "encode", "wire", "decode")
+_LOOP_FIGURES = ("times_copy", "gigabytes_per_second")
+STAGES = ("encode", "wire", "decode")
+PHASES = ("forward", "backward", "update", *STAGES, "idle")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,15 @@ class Table:
     columns: list[str]
     lines: list[Line]
 
+    def shown(self) -> rich.table.Table:
+        """For the terminal."""
+        table = rich.table.Table(title=self.title, title_justify="left", caption=self.about, caption_justify="left")
+        for column, words in zip(self.columns, self.words, strict=True):
+            table.add_column(column, justify="left" if words else "right")
+        for line in self.lines:
+            table.add_row(*(value.text for value in line.values))
+        return table
+
     @property
     def words(self) -> list[bool]:
         """Which columns are words, not numbers."""
@@ -64,8 +77,8 @@ class Table:
 
 
 def label(cell: Cell) -> str:
-    """A contender's name by itself."""
-    return Contender.parse(cell.contender).label
+    """A contender's name by itself; of a kernel the operation."""
+    return cell.method if cell.kind == "kernel" else Contender.parse(cell.contender).label
 
 
 def labels(records: Sequence[Record]) -> dict[Cell, str]:
@@ -80,7 +93,8 @@ def labels(records: Sequence[Record]) -> dict[Cell, str]:
 
 def shared(records: Sequence[Record]) -> set[tuple[str, Option]]:
     """Options that all of several methods of ours have."""
-    ours = [each for each in {_parsed(each.cell.contender) for each in records} if each.is_ours]
+    contenders = {_parsed(each.cell.contender) for each in records if each.cell.kind != "kernel"}
+    ours = [each for each in contenders if each.is_ours]
     if len({each.name for each in ours}) < 2:
         return set()
     first, *others = (set(each.options) for each in ours)
@@ -109,7 +123,7 @@ def mean(records: Sequence[Record], measure: str) -> float | None:
 
 def tables(records: Sequence[Record]) -> list[Table]:
     """All tables of a report; those without a row are left out."""
-    made = (_training, _quality, _local, _averages, _codecs)
+    made = (_training, _quality, _local, _averages, _codecs, _loops)
     found = [make([each for each in records if each.cell.kind == kind]) for make, kind in zip(made, KINDS, strict=True)]
     return [_told(table) for table in found if table.lines]
 
@@ -122,7 +136,7 @@ def _told(table: Table) -> Table:
     return replace(table, about=f"{table.about} All methods have {', '.join(common)}.") if common else table
 
 
-KINDS = ("train", "trial", "local", "sync", "codec")
+KINDS = ("train", "trial", "local", "sync", "codec", "kernel")
 
 
 def dense(groups: Sequence[list[Record]], cell: Cell) -> list[Record]:
@@ -141,7 +155,7 @@ def _training(records: Sequence[Record]) -> Table:
     for group in groups:
         cell = group[0].cell
         baseline, own = mean(dense(groups, cell), "seconds"), mean(group, "seconds")
-        phases = [[each.result["phases"].get(phase) for each in group] for phase in _PHASES]
+        phases = [[phase(each, name) for each in group] for name in PHASES]
         lines.append(
             Line(
                 [
@@ -165,7 +179,8 @@ def _training(records: Sequence[Record]) -> Table:
         "Real processes, the same start, batches and steps for every contender. Quality is the share of right answers "
         "on held-out data in %, for segmentation intersection over union, for recommendation hits in ten. Forward, "
         "backward (until gradients are averaged) and update are of the training thread; encode, wire and decode are of "
-        "the wire thread, which works beside it. Peak is resident memory, Python and torch included.",
+        "the wire thread, which works beside it and is idle for the rest of the step. "
+        "Peak is resident memory, Python and torch included.",
         [
             "workload",
             "link",
@@ -177,10 +192,20 @@ def _training(records: Sequence[Record]) -> Table:
             "x fewer bytes",
             "s to target",
             "peak MB",
-            *(f"{phase} ms" for phase in _PHASES),
+            *(f"{name} ms" for name in PHASES),
         ],
         lines,
     )
+
+
+def phase(record: Record, name: str) -> float | None:
+    """Seconds a step of one of :data:`PHASES`; of those of the wire thread None where nobody counts."""
+    phases: dict[str, float] = record.result["phases"]
+    if name != "idle":
+        return phases.get(name)
+    step = MEASURES["seconds"].of(record)
+    busy = [phases[stage] for stage in STAGES if stage in phases]
+    return max(step - sum(busy), 0.0) if step is not None and busy else None
 
 
 def _quality(records: Sequence[Record]) -> Table:
@@ -247,7 +272,7 @@ def _averages(records: Sequence[Record]) -> Table:
     for group in groups:
         cell = group[0].cell
         baseline, own = mean(dense(groups, cell), "seconds"), mean(group, "seconds")
-        stages = [[each.result["stages"].get(stage) for each in group] for stage in _PHASES[3:]]
+        stages = [[each.result["stages"].get(stage) for each in group] for stage in STAGES]
         lines.append(
             Line(
                 [
@@ -265,7 +290,7 @@ def _averages(records: Sequence[Record]) -> Table:
     return Table(
         "Averages alone",
         "A gradient of a known model's shapes through DDP, nothing else computed; the slowest worker's median step.",
-        ["shapes", "link", "method", "ms a step", "x DDP", "kB a step", *(f"{stage} ms" for stage in _PHASES[3:])],
+        ["shapes", "link", "method", "ms a step", "x DDP", "kB a step", *(f"{stage} ms" for stage in STAGES)],
         lines,
     )
 
@@ -290,6 +315,29 @@ def _codecs(records: Sequence[Record]) -> Table:
         "Gradients recorded after so many steps of dense training, compressed without a memory; the error is the "
         "squared distance as a share of the gradient's square.",
         ["workload", "steps", "method", "granularity", "bits a value", "error"],
+        lines,
+    )
+
+
+def _loops(records: Sequence[Record]) -> Table:
+    lines = [
+        Line(
+            [
+                _text(group[0].cell.method),
+                _text(group[0].cell.workload),
+                _figure(group, "seconds"),
+                *(_number(_mean([each.result[name] for each in group]), "{:.2f}") for name in _LOOP_FIGURES),
+                _number(_mean([each.result["peak_extra_bytes"] for each in group]), "{:.1f}", 1e-6),
+            ],
+            group,
+        )
+        for group in by_seed(records)
+    ]
+    return Table(
+        "Inner loops",
+        "On one thread, the median of some rounds; a copy is that of the same tensor in the same round. Gigabytes are "
+        "of the gradient.",
+        ["operation", "values", "ms", "x a copy", "GB/s", "MB beyond"],
         lines,
     )
 

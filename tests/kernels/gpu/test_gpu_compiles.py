@@ -14,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from compiling import check, compiled
 
-from gradwire.kernels import Code, codes, gpu, payload_bytes
+from gradwire.kernels import Code, Compensated, codes, gpu, payload_bytes
 from gradwire.kernels.reference import elias_fano_bytes
 from gradwire.layout import Block, Granularity, Slot
 from kernel_inputs import KEY, counts_of, normal
@@ -63,7 +63,7 @@ CALLS: dict[str, Callable[[Block], object]] = {
     ),
     "write_product": lambda block: gpu.write_product(block, thin(64), thin(128), normal(), normal(1)),
     "topk": lambda block: gpu.topk_select(
-        block, normal(), normal(1), 0.9, 1.0, counts_of(block, 0.1), places(block), normal()
+        block, Compensated(normal(), normal(1), 0.9, 1.0), counts_of(block, 0.1), places(block), normal()
     ),
 }
 
@@ -91,5 +91,5 @@ def test_others_compile(call: str, block: Block) -> None:
 def test_codes_compile(target: str, code: Code) -> None:
     block = SMALL if isinstance(code, codes.QSGD) and code.bits == 8 else LONG
     payloads = torch.zeros(2, payload_bytes(code, block), dtype=torch.uint8)
-    check_all(lambda: gpu.encode(code, block, normal(), normal(1), 0.9, 1.0, payloads[0], KEY), target)
+    check_all(lambda: gpu.encode(code, block, Compensated(normal(), normal(1), 0.9, 1.0), payloads[0], KEY), target)
     check_all(lambda: gpu.decode(code, block, payloads, normal(), 0.5), target)

@@ -7,7 +7,7 @@ import torch
 from interpreted import by_the_gpu  # noqa: F401
 from torch import Tensor
 
-from gradwire.kernels import gpu, reference
+from gradwire.kernels import Compensated, gpu, reference
 from gradwire.layout import Block, Granularity, Slot
 from guarded import copied, guarded, release
 
@@ -70,8 +70,9 @@ def test_projections(subtract: bool, spoilt: float | None, keeps: bool) -> None:
             given, found = (
                 (of(rank, m), torch.zeros(rank, n)) if name == "project_rows" else (of(rank, n), torch.zeros(rank, m))
             )
+            back = 2 * given if subtract else None
             finite = getattr(kernels, name)(
-                block, gradient, residual if keeps else None, 0.9, 0.3, given, found, subtract=subtract
+                block, Compensated(gradient, residual if keeps else None, 0.9, 0.3), given, found, subtract=back
             )
             assert bool(finite) == (spoilt is None)
             outcomes.append((found, residual))

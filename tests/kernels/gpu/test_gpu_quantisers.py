@@ -10,7 +10,7 @@ from interpreted import BLOCKS, LONG, by_the_gpu, of_all_kinds  # noqa: F401
 
 from codec_checks import cases, check_any_bytes, check_is_the_reference
 from gradwire.codecs.quantize import Quantiser
-from gradwire.kernels import Code, codes, gpu, payload_bytes, reference
+from gradwire.kernels import Code, Compensated, codes, gpu, payload_bytes, reference
 from gradwire_bench.gpu import CODES
 from guarded import copied, guarded, release
 from kernel_inputs import BUFFER, KEY, block_of, normal, same
@@ -35,8 +35,8 @@ def test_sums_have_one_order(code: Code) -> None:
     """Several chunks a run, and several runs a segment."""
     payloads = torch.zeros(2, payload_bytes(code, LONG), dtype=torch.uint8)
     buffer = torch.randn(20_000, generator=torch.Generator().manual_seed(1)) * 1e3
-    gpu.encode(code, LONG, buffer, None, 1.0, 1.0, payloads[0], KEY)
-    reference.encode(code, LONG, buffer, None, 1.0, 1.0, payloads[1], KEY)
+    gpu.encode(code, LONG, Compensated(buffer), payloads[0], KEY)
+    reference.encode(code, LONG, Compensated(buffer), payloads[1], KEY)
     assert same(*payloads)
 
 
@@ -63,7 +63,7 @@ def test_stays_inside(code: Code, end: bool) -> None:
     gradient, residual, out = copied(normal(1)[:numel], end), copied(normal(2)[:numel], end), guarded(numel, end)
     payloads = guarded(2 * payload_bytes(code, block), end, torch.uint8).view(2, -1)
     for payload in payloads:
-        gpu.encode(code, block, gradient, residual, 0.9, 1.0, payload, KEY)
+        gpu.encode(code, block, Compensated(gradient, residual, 0.9, 1.0), payload, KEY)
     gpu.decode(code, block, payloads, out, 0.5)
     del gradient, residual, out, payloads, payload
     release()
@@ -76,7 +76,7 @@ def test_codes_that_add_up(bits: int, clipped: bool) -> None:
     gradient, outcomes = of_all_kinds(block), []
     for kernels in (gpu, reference):
         residual, scales, out = normal(4), guarded(4, True), torch.zeros(BUFFER)
-        kernels.integer_scales(code, block, gradient, residual, 0.9, 0.3, scales)
+        kernels.integer_scales(code, block, Compensated(gradient, residual, 0.9, 0.3), scales)
         scales /= 3 if clipped else 1  # what is beyond saturates
         written = torch.full((code.layout(block.positions).body,), 0xA5, dtype=torch.uint8)
         kernels.integer_encode(code, block, residual, True, scales, written, KEY)

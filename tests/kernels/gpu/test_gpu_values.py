@@ -8,7 +8,7 @@ import torch
 from interpreted import BLOCKS, by_the_gpu, of_all_kinds  # noqa: F401
 
 from gradwire.errors import PayloadError
-from gradwire.kernels import gpu, reference
+from gradwire.kernels import Compensated, gpu, reference
 from gradwire.layout import Block
 from guarded import copied, guarded, release
 from kernel_inputs import BUFFER, GRADIENTS, KEY, block_of, counts_of, normal, same
@@ -105,7 +105,7 @@ def test_largest(name: str, memory: tuple[float, float] | None) -> None:
             residual = None if memory is None else normal(2).round()
             weights = memory or (1.0, 1.0)
             places, values = torch.full((int(counts.sum()),), -1), torch.zeros(int(counts.sum()))
-            kernels.topk_select(block, gradient, residual, *weights, counts, places, values)
+            kernels.topk_select(block, Compensated(gradient, residual, *weights), counts, places, values)
             outcomes.append((places, values, torch.zeros(1) if residual is None else residual))
         for own, specified in zip(*outcomes, strict=True):
             assert same(own, specified)
@@ -128,7 +128,7 @@ def test_stays_inside(end: bool) -> None:
         source = copied(normal(1)[: int(wanted.runs[:, 1].sum()) + int(wanted.runs[0, 0]) + 8], end)
         counts = counts_of(wanted, 0.1)
         room = int(counts.sum())
-        gpu.topk_select(wanted, source, None, 1, 1, counts, guarded(room, end, torch.int64), guarded(room, end))
+        gpu.topk_select(wanted, Compensated(source), counts, guarded(room, end, torch.int64), guarded(room, end))
     gpu.checksums(gradient.view(torch.int32)[None], guarded(1, end, torch.int64))
     del gradient, residual, positions, values
     release()

@@ -49,7 +49,7 @@ class DeadZone(Codec):
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Chooses the step, and writes what has room."""
-        scales = kernels.deadzone_scales(block, gradient, feedback.residual, feedback.beta, feedback.gamma)
+        scales = kernels.deadzone_scales(block, feedback.source(gradient))
         values = feedback.buffer(gradient)
         room = 8 * deadzone_room(block, self.tile, payload)
         step, points = kernels.deadzone_step(block, values, scales, self.tile, room)
@@ -75,7 +75,7 @@ class Dithered(DeadZone):
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Chooses the step, rounds, and writes all."""
-        scales = kernels.deadzone_scales(block, gradient, feedback.residual, feedback.beta, feedback.gamma)
+        scales = kernels.deadzone_scales(block, feedback.source(gradient))
         values = feedback.buffer(gradient)
         room, rounded = 8 * deadzone_room(block, self.tile, payload), torch.empty_like(values)
         step, _ = kernels.deadzone_step(block, values, scales, self.tile, room, key)

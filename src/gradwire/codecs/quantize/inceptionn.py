@@ -68,9 +68,7 @@ class Inceptionn(Codec):
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Writes tags and what they say, under the first bound that fits."""
-        kernels.inceptionn_encode(
-            block, gradient, feedback.residual, feedback.beta, feedback.gamma, payload, self._exponent
-        )
+        kernels.inceptionn_encode(block, feedback.source(gradient), payload, self._exponent)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what the tags say, and learns what the next step needs."""

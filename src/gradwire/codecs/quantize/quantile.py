@@ -56,10 +56,7 @@ class Quantile(Codec):
         """Sorts, writes means, and numbers or groups and sketches."""
         kernels.quantile_encode(
             block,
-            gradient,
-            feedback.residual,
-            feedback.beta,
-            feedback.gamma,
+            feedback.source(gradient),
             payload,
             self.buckets,
             self.rows,

@@ -51,8 +51,7 @@ class Quantiser(Codec):
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Writes scales and codes."""
-        residual, beta, gamma = feedback.residual, feedback.beta, feedback.gamma
-        kernels.encode(self.code, self._segments(block), gradient, residual, beta, gamma, payload, key)
+        kernels.encode(self.code, self._segments(block), feedback.source(gradient), payload, key)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what codes stand for."""

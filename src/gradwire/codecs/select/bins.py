@@ -41,7 +41,5 @@ class LocalMaxima(Criterion):
         """One pass."""
         of_slot = [self.width or (CONVOLUTION if len(slot.shape) > 2 else OTHER) for slot in block.slots]
         bins = np.array(of_slot, dtype=np.int64)[block.slot_of_run]
-        positions, values, counts, scales = kernels.collect_local_maxima(
-            block, gradient, feedback.residual, feedback.beta, feedback.gamma, bins, room
-        )
+        positions, values, counts, scales = kernels.collect_local_maxima(block, feedback.source(gradient), bins, room)
         return Choice(positions, values, counts, scales)

@@ -60,14 +60,12 @@ class Thresholds(Criterion):
 
     def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
         """One pass to compensate and measure, one to collect."""
-        totals, largest = kernels.magnitude_statistics(
-            block, gradient, feedback.residual, feedback.beta, feedback.gamma
-        )
+        totals, largest = kernels.magnitude_statistics(block, feedback.source(gradient))
         source = feedback.buffer(gradient)
         with np.errstate(invalid="ignore", over="ignore"):
             thresholds = self.thresholds(block, source, totals, largest).astype(np.float32)
         thresholds[np.isnan(largest)] = np.nan
-        positions, values, counts = kernels.collect_reaching(block, source, None, 0.0, 1.0, thresholds, room)
+        positions, values, counts = kernels.collect_reaching(block, kernels.Compensated(source), thresholds, room)
         self.counted(block, counts)
         return Choice(positions, values, counts, self.magnitudes(block))
 

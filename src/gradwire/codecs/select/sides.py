@@ -40,9 +40,7 @@ class EitherSide(Selector):
         doubled = np.minimum(2 * counts, block.segment_numels)
         candidates = torch.empty(int(doubled.sum()), dtype=torch.int64, device=gradient.device)
         found = torch.empty(candidates.shape, dtype=torch.float32, device=gradient.device)
-        kernels.topk_select(
-            block, gradient, feedback.residual, feedback.beta, feedback.gamma, doubled, candidates, found
-        )
+        kernels.topk_select(block, feedback.source(gradient), doubled, candidates, found)
         among = Block.dense("candidates", doubled)
         whole = torch.from_numpy(np.repeat(np.isfinite(_largest(among, found)), counts)).to(gradient.device)
         source = feedback.buffer(gradient)
@@ -61,7 +59,7 @@ class EitherSide(Selector):
 
 def _largest(block: Block, values: Tensor) -> Float32Array:
     """NaN in segments that have a value that is not finite."""
-    return kernels.magnitude_statistics(block, values, None, 1.0, 1.0)[1]
+    return kernels.magnitude_statistics(block, kernels.Compensated(values))[1]
 
 
 def _of_sides(block: Block, source: Tensor, positive: Int64Array, negative: Int64Array, zeros: Int64Array) -> Tensor:
@@ -84,5 +82,5 @@ def _split(counts: Int64Array, above: Int64Array, below: Int64Array) -> tuple[In
 def _top(block: Block, side: Tensor, counts: Int64Array) -> Tensor:
     positions = torch.empty(int(counts.sum()), dtype=torch.int64, device=side.device)
     values = torch.empty(positions.shape, dtype=torch.float32, device=side.device)
-    kernels.topk_select(block, side, None, 1.0, 1.0, counts, positions, values)
+    kernels.topk_select(block, kernels.Compensated(side), counts, positions, values)
     return positions

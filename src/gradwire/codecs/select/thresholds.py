@@ -68,9 +68,7 @@ class HalfMaximum(Thresholds):
 def _reaching(least: np.float32, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
     """All magnitudes of at least this one."""
     thresholds = np.full(block.segment_count, least, dtype=np.float32)
-    return Choice(
-        *kernels.collect_reaching(block, gradient, feedback.residual, feedback.beta, feedback.gamma, thresholds, room)
-    )
+    return Choice(*kernels.collect_reaching(block, feedback.source(gradient), thresholds, room))
 
 
 def check_threshold(threshold: float, name: str = "threshold") -> None:

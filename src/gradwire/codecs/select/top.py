@@ -33,6 +33,4 @@ class TopMagnitudes(Selector):
         self, block: Block, gradient: Tensor, feedback: Feedback, counts: Int64Array, positions: Tensor, values: Tensor
     ) -> None:
         """Radix selection, one pass to compensate and count, one to collect."""
-        kernels.topk_select(
-            block, gradient, feedback.residual, feedback.beta, feedback.gamma, counts, positions, values
-        )
+        kernels.topk_select(block, feedback.source(gradient), counts, positions, values)

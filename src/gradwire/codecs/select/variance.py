@@ -67,10 +67,7 @@ class Unambiguous(Criterion):
         moments = torch.zeros_like(gradient) if self.moments is None else self.moments
         positions, values, counts = kernels.collect_unambiguous(
             block,
-            gradient,
-            feedback.residual,
-            feedback.beta,
-            feedback.gamma,
+            feedback.source(gradient),
             self.squares,
             moments,
             float(self.alpha),

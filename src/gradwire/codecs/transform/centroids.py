@@ -59,10 +59,7 @@ class RotatedCentroids(Codec):
         payload[stop:] = 0
         kernels.centroids_encode(
             _rotation(block, self.rotation).pieces,
-            gradient,
-            feedback.residual,
-            feedback.beta,
-            feedback.gamma,
+            feedback.source(gradient),
             _table(self.bits, gradient.device),
             run_keys(key & MASK32, block.streams),
             payload[head:edge].view(torch.float32),

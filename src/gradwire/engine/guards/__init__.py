@@ -3,5 +3,6 @@
 from gradwire.engine.guards.audit import Audit, Auditor, Deviation
 from gradwire.engine.guards.digest import Digest
 from gradwire.engine.guards.guard import Guard, Progress
+from gradwire.engine.guards.unused import Unused
 
-__all__ = ["Audit", "Auditor", "Deviation", "Digest", "Guard", "Progress"]
+__all__ = ["Audit", "Auditor", "Deviation", "Digest", "Guard", "Progress", "Unused"]

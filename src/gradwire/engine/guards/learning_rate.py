@@ -117,7 +117,12 @@ def check_rate(rate: Callable[[], float] | None, memories: Sequence[Memory]) -> 
 
 
 def _read(rate: Callable[[], float]) -> float:
-    value = float(rate())
+    try:
+        value = float(rate())
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"learning_rate() failed or gave no number: {error}; give a rate, at least 0"
+        ) from error
     if not 0 <= value < math.inf:
         raise ConfigurationError(
             f"learning_rate() gave {value!r}, by which no memory can be weighed; give a finite rate, at least 0"

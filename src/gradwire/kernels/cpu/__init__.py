@@ -15,14 +15,16 @@ from gradwire.kernels.cpu.deadzone_decode import deadzone_decode
 from gradwire.kernels.cpu.deadzone_step import deadzone_step
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.gaps import gaps_decode, gaps_encode
-from gradwire.kernels.cpu.inceptionn import inceptionn_decode, inceptionn_encode
+from gradwire.kernels.cpu.inceptionn import inceptionn_encode
+from gradwire.kernels.cpu.inceptionn_decode import inceptionn_decode
 from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.memory import accumulate
 from gradwire.kernels.cpu.merge import merge_top, survivors
 from gradwire.kernels.cpu.narrow import narrow
 from gradwire.kernels.cpu.orthonormal import orthonormalise
-from gradwire.kernels.cpu.quantile import quantile_decode, quantile_encode
+from gradwire.kernels.cpu.quantile import quantile_encode
+from gradwire.kernels.cpu.quantile_decode import quantile_decode
 from gradwire.kernels.cpu.quantise import CODES, decode, encode
 from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.cpu.senders import scatter_mean

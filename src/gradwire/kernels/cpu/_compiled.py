@@ -7,12 +7,11 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba import extending
-from numba.core import config, types
+from numba.core import config
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._disk import keep
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Float32Array as Float32Array
@@ -56,6 +55,11 @@ def allocating(function: Callable[..., Any]) -> Any:
     return _compiled(function, {**INLINED, "forceinline": False, "_nrt": True, "no_cpython_wrapper": False})
 
 
+def reordering(function: Callable[..., Any]) -> Any:
+    """Compiles a function whose sums may be reordered and whose products may be fused with them."""
+    return _compiled(function, {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}})
+
+
 def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         raise ConfigurationError("NUMBA_DISABLE_JIT is set, and the kernels for the CPU must be compiled; unset it")
@@ -67,9 +71,6 @@ def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
             "folder can be written; set NUMBA_CACHE_DIR to one that can"
         ) from error
 
-
-intrinsic: Any = extending.intrinsic
-"""A function for compiled callers that is written in LLVM's language, for what loops do not vectorise to."""
 
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
 UInt32Array = np.ndarray[Any, np.dtype[np.uint32]]
@@ -98,12 +99,10 @@ def values_and_memory(gradient: Tensor, residual: Tensor | None) -> tuple[Float3
     return (values, values, False) if residual is None else (values, array(residual), True)
 
 
-def compensation(
-    gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
-) -> tuple[Float32Array, Float32Array, bool, np.float32, np.float32]:
+def compensation(source: Compensated) -> tuple[Float32Array, Float32Array, bool, np.float32, np.float32]:
     """Gradient, residual, whether there is one, and the weights that make ``t`` of them."""
-    values, memory, keep = values_and_memory(gradient, residual)
-    return values, memory, keep, np.float32(beta if keep else 0), np.float32(gamma if keep else 1)
+    values, memory, keep = values_and_memory(source.gradient, source.residual)
+    return values, memory, keep, np.float32(source.beta if keep else 0), np.float32(source.gamma if keep else 1)
 
 
 def rows_of_bytes(payloads: Tensor) -> tuple[UInt8Array, int]:
@@ -274,132 +273,3 @@ def halves(key: np.uint64) -> tuple[np.uint32, np.uint32]:
 def float_of(bits: np.uint32) -> np.float32:
     """The float32 of these bits."""
     return np.uint32(bits).view(np.float32)
-
-
-_BYTE_LANES = 8
-_ELEMENT_BYTES = 4
-
-
-def element_pointer(context: Any, builder: Any, array_type: Any, value: Any, index: Any, vector: ir.VectorType) -> Any:
-    """Points to consecutive elements of an array as one vector."""
-    data = context.make_array(array_type)(context, builder, value).data
-    return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
-
-
-def in_all_lanes(builder: Any, value: Any, vector: ir.VectorType) -> Any:
-    """A vector with ``value`` in all lanes."""
-    undefined = ir.Constant(vector, ir.Undefined)
-    lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
-    return builder.shuffle_vector(builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, lanes)
-
-
-@intrinsic
-def negative_byte(typing_context: Any, values: Any, index: Any) -> Any:
-    """Bit ``i`` is set where ``values[index + i] < 0``, for eight float32 values."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
-        pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], vector)
-        loaded = builder.load(pointer, align=_ELEMENT_BYTES)
-        return builder.bitcast(builder.fcmp_ordered("<", loaded, vector([0.0] * _BYTE_LANES)), ir.IntType(_BYTE_LANES))
-
-    return types.uint8(values, types.intp), generate
-
-
-@intrinsic
-def put_either(typing_context: Any, total: Any, index: Any, byte: Any, if_set: Any, if_clear: Any) -> Any:
-    """``total[index + i] = if_set if bit i of the byte is set else if_clear``, for eight float32 values."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, chosen = _place_and_choice(context, builder, signature, args)
-        builder.store(chosen, pointer, align=_ELEMENT_BYTES)
-        return context.get_dummy_value()
-
-    return types.void(total, types.intp, types.uint8, types.float32, types.float32), generate
-
-
-@intrinsic
-def add_either(typing_context: Any, total: Any, index: Any, byte: Any, if_set: Any, if_clear: Any) -> Any:
-    """``total[index + i] += if_set if bit i of the byte is set else if_clear``, for eight float32 values."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, chosen = _place_and_choice(context, builder, signature, args)
-        builder.store(builder.fadd(builder.load(pointer, align=_ELEMENT_BYTES), chosen), pointer, align=_ELEMENT_BYTES)
-        return context.get_dummy_value()
-
-    return types.void(total, types.intp, types.uint8, types.float32, types.float32), generate
-
-
-@intrinsic
-def sign_words(typing_context: Any, words: Any, index: Any, byte: Any) -> Any:
-    """``words[index + i] = 0x80000000 if bit i of the byte is set else 0``, for eight uint32 values."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words, index, byte = args
-        vector = ir.VectorType(ir.IntType(32), _BYTE_LANES)
-        pointer = element_pointer(context, builder, signature.args[0], words, index, vector)
-        mask = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
-        signs = builder.and_(builder.sext(mask, vector), vector([1 << 31] * _BYTE_LANES))
-        builder.store(signs, pointer, align=_ELEMENT_BYTES)
-        return context.get_dummy_value()
-
-    return types.void(words, types.intp, types.uint8), generate
-
-
-def _place_and_choice(context: Any, builder: Any, signature: Any, args: Any) -> tuple[Any, Any]:
-    """Where eight values lie, and for each bit of the byte one of two values."""
-    total, index, byte, if_set, if_clear = args
-    vector = ir.VectorType(ir.FloatType(), _BYTE_LANES)
-    mask = builder.bitcast(byte, ir.VectorType(ir.IntType(1), _BYTE_LANES))
-    chosen = builder.select(mask, in_all_lanes(builder, if_set, vector), in_all_lanes(builder, if_clear, vector))
-    return element_pointer(context, builder, signature.args[0], total, index, vector), chosen
-
-
-@intrinsic
-def reaching_mask(typing_context: Any, values: Any, index: Any, threshold: Any) -> Any:
-    """Bit ``i`` is set where the magnitude bits of ``values[index + i]`` reach the threshold, for 32 float32 values."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values, index, threshold = args
-        vector = ir.VectorType(ir.IntType(32), LANES)
-        pointer = element_pointer(context, builder, signature.args[0], values, index, vector)
-        loaded = builder.load(pointer, align=_ELEMENT_BYTES)
-        magnitudes = builder.and_(loaded, vector([int(MAGNITUDE)] * LANES))
-        reaching = builder.icmp_signed(">=", magnitudes, in_all_lanes(builder, threshold, vector))
-        return builder.bitcast(reaching, ir.IntType(LANES))
-
-    return types.uint32(values, types.intp, types.uint32), generate
-
-
-@intrinsic
-def trailing_zeros(typing_context: Any, word: Any) -> Any:
-    """Number of the lowest bit that is set in a uint32 other than 0."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.zext(builder.cttz(args[0], ir.IntType(1)(1)), ir.IntType(64))
-
-    return types.int64(types.uint32), generate
-
-
-@intrinsic
-def load64(typing_context: Any, packed: Any, index: Any) -> Any:
-    """Eight bytes as a number, the first one lowest."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
-        return builder.load(pointer, align=1)
-
-    return types.uint64(packed, types.intp), generate
-
-
-@intrinsic
-def store64(typing_context: Any, packed: Any, index: Any, word: Any) -> Any:
-    """Writes eight bytes of a number, the lowest one first."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        builder.store(args[2], builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(packed, types.intp, types.uint64), generate

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, add_either, compiled, negative_byte, put_either
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, compiled
+from gradwire.kernels.cpu._instructions import add_either, negative_byte, put_either
 
 
 @compiled

@@ -9,7 +9,8 @@ from numba import extending, types
 from numba.core import cgutils
 from numba.core.datamodel import models
 
-from gradwire.kernels.cpu._compiled import INFINITE, MAGNITUDE, element_pointer, in_all_lanes, intrinsic
+from gradwire.kernels.cpu._compiled import INFINITE, MAGNITUDE
+from gradwire.kernels.cpu._instructions import element_pointer, in_all_lanes, intrinsic
 
 WIDTH = 16 if binding.get_host_cpu_features().get("avx512f") else 8
 """Values of a vector."""

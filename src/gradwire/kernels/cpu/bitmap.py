@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import UInt32Array, array, compiled, trailing_zeros
+from gradwire.kernels.cpu._compiled import UInt32Array, array, compiled
+from gradwire.kernels.cpu._instructions import trailing_zeros
 from gradwire.kernels.reference.bitmap import no_such_bitmap
 from gradwire.layout import Int64Array
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     Float32Array,
     UInt8Array,
@@ -27,17 +28,9 @@ from gradwire.randomness import MASK32, run_keys
 
 
 def centroids_encode(
-    pieces: Int64Array,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    centroids: Tensor,
-    keys: UInt64Array,
-    scales: Tensor,
-    codes: Tensor,
+    pieces: Int64Array, source: Compensated, centroids: Tensor, keys: UInt64Array, scales: Tensor, codes: Tensor
 ) -> None:
-    values, memory, keeps, memory_weight, weight = compensation(gradient, residual, beta, gamma)
+    values, memory, keeps, memory_weight, weight = compensation(source)
     table = array(centroids)
     boundaries = (table[1:] + table[:-1]) / np.float32(2)
     _encode(pieces, values, memory, keeps, memory_weight, weight, table, boundaries, keys, array(scales), array(codes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor, from_numpy
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     Float32Array,
     Float64Array,
@@ -21,11 +22,9 @@ from gradwire.kernels.cpu._compiled import (
     hash32,
     inlined,
     keep_finite,
-    reaching_mask,
-    store64,
     sum_of_magnitudes,
-    trailing_zeros,
 )
+from gradwire.kernels.cpu._instructions import reaching_mask, store64, trailing_zeros
 from gradwire.kernels.cpu._levels import (
     class_of,
     context_of,
@@ -45,10 +44,10 @@ MOST = 56
 """Bits that fit in eight bytes from any bit of the first one on."""
 
 
-def deadzone_scales(block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float) -> Tensor:
+def deadzone_scales(block: Block, source: Compensated) -> Tensor:
     scales = np.empty(block.segment_count, np.float32)
     t, lanes = np.empty(CHUNK, np.float32), np.empty(LANES, np.float64)
-    _scales(block.runs, block.segments, *compensation(gradient, residual, beta, gamma), t, lanes, scales)
+    _scales(block.runs, block.segments, *compensation(source), t, lanes, scales)
     return from_numpy(scales)
 
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, array, compiled, inlined, load64, rows_of_bytes
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, array, compiled, inlined, rows_of_bytes
+from gradwire.kernels.cpu._instructions import load64
 from gradwire.kernels.cpu._levels import context_of, following, offsets_of
 from gradwire.kernels.reference.deadzone import HEAD, LARGEST, first_of, tiles_of
 from gradwire.kernels.reference.deadzone_codes import (

@@ -5,14 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import (
-    Float32Array,
-    UInt8Array,
-    array,
-    compiled,
-    reaching_mask,
-    trailing_zeros,
-)
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, array, compiled
+from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
 from gradwire.kernels.cpu._levels import class_of, context_of, following, level_of, low_bits, threshold_of
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.deadzone import LIMIT

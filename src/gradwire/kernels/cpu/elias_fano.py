@@ -6,7 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.errors import PayloadError
-from gradwire.kernels.cpu._compiled import UInt32Array, array, compiled, trailing_zeros
+from gradwire.kernels.cpu._compiled import UInt32Array, array, compiled
+from gradwire.kernels.cpu._instructions import trailing_zeros
 from gradwire.kernels.reference.elias_fano import elias_fano_layout
 from gradwire.layout import Int64Array
 

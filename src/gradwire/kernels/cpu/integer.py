@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
     Float32Array,
@@ -37,10 +38,8 @@ from gradwire.kernels.reference.integer import Integers
 from gradwire.layout import Block, Int64Array
 
 
-def integer_scales(
-    code: Integers, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, scales: Tensor
-) -> None:
-    _scales(block.runs, block.segments, *compensation(gradient, residual, beta, gamma), array(scales))
+def integer_scales(code: Integers, block: Block, source: Compensated, scales: Tensor) -> None:
+    _scales(block.runs, block.segments, *compensation(source), array(scales))
 
 
 def integer_encode(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
     Float32Array,
@@ -13,15 +14,15 @@ from gradwire.kernels.cpu._compiled import (
     allocating,
     array,
     compensate,
+    compensation,
     compiled,
     hash32,
     keep_finite,
     largest_magnitude,
     mix64,
     total_magnitude,
-    values_and_memory,
 )
-from gradwire.kernels.reference._torch import CHUNK, LANES
+from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.quantile import (
     quantile_bits,
     quantile_columns,
@@ -36,21 +37,8 @@ DIGIT = 11
 
 
 def quantile_encode(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    payload: Tensor,
-    buckets: int,
-    rows: int,
-    columns: float,
-    groups: int,
-    key: int,
+    block: Block, source: Compensated, payload: Tensor, buckets: int, rows: int, columns: float, groups: int, key: int
 ) -> None:
-    values, memory, keep = values_and_memory(gradient, residual)
-    if not keep:
-        beta, gamma = 0.0, 1.0
     head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns, groups)
     packed = array(payload)
     packed[:] = 0
@@ -60,11 +48,7 @@ def quantile_encode(
         block.runs,
         block.segments,
         block.segment_numels,
-        values,
-        memory,
-        keep,
-        np.float32(beta),
-        np.float32(gamma),
+        *compensation(source),
         packed[head:before_codes].view(np.float32),
         quantile_means(block, buckets),
         packed[before_codes:before_cells],
@@ -75,39 +59,6 @@ def quantile_encode(
         quantile_bits(buckets),
         np.uint64(key & MASK32),
     )
-
-
-def quantile_decode(
-    block: Block,
-    payloads: Tensor,
-    out: Tensor,
-    weight: float,
-    buckets: int,
-    rows: int,
-    columns: float,
-    groups: int,
-) -> None:
-    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns, groups)
-    sums = array(out)
-    for number, payload in enumerate(payloads):
-        packed = array(payload)
-        _decode(
-            block.runs,
-            block.segments,
-            packed[head:before_codes].view(np.float32),
-            quantile_means(block, buckets),
-            packed[before_codes:before_cells],
-            packed[before_cells:],
-            quantile_columns(block, columns, groups),
-            rows,
-            quantile_bits(groups),
-            quantile_bits(buckets),
-            np.uint64(packed[:head].view(np.uint32)[0] if rows else 0),
-            sums,
-            number == 0,
-            np.float32(weight),
-            number == len(payloads) - 1,
-        )
 
 
 @allocating
@@ -162,7 +113,7 @@ def _encode(
             _sort(t, keys[:numel], order[:numel], other_keys[:numel], other_order[:numel])
             share = _fill_buckets(keys[:numel], order[:numel], other_keys[:numel], other_order[:numel], mine, bucket)
             if rows:
-                _find_edges(share, mine.size, edges)
+                find_edges(share, mine.size, edges)
                 for number in range(groups):
                     group_of_bucket[edges[number] : edges[number + 1]] = number
                 for i in range(numel):
@@ -296,7 +247,7 @@ def _share(negative: int, count: int, buckets: int) -> int:
 
 
 @compiled
-def _find_edges(negative: int, buckets: int, edges: Int64Array) -> None:
+def find_edges(negative: int, buckets: int, edges: Int64Array) -> None:
     """See ``group_edges`` of the reference."""
     groups = edges.size - 1
     share = _share(negative, buckets, groups)
@@ -308,7 +259,7 @@ def _find_edges(negative: int, buckets: int, edges: Int64Array) -> None:
 
 
 @compiled
-def _column(low_key: np.uint32, high_key: np.uint32, ordinal: int, wide: int) -> np.int64:
+def column_of(low_key: np.uint32, high_key: np.uint32, ordinal: int, wide: int) -> np.int64:
     """Where a value is hashed to in a row of a sketch."""
     bits = np.uint64(hash32(low_key, high_key, np.uint32(ordinal)))
     return np.int64((bits * np.uint64(wide)) >> np.uint64(32))
@@ -321,7 +272,7 @@ def _insert(
     """The nearest to zero of what is hashed to a cell stays there, counted from where its group begins."""
     low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
     for i in range(bucket.size):
-        cell = group[i] * wide + _column(low_key, high_key, i, wide)
+        cell = group[i] * wide + column_of(low_key, high_key, i, wide)
         cells[cell] = min(cells[cell], np.uint8(bucket[i] - edges[group[i]]))
 
 
@@ -332,7 +283,7 @@ def _query(
     """The farthest from zero of a value's cells is its bucket."""
     low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
     for i in range(bucket.size):
-        found = np.uint8(edges[group[i]] + cells[group[i] * wide + _column(low_key, high_key, i, wide)])
+        found = np.uint8(edges[group[i]] + cells[group[i] * wide + column_of(low_key, high_key, i, wide)])
         bucket[i] = found if row == 0 else max(found, bucket[i])
 
 
@@ -341,82 +292,3 @@ def _pack(codes: UInt8Array, bits: int, packed: UInt8Array) -> None:
     """Packs codes of a byte each into zeroed bytes."""
     for i in range(codes.size):
         packed[i * bits >> 3] |= np.uint8(codes[i] << (i * bits & 7))
-
-
-@allocating
-def _decode(
-    runs: Int64Array,
-    segments: Int64Array,
-    means: Float32Array,
-    firsts: Int64Array,
-    codes: UInt8Array,
-    cells: UInt8Array,
-    columns: Int64Array,
-    rows: int,
-    planes: int,
-    bits: int,
-    seed: np.uint64,
-    out: Float32Array,
-    first_payload: bool,
-    weight: np.float32,
-    last_payload: bool,
-) -> None:
-    mask = np.uint8((1 << bits) - 1)
-    numbers, group_numbers = np.empty(CHUNK, np.int64), np.empty(CHUNK, np.uint8)
-    groups = 1 << planes
-    edges = np.empty(groups + 1, np.int64)
-    plane_bytes = codes.size // planes
-    before_cells = 0
-    for segment in range(segments.size - 1):
-        wide = columns[segment]
-        mine = means[firsts[segment] : firsts[segment + 1]]
-        share = np.int64(0)
-        for number in range(mine.size):
-            share += int(np.signbit(mine[number]))
-        _find_edges(share, mine.size, edges)
-        sketch = np.empty(rows * groups * wide, np.uint8)
-        for cell in range(sketch.size):
-            sketch[cell] = (cells[before_cells + (cell * bits >> 3)] >> (cell * bits & 7)) & mask
-        before_cells += (sketch.size + 7) // 8 * bits
-        ordinal = np.int64(0)
-        for run in range(segments[segment], segments[segment + 1]):
-            start, length, position = runs[run]
-            for first in range(0, length, CHUNK):
-                count = min(CHUNK, length - first)
-                piece, found, group = out[start + first : start + first + count], numbers[:count], group_numbers[:count]
-                if rows:
-                    found[:] = 0
-                    group[:] = 0
-                    for plane in range(planes):
-                        _add_plane(group, plane, codes[plane * plane_bytes + ((position + first) >> 3) :])
-                    for row in range(rows):
-                        key = mix64(seed + np.uint64(row))
-                        _read(found, ordinal, group, wide, sketch[row * groups * wide : (row + 1) * groups * wide], key)
-                    for i in range(count):
-                        begin, end = edges[group[i]], edges[group[i] + 1]
-                        found[i] = max(min(begin + found[i], end - 1), begin)
-                else:
-                    for i in range(count):
-                        place = position + first + i
-                        found[i] = (codes[place * bits >> 3] >> (place * bits & 7)) & mask
-                for i in range(count):
-                    value = mine[min(found[i], mine.size - 1)]
-                    total = value if first_payload else piece[i] + value
-                    piece[i] = total * weight if last_payload else total
-                ordinal += count
-
-
-@compiled
-def _add_plane(group: UInt8Array, plane: int, bits: UInt8Array) -> None:
-    """Sets one bit of each group's number."""
-    for i in range(group.size):
-        group[i] |= np.uint8(((bits[i >> 3] >> (i & 7)) & 1) << plane)
-
-
-@compiled
-def _read(found: Int64Array, ordinal: int, group: UInt8Array, wide: int, cells: UInt8Array, key: np.uint64) -> None:
-    """Raises each number to what its cell has."""
-    low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
-    for i in range(found.size):
-        cell = group[i] * wide + _column(low_key, high_key, ordinal + i, wide)
-        found[i] = max(found[i], np.int64(cells[cell]))

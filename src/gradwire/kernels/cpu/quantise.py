@@ -14,6 +14,7 @@ from numba.extending import overload
 from torch import Tensor
 
 from gradwire.kernels.code import Code
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     INLINED,
     Float32Array,
@@ -133,21 +134,11 @@ CODES: dict[type, Compiled] = {}
 """The codes that are compiled, by their class."""
 
 
-def encode(
-    code: Code,
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    payload: Tensor,
-    key: int,
-) -> None:
+def encode(code: Code, block: Block, source: Compensated, payload: Tensor, key: int) -> None:
     words, size, _ = code.layout(block.positions)
     packed, head = array(payload), 4 * words * block.segment_count
     packed[head:] = 0
-    values = compensation(gradient, residual, beta, gamma)
-    put_all(code, block, *values, packed[:head].view(np.float32), packed[head : head + size], key)
+    put_all(code, block, *compensation(source), packed[:head].view(np.float32), packed[head : head + size], key)
 
 
 def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:

@@ -16,12 +16,11 @@ from gradwire.kernels.cpu._compiled import (
     allocating,
     array,
     compiled,
-    element_pointer,
     hash32,
-    intrinsic,
     rows_of_bytes,
     total_square,
 )
+from gradwire.kernels.cpu._instructions import element_pointer, intrinsic
 from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.rotation import LARGEST
 from gradwire.layout import Int64Array, UInt64Array

@@ -9,18 +9,8 @@ from llvmlite import ir
 from numba.core import types
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import (
-    Float32Array,
-    UInt32Array,
-    allocating,
-    array,
-    compiled,
-    element_pointer,
-    hash32,
-    in_all_lanes,
-    intrinsic,
-    mix64,
-)
+from gradwire.kernels.cpu._compiled import Float32Array, UInt32Array, allocating, array, compiled, hash32, mix64
+from gradwire.kernels.cpu._instructions import element_pointer, in_all_lanes, intrinsic
 from gradwire.kernels.reference.sketch import LINE, MOST_ROWS
 from gradwire.layout import Block, Int64Array, UInt64Array
 from gradwire.randomness import run_keys

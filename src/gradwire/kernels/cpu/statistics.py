@@ -5,30 +5,26 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
     allocating,
     array,
     compensate,
+    compensation,
     compiled,
     keep_finite,
     largest_magnitude,
     sum_of_magnitudes,
-    values_and_memory,
 )
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
 
 
-def magnitude_statistics(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
-) -> tuple[Float64Array, Float32Array]:
-    values, memory, keep = values_and_memory(gradient, residual)
-    if not keep:
-        beta, gamma = 0.0, 1.0
+def magnitude_statistics(block: Block, source: Compensated) -> tuple[Float64Array, Float32Array]:
     totals = np.empty(block.segment_count)
     largest = np.empty(block.segment_count, np.float32)
-    _statistics(block.runs, block.segments, values, memory, keep, np.float32(beta), np.float32(gamma), totals, largest)
+    _statistics(block.runs, block.segments, *compensation(source), totals, largest)
     return totals, largest
 
 

@@ -6,43 +6,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import (
-    INFINITE,
-    PIECE,
-    allocating,
-    array,
-    compensation,
-    compiled,
-    largest_magnitude,
-    reaching_mask,
-    trailing_zeros,
-)
+from gradwire.kernels.compensated import Compensated
+from gradwire.kernels.cpu._compiled import INFINITE, PIECE, allocating, array, compensation, compiled, largest_magnitude
+from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.threshold import LARGEST
 from gradwire.layout import Block, Float32Array, Int64Array
 
 
 def collect_reaching(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    thresholds: Float32Array,
-    room: int,
+    block: Block, source: Compensated, thresholds: Float32Array, room: int
 ) -> tuple[Tensor, Tensor, Int64Array]:
-    compensated = compensation(gradient, residual, beta, gamma)
     counts = np.empty(len(block.runs), np.int64)
-    found = _collect_reaching(block.runs, block.segments, *compensated, thresholds, room, counts)
+    found = _collect_reaching(block.runs, block.segments, *compensation(source), thresholds, room, counts)
     return *_tensors(*found), counts
 
 
 def collect_unambiguous(
     block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
+    source: Compensated,
     squares: Tensor | None,
     moments: Tensor,
     alpha: float,
@@ -54,7 +36,7 @@ def collect_unambiguous(
     found = _collect_unambiguous(
         block.runs,
         block.segments,
-        *compensation(gradient, residual, beta, gamma),
+        *compensation(source),
         array(moments if squares is None else squares),
         squares is not None,
         array(moments),
@@ -68,18 +50,11 @@ def collect_unambiguous(
 
 
 def collect_local_maxima(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    bins: Int64Array,
-    room: int,
+    block: Block, source: Compensated, bins: Int64Array, room: int
 ) -> tuple[Tensor, Tensor, Int64Array, Float32Array]:
-    compensated = compensation(gradient, residual, beta, gamma)
     counts = np.empty(len(block.runs), np.int64)
     scales = np.zeros(block.segment_count, np.float32)
-    found = _collect_local_maxima(block.runs, block.segments, *compensated, bins, room, counts, scales)
+    found = _collect_local_maxima(block.runs, block.segments, *compensation(source), bins, room, counts, scales)
     return *_tensors(*found), counts, scales
 
 

@@ -12,6 +12,7 @@ import math
 import numpy as np
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     INFINITE,
     MAGNITUDE,
@@ -21,14 +22,13 @@ from gradwire.kernels.cpu._compiled import (
     allocating,
     array,
     compensate,
+    compensation,
     compiled,
     hash32,
     keep_finite,
     largest_magnitude,
-    reaching_mask,
-    trailing_zeros,
-    values_and_memory,
 )
+from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
 from gradwire.kernels.reference._torch import LANES
 from gradwire.layout import Block, Int64Array
 
@@ -46,28 +46,12 @@ _COPIES = 4
 """Counters for each value of a digit, in turn, so that equal neighbours do not wait for one another."""
 
 
-def topk_select(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    counts: Int64Array,
-    positions: Tensor,
-    values: Tensor,
-) -> None:
-    source, memory, keep = values_and_memory(gradient, residual)
-    if not keep:
-        beta, gamma = 0.0, 1.0
+def topk_select(block: Block, source: Compensated, counts: Int64Array, positions: Tensor, values: Tensor) -> None:
     _select(
         block.runs,
         block.segments,
         block.segment_numels,
-        source,
-        memory,
-        keep,
-        np.float32(beta),
-        np.float32(gamma),
+        *compensation(source),
         counts,
         array(positions),
         array(values),

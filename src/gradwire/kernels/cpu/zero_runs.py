@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gradwire.deferred import Count
 from gradwire.errors import PayloadError
-from gradwire.kernels.cpu._compiled import UInt8Array, array, compiled, element_pointer, in_all_lanes, intrinsic
+from gradwire.kernels.cpu._compiled import UInt8Array, array, compiled
+from gradwire.kernels.cpu._instructions import element_pointer, in_all_lanes, intrinsic
 from gradwire.kernels.reference.zero_runs import LONGEST_RUN, RUNS, SHORTEST_RUN, ZEROS
 
 _NOT_TRITS = -1

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.code import Code
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITE, LANES, compensated, magnitude_bits, sum_of_lanes, tile_of
 from gradwire.kernels.gpu._launch import jitted, launch, tiles_of, warps
 from gradwire.layout import Block
@@ -39,17 +40,9 @@ class Jitted(NamedTuple):
     table: Callable[[torch.device], Tensor] | None = None
 
 
-def measure(
-    own: Jitted,
-    code: Code,
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    scales: Tensor,
-) -> None:
+def measure(own: Jitted, code: Code, block: Block, source: Compensated, scales: Tensor) -> None:
     """Fills the scales of all segments, with NaN where a value is not finite."""
+    gradient, residual, beta, gamma = source
     tiles, device = tiles_of(block, gradient.device), gradient.device
     sums = torch.empty(2 * tiles.count if own.terms else 0, dtype=torch.float64, device=device)
     marks = torch.empty(2 * tiles.count, dtype=torch.int32, device=device)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITY, LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.gpu._measured import Jitted, measure
 from gradwire.kernels.gpu.memory import leave_all
@@ -16,20 +17,18 @@ from gradwire.kernels.reference.integer import Integers
 from gradwire.layout import Block
 
 
-def integer_scales(
-    code: Integers, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, scales: Tensor
-) -> None:
-    measure(CODES[Integers](code), code, block, gradient, residual, beta, gamma, scales)
+def integer_scales(code: Integers, block: Block, source: Compensated, scales: Tensor) -> None:
+    measure(CODES[Integers](code), code, block, source, scales)
     scales.nan_to_num_(nan=torch.inf)
-    if residual is not None:
-        leave_all(block, gradient, residual, beta, gamma)
+    if source.residual is not None:
+        leave_all(block, source.gradient, source.residual, source.beta, source.gamma)
 
 
 def integer_encode(
     code: Integers, block: Block, values: Tensor, subtract: bool, scales: Tensor, codes: Tensor, key: int
 ) -> None:
-    memory = values if subtract else None
-    put_all(code, block, values, memory, 0.0, 1.0, scales, codes, codes.numel(), key, agreed=True)
+    source = Compensated(values, values if subtract else None, 0.0, 1.0)
+    put_all(code, block, source, scales, codes, codes.numel(), key, agreed=True)
 
 
 def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:

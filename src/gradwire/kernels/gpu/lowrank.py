@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.deferred import Flag
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITE, INFINITY
 from gradwire.kernels.gpu._launch import jitted, launch
 from gradwire.kernels.gpu.memory import leave_all
@@ -20,44 +21,25 @@ HEIGHT, WIDTH = 4, 256
 """Rows and columns of a program's tile: a row of a factor is read once for several rows of the product."""
 
 
-def project_rows(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    q: Tensor,
-    p: Tensor,
-    subtract: bool,
-) -> Flag:
-    t, finite = _compensated(block, gradient, residual, beta, gamma)
+def project_rows(block: Block, source: Compensated, q: Tensor, p: Tensor, subtract: Tensor | None) -> Flag:
+    t, finite = _compensated(block, source)
     p.copy_(q @ t.view(p.shape[1], q.shape[1]).mT)
-    return _mark(block, residual, p, q, p, finite, subtract)
+    return _mark(block, source.residual, p, subtract, p, finite)
 
 
-def project_columns(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    p: Tensor,
-    q: Tensor,
-    subtract: bool,
-) -> Flag:
-    t, finite = _compensated(block, gradient, residual, beta, gamma)
+def project_columns(block: Block, source: Compensated, p: Tensor, q: Tensor, subtract: Tensor | None) -> Flag:
+    t, finite = _compensated(block, source)
     q.copy_(p @ t.view(p.shape[1], q.shape[1]))
-    return _mark(block, residual, p, q, q, finite, subtract)
+    return _mark(block, source.residual, subtract, q, q, finite)
 
 
 def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
     _product(block, p, q, out, residual)
 
 
-def _compensated(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
-) -> tuple[Tensor, Flag | None]:
+def _compensated(block: Block, source: Compensated) -> tuple[Tensor, Flag | None]:
     """``t``, which is left in the residual where it is finite, and whether all of it is; None where nobody looked."""
+    gradient, residual, beta, gamma = source
     start, length, _ = block.runs[0].tolist()
     if residual is None:
         return gradient[start : start + length], None
@@ -66,13 +48,16 @@ def _compensated(
 
 
 def _mark(
-    block: Block, residual: Tensor | None, p: Tensor, q: Tensor, computed: Tensor, finite: Flag | None, subtract: bool
+    block: Block, residual: Tensor | None, p: Tensor | None, q: Tensor | None, computed: Tensor, finite: Flag | None
 ) -> Flag:
-    """Makes the computed factor NaN if it or ``t`` is not finite, so that its product is, which no residual keeps."""
+    """Makes the computed factor NaN if it or ``t`` is not finite, so that its product is, which no residual keeps.
+
+    Their product is taken from the residual if there are both factors.
+    """
     whole = computed.isfinite().all()
     whole = whole if finite is None else whole & finite
     computed.masked_fill_(~whole, torch.nan)
-    if subtract and residual is not None:
+    if p is not None and q is not None and residual is not None:
         _product(block, p, q, None, residual)
     return whole
 

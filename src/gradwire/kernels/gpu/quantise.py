@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.code import Code
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITY, NEGATIVE, compensated, hash32, key_of_run, tile_of
 from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of, warps
 from gradwire.kernels.gpu._measured import Jitted, measure, statistics, store_scale
@@ -28,20 +29,11 @@ CODES: dict[type, Callable[[Any], Jitted]] = {}
 """What a code is to the kernels, by its class."""
 
 
-def encode(
-    code: Code,
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    payload: Tensor,
-    key: int,
-) -> None:
+def encode(code: Code, block: Block, source: Compensated, payload: Tensor, key: int) -> None:
     words, size, _ = code.layout(block.positions)
     head = 4 * words * block.segment_count
     scales = payload[:head].view(torch.float32)
-    put_all(code, block, gradient, residual, beta, gamma, scales, payload[head:], size, key, agreed=False)
+    put_all(code, block, source, scales, payload[head:], size, key, agreed=False)
 
 
 def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
@@ -51,19 +43,10 @@ def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: floa
 
 
 def put_all(
-    code: Code,
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    scales: Tensor,
-    body: Tensor,
-    size: int,
-    key: int,
-    agreed: bool,
+    code: Code, block: Block, source: Compensated, scales: Tensor, body: Tensor, size: int, key: int, agreed: bool
 ) -> None:
     """Writes a body, zeros after its ``size`` bytes, and the scales unless they are agreed."""
+    gradient, residual, beta, gamma = source
     own, tiles, (words, _, mark) = CODES[type(code)](code), tiles_of(block, gradient.device), code.layout(0)
     if not words:
         scales = torch.empty(block.segment_count, device=gradient.device)
@@ -74,7 +57,7 @@ def put_all(
     values = (gradient, gradient if residual is None else residual)
     fused = tiles.whole and (own.terms is None or tiles.width <= WIDEST_WITH_SUMS)
     if not agreed and not fused:
-        measure(own, code, block, gradient, residual, beta, gamma, scales)
+        measure(own, code, block, source, scales)
     launch(
         _write,
         tiles.count,

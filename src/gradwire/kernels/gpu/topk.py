@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, compensated, magnitude_bits, tile_of
 from gradwire.kernels.gpu._launch import jitted, launch, tiles_of, warps
 from gradwire.layout import Block, Int64Array
@@ -20,16 +21,8 @@ _DIGITS = ((20, 11), (10, 10), (0, 10))
 """Where digits of a magnitude begin, and their bits, from the highest."""
 
 
-def topk_select(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    counts: Int64Array,
-    positions: Tensor,
-    values: Tensor,
-) -> None:
+def topk_select(block: Block, source: Compensated, counts: Int64Array, positions: Tensor, values: Tensor) -> None:
+    gradient, residual, beta, gamma = source
     tiles, device, keep = tiles_of(block, gradient.device), gradient.device, residual is not None
     memory, wanted = gradient if residual is None else residual, tiles.wanted(counts)
     shape = {"WIDTH": tiles.width, "ALIGNED": tiles.aligned, "warps": warps(tiles.width)}

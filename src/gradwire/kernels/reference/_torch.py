@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.layout import Block
 from gradwire.randomness import hash32
 
@@ -32,9 +33,13 @@ def flat_runs(block: Block, segment: int) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def compensated(gradient: Tensor, residual: Tensor | None, beta: float, gamma: float) -> Tensor:
-    """``t``, each product and the sum rounded to float32."""
-    return gradient.clone() if residual is None else residual * beta + gradient * gamma
+def formed(source: Compensated, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+    """``t`` between two elements, each product and the sum rounded to float32; and where the residual lies, if any."""
+    gradient = source.gradient[start:stop]
+    if source.residual is None:
+        return gradient.clone(), None
+    residual = source.residual[start:stop]
+    return residual * source.beta + gradient * source.gamma, residual
 
 
 def keep(residual: Tensor | None, values: Tensor) -> None:
@@ -59,14 +64,11 @@ class Piece(NamedTuple):
     memory: Tensor | None
 
 
-def pieces_of(
-    block: Block, segment: int, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
-) -> list[Piece]:
+def pieces_of(block: Block, segment: int, source: Compensated) -> list[Piece]:
     """The runs of a segment with their compensated values."""
     pieces = []
     for run, start, stop, position in flat_runs(block, segment):
-        memory = None if residual is None else residual[start:stop]
-        t = compensated(gradient[start:stop], memory, beta, gamma)
+        t, memory = formed(source, start, stop)
         pieces.append(Piece(run, slice(position, position + stop - start), t, memory))
     return pieces
 
@@ -75,6 +77,13 @@ def keep_all(pieces: list[Piece]) -> None:
     """Leaves a segment of which nothing is sent in the residual."""
     for piece in pieces:
         keep(piece.memory, piece.t)
+
+
+def keep_rest(pieces: list[Piece], sent: Tensor) -> None:
+    """Leaves in the residual what was not sent; all of it where what is read at a position is not finite."""
+    for piece in pieces:
+        there = sent[piece.span]
+        keep(piece.memory, torch.where(there.isfinite(), piece.t - there, piece.t))
 
 
 def largest(values: list[Tensor]) -> float:

@@ -7,22 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import SMALLEST_SCALE, compensated, keep, pack, run_total, unpack
+from gradwire.kernels.compensated import Compensated
+from gradwire.kernels.reference._torch import SMALLEST_SCALE, formed, keep, pack, run_total, unpack
 from gradwire.kernels.reference.rotation import LARGEST, _float, _hadamard, _restored, _signs
 from gradwire.layout import Int64Array, UInt64Array
 from gradwire.randomness import MASK32, run_keys
 
 
 def centroids_encode(
-    pieces: Int64Array,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    centroids: Tensor,
-    keys: UInt64Array,
-    scales: Tensor,
-    codes: Tensor,
+    pieces: Int64Array, source: Compensated, centroids: Tensor, keys: UInt64Array, scales: Tensor, codes: Tensor
 ) -> None:
     """Rotates pieces and writes the nearest centroid of every coordinate, at a scale that keeps all along the piece.
 
@@ -31,10 +24,9 @@ def centroids_encode(
     """
     boundaries = (centroids[1:] + centroids[:-1]) / 2
     bits = len(boundaries).bit_length()
-    chosen = torch.zeros(codes.numel() * 8 // bits, dtype=torch.uint8, device=gradient.device)
+    chosen = torch.zeros(codes.numel() * 8 // bits, dtype=torch.uint8, device=codes.device)
     for number, (start, length, size, position, counter, run) in enumerate(pieces.tolist()):
-        kept = None if residual is None else residual[start : start + length]
-        t = compensated(gradient[start : start + length], kept, beta, gamma)
+        t, kept = formed(source, start, start + length)
         measured = math.sqrt(run_total(t.double().square()) / size)
         scales[number] = 0.0 if math.isfinite(measured) else torch.nan
         if not SMALLEST_SCALE <= measured < math.inf:

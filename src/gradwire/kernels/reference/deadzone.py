@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import as_bytes, flat_runs, keep, pieces_of, run_total
+from gradwire.kernels.compensated import Compensated
+from gradwire.kernels.reference._torch import as_bytes, flat_runs, keep_all, pieces_of, run_total
 from gradwire.kernels.reference.deadzone_codes import (
     CONTEXTS,
     ESCAPE,
@@ -54,7 +55,7 @@ MEMORY = 3
 """How much the activity remembers: each value counts as ``2**-MEMORY`` of it."""
 
 
-def deadzone_scales(block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float) -> Tensor:
+def deadzone_scales(block: Block, source: Compensated) -> Tensor:
     """The mean magnitude of each segment's compensated values, which are left in the residual if there is one.
 
     Returns:
@@ -62,10 +63,9 @@ def deadzone_scales(block: Block, gradient: Tensor, residual: Tensor | None, bet
     """
     scales = []
     for segment in range(block.segment_count):
-        pieces = pieces_of(block, segment, gradient, residual, beta, gamma)
+        pieces = pieces_of(block, segment, source)
         mean = sum(run_total(piece.t.double().abs()) for piece in pieces) / sum(piece.t.numel() for piece in pieces)
-        for piece in pieces:
-            keep(piece.memory, piece.t)
+        keep_all(pieces)
         scales.append(torch.nan if not math.isfinite(mean) else mean)
     found = torch.tensor(scales, dtype=torch.float32)
     return torch.where(found < SMALLEST_SCALE, 0.0, found)

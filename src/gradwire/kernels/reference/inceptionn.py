@@ -6,7 +6,18 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import PayloadError
-from gradwire.kernels.reference._torch import as_bytes, compensated, flat_runs, keep, pack, padded, sum_in_order, unpack
+from gradwire.kernels.compensated import Compensated
+from gradwire.kernels.reference._torch import (
+    Piece,
+    as_bytes,
+    flat_runs,
+    keep_rest,
+    pack,
+    padded,
+    pieces_of,
+    sum_in_order,
+    unpack,
+)
 from gradwire.layout import Block
 
 HEAD = 8
@@ -49,26 +60,23 @@ def _tags(bits: Tensor, edges: tuple[int, int, int]) -> Tensor:
     return sum(((exponent >= edge).long() for edge in edges), torch.zeros_like(exponent))
 
 
-def inceptionn_encode(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, payload: Tensor, bound: int
-) -> None:
+def inceptionn_encode(block: Block, source: Compensated, payload: Tensor, bound: int) -> None:
     """Shifted mantissas, cut off below ``2**-bound``; the bound is doubled until they fit the payload."""
+    device = source.gradient.device
     before_tags, before_values = inceptionn_offsets(block)
     room = payload.numel() - before_values - SLACK
-    widths = torch.tensor(WIDTHS, device=gradient.device)
-    t = torch.zeros(block.positions, device=gradient.device, dtype=torch.float32)
-    marks = torch.zeros(8 * (before_tags - HEAD), dtype=torch.uint8, device=gradient.device)
-    pieces = []
+    widths = torch.tensor(WIDTHS, device=device)
+    t = torch.zeros(block.positions, device=device, dtype=torch.float32)
+    marks = torch.zeros(8 * (before_tags - HEAD), dtype=torch.uint8, device=device)
+    pieces: list[Piece] = []
     for segment in range(block.segment_count):
-        runs = flat_runs(block, segment)
-        kept = [None if residual is None else residual[start:stop] for _, start, stop, _ in runs]
-        values = [compensated(gradient[a:b], old, beta, gamma) for (_, a, b, _), old in zip(runs, kept, strict=True)]
-        finite = all(bool(value.isfinite().all()) for value in values)
+        mine = pieces_of(block, segment, source)
+        pieces += mine
+        finite = all(bool(piece.t.isfinite().all()) for piece in mine)
         marks[segment] = not finite
-        for (_, start, stop, position), old, value in zip(runs, kept, values, strict=True):
-            if finite:
-                t[position : position + stop - start] = value
-            pieces.append((position, old, value))
+        if finite:
+            for piece in mine:
+                t[piece.span] = piece.t
 
     bits = t.view(torch.int32).long()
     magnitude = bits & 0x7FFFFFFF
@@ -94,9 +102,7 @@ def inceptionn_encode(
     payload[before_tags : before_tags + block.positions // 4] = pack(tags, 2)
     payload[before_values : before_values + needed] = written
     sent = _decoded(block, payload, bound)
-    for position, old, value in pieces:
-        what = sent[position : position + len(value)]
-        keep(old, torch.where(what.isfinite(), value - what, value))
+    keep_rest(pieces, sent)
 
 
 def _decoded(block: Block, payload: Tensor, bound: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.code import Draws, Layout
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.reference._torch import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
@@ -75,12 +76,10 @@ class Integers(NamedTuple):
         return step.masked_fill(~scale.isfinite(), torch.nan)
 
 
-def integer_scales(
-    code: Integers, block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float, scales: Tensor
-) -> None:
+def integer_scales(code: Integers, block: Block, source: Compensated, scales: Tensor) -> None:
     """The largest ``|t|`` of each segment, infinity where any ``t`` is not finite; leaves ``t`` in the residual."""
     for segment in range(block.segment_count):
-        pieces = pieces_of(block, segment, gradient, residual, beta, gamma)
+        pieces = pieces_of(block, segment, source)
         scale = code.measure([piece.t for piece in pieces])
         scales[segment] = torch.inf if scale is None else scale
         keep_all(pieces)
@@ -90,7 +89,8 @@ def integer_encode(
     code: Integers, block: Block, values: Tensor, subtract: bool, scales: Tensor, codes: Tensor, key: int
 ) -> None:
     """Writes values against the largest scales of all workers; with ``subtract`` takes what is sent from them."""
-    codes.copy_(put_all(code, block, values, values if subtract else None, 0.0, 1.0, key, scales[:, None].unbind()))
+    source = Compensated(values, values if subtract else None, 0.0, 1.0)
+    codes.copy_(put_all(code, block, source, key, scales[:, None].unbind()))
 
 
 def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:

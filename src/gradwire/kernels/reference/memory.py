@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.deferred import Flag
-from gradwire.kernels.reference._torch import compensated, keep
+from gradwire.kernels.reference._torch import keep
 from gradwire.layout import Block
 
 
@@ -20,7 +20,7 @@ def accumulate(
     finite = torch.ones((), dtype=torch.bool, device=gradient.device) if when is None else when
     for start, length, _ in block.runs.tolist():
         kept = residual[start : start + length]
-        values = compensated(gradient[start : start + length], kept, beta, gamma)
+        values = kept * beta + gradient[start : start + length] * gamma
         keep(kept, values if when is None else torch.where(when, values, torch.nan))
         finite = finite & values.isfinite().all()
     return finite

@@ -6,13 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.reference._torch import (
+    Piece,
     as_bytes,
-    compensated,
     flat_runs,
-    keep,
+    keep_rest,
     pack,
     padded,
+    pieces_of,
     run_total,
     sum_in_order,
     unpack,
@@ -53,56 +55,43 @@ def quantile_payload_bytes(block: Block, buckets: int, rows: int, columns: float
 
 
 def quantile_encode(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    payload: Tensor,
-    buckets: int,
-    rows: int,
-    columns: float,
-    groups: int,
-    key: int,
+    block: Block, source: Compensated, payload: Tensor, buckets: int, rows: int, columns: float, groups: int, key: int
 ) -> None:
     """Means of equally filled buckets, and each value's bucket or a MinMaxSketch of them."""
+    device = source.gradient.device
     bits, firsts = quantile_bits(buckets), quantile_means(block, buckets).tolist()
-    means = torch.zeros(firsts[-1], device=gradient.device, dtype=torch.float32)
-    codes = torch.zeros(block.positions, dtype=torch.uint8, device=gradient.device)
+    means = torch.zeros(firsts[-1], device=device, dtype=torch.float32)
+    codes = torch.zeros(block.positions, dtype=torch.uint8, device=device)
     sketches = []
-    forgotten = []
+    pieces: list[Piece] = []
     for segment, wide in enumerate(quantile_columns(block, columns, groups).tolist()):
-        runs = flat_runs(block, segment)
-        kept = [None if residual is None else residual[start:stop] for _, start, stop, _ in runs]
-        values = [compensated(gradient[a:b], old, beta, gamma) for (_, a, b, _), old in zip(runs, kept, strict=True)]
-        t = torch.cat(values)
+        mine = pieces_of(block, segment, source)
+        pieces += mine
+        t = torch.cat([piece.t for piece in mine])
         cells = torch.full((rows, groups * wide), buckets - 1, dtype=torch.int64, device=t.device)
         if t.isfinite().all():
-            mine = means[firsts[segment] : firsts[segment + 1]]
-            bucket = _sort_into_buckets(t, mine)
-            edges = torch.tensor(group_edges(int(mine.signbit().sum()), mine.numel(), groups), device=t.device)
+            own = means[firsts[segment] : firsts[segment + 1]]
+            bucket = _sort_into_buckets(t, own)
+            edges = torch.tensor(group_edges(int(own.signbit().sum()), own.numel(), groups), device=t.device)
             group = torch.searchsorted(edges[1:], bucket, right=True)
             code = (group if rows else bucket).to(torch.uint8)
             for row, cell in enumerate(cells):
                 column = group * wide + _hashed(key & MASK32, row, t.numel(), wide, t.device)
                 cell.scatter_reduce_(0, column, bucket - edges[group], "amin")
             place = 0
-            for _, start, stop, position in runs:
-                codes[position : position + stop - start] = code[place : place + stop - start]
-                place += stop - start
+            for piece in mine:
+                codes[piece.span] = code[place : place + piece.t.numel()]
+                place += piece.t.numel()
         else:
             means[firsts[segment] : firsts[segment + 1]] = torch.nan
-        forgotten += list(zip(runs, kept, values, strict=True))
         sketches.append(pack(torch.nn.functional.pad(cells.flatten(), (0, -cells.numel() % 8)), bits))
-    head = torch.tensor([key & MASK32] if rows else [], dtype=torch.int64).to(torch.uint32).to(gradient.device)
+    head = torch.tensor([key & MASK32] if rows else [], dtype=torch.int64).to(torch.uint32).to(device)
     planes = [pack(codes >> plane & 1, 1) for plane in range(quantile_bits(groups))] if rows else [pack(codes, bits)]
     packed = torch.cat((as_bytes(head), as_bytes(means), *planes, *sketches))
     payload.zero_()
     payload[: packed.numel()] = packed
     sent = _decoded(block, payload, buckets, rows, columns, groups)
-    for (_, start, stop, position), old, t in forgotten:
-        what = sent[position : position + stop - start]
-        keep(old, torch.where(what.isfinite(), t - what, t))
+    keep_rest(pieces, sent)
 
 
 def _sort_into_buckets(t: Tensor, means: Tensor) -> Tensor:
@@ -160,13 +149,13 @@ def _decoded(block: Block, payload: Tensor, buckets: int, rows: int, columns: fl
         codes = (planes << torch.arange(len(planes), device=codes.device)[:, None]).sum(0)
     values = torch.zeros(block.positions, device=payload.device, dtype=torch.float32)
     for segment, wide in enumerate(quantile_columns(block, columns, groups).tolist()):
-        mine = means[firsts[segment] : firsts[segment + 1]]
-        numel, last = int(block.segment_numels[segment]), mine.numel() - 1
+        own = means[firsts[segment] : firsts[segment + 1]]
+        numel, last = int(block.segment_numels[segment]), own.numel() - 1
         stop = before_cells + aligned(rows * groups * wide) * bits // 8
         cells = unpack(payload[before_cells:stop], bits)[: rows * groups * wide].view(rows, groups * wide).long()
         before_cells = stop
         hashed = [_hashed(seed, row, numel, wide, payload.device) for row in range(rows)]
-        edges = torch.tensor(group_edges(int(mine.signbit().sum()), mine.numel(), groups), device=payload.device)
+        edges = torch.tensor(group_edges(int(own.signbit().sum()), own.numel(), groups), device=payload.device)
         place = 0
         for _, start, end, position in flat_runs(block, segment):
             code = codes[position : position + end - start]
@@ -174,7 +163,7 @@ def _decoded(block: Block, payload: Tensor, buckets: int, rows: int, columns: fl
                 places = [code * wide + column[place : place + end - start] for column in hashed]
                 steps = torch.stack([cell[each] for cell, each in zip(cells, places, strict=True)]).amax(0)
                 code = (edges[code] + steps).minimum(edges[code + 1] - 1).maximum(edges[code])
-            values[position : position + end - start] = mine[code.clamp(max=last)]
+            values[position : position + end - start] = own[code.clamp(max=last)]
             place += end - start
     return values
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.code import Code
+from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.reference._torch import (
     as_bytes,
     draws,
@@ -22,35 +23,22 @@ from gradwire.layout import Block
 from gradwire.randomness import run_keys
 
 
-def encode(
-    code: Code,
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    payload: Tensor,
-    key: int,
-) -> None:
+def encode(code: Code, block: Block, source: Compensated, payload: Tensor, key: int) -> None:
     """Writes ``t`` by a code and leaves what was not sent in the residual.
 
     Args:
         code: How values are written.
         block: Which elements, in which segments.
-        gradient: ``float32`` flat buffer.
-        residual: As ``gradient``; ``t = beta * residual + gamma * gradient``. Without one, ``t = gradient``.
-        beta: See ``residual``.
-        gamma: See ``residual``.
+        source: What ``t`` is made of.
         payload: ``uint8[payload_bytes(code, block)]``.
         key: For the numbers that a code draws.
     """
     scales = [
-        code.measure([piece.t for piece in pieces_of(block, segment, gradient, residual, beta, gamma)])
-        for segment in range(block.segment_count)
+        code.measure([piece.t for piece in pieces_of(block, segment, source)]) for segment in range(block.segment_count)
     ]
-    marked = torch.full((code.layout(0).words,), torch.nan, device=gradient.device, dtype=torch.float32)
+    marked = torch.full((code.layout(0).words,), torch.nan, device=source.gradient.device, dtype=torch.float32)
     heads = [as_bytes(marked if scale is None else scale) for scale in scales]
-    write_payload(payload, *heads, put_all(code, block, gradient, residual, beta, gamma, key, scales))
+    write_payload(payload, *heads, put_all(code, block, source, key, scales))
 
 
 def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
@@ -72,21 +60,12 @@ def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: floa
     write_mean(block, torch.stack(rows), out, weight)
 
 
-def put_all(
-    code: Code,
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    key: int,
-    scales: Sequence[Tensor | None],
-) -> Tensor:
+def put_all(code: Code, block: Block, source: Compensated, key: int, scales: Sequence[Tensor | None]) -> Tensor:
     """The body of a payload, written against the scales of its segments; None or NaN marks one that is not finite."""
     keys, mark = run_keys(key, block.streams).tolist(), code.layout(0).mark
-    codes = torch.zeros(block.positions, dtype=torch.int32, device=gradient.device)
+    codes = torch.zeros(block.positions, dtype=torch.int32, device=source.gradient.device)
     for segment, scale in enumerate(scales):
-        for piece in pieces_of(block, segment, gradient, residual, beta, gamma):
+        for piece in pieces_of(block, segment, source):
             if scale is None or not scale.isfinite().all():
                 codes[piece.span] = mark
                 keep(piece.memory, piece.t)

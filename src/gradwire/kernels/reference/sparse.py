@@ -9,23 +9,15 @@ from torch import Tensor
 
 from gradwire.deferred import expect, placed
 from gradwire.errors import PayloadError
-from gradwire.kernels.reference._torch import compensated, flat_runs, keep
+from gradwire.kernels.compensated import Compensated
+from gradwire.kernels.reference._torch import flat_runs, formed, keep
 from gradwire.layout import Block, Int64Array
 from gradwire.randomness import hash32, mix64, run_keys
 
 FEISTEL_ROUNDS = 6
 
 
-def topk_select(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    counts: Int64Array,
-    positions: Tensor,
-    values: Tensor,
-) -> None:
+def topk_select(block: Block, source: Compensated, counts: Int64Array, positions: Tensor, values: Tensor) -> None:
     """The ``counts[s]`` largest magnitudes of each segment: ascending positions and their ``t``.
 
     Leaves all of ``t`` in the residual: ``subtract`` takes away what the value coding really sent.
@@ -38,10 +30,10 @@ def topk_select(
     for segment, count in enumerate(counts.tolist()):
         pieces, places = [], []
         for _, start, stop, position in flat_runs(block, segment):
-            kept = None if residual is None else residual[start:stop]
-            pieces.append(compensated(gradient[start:stop], kept, beta, gamma))
-            places.append(torch.arange(position, position + stop - start, device=gradient.device))
-            keep(kept, pieces[-1])
+            t, kept = formed(source, start, stop)
+            pieces.append(t)
+            places.append(torch.arange(position, position + stop - start, device=t.device))
+            keep(kept, t)
         t, place = torch.cat(pieces), torch.cat(places)
         finite = t.isfinite().all()
         largest = t.abs().sort(descending=True, stable=True).indices[:count].sort().values

@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import compensated, flat_runs, keep, run_total
+from gradwire.kernels.compensated import Compensated
+from gradwire.kernels.reference._torch import flat_runs, formed, keep, run_total
 from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
 
 
-def magnitude_statistics(
-    block: Block, gradient: Tensor, residual: Tensor | None, beta: float, gamma: float
-) -> tuple[Float64Array, Float32Array]:
+def magnitude_statistics(block: Block, source: Compensated) -> tuple[Float64Array, Float32Array]:
     """``sum |t|`` and ``max |t|`` of each segment, NaN where ``t`` is not finite; leaves ``t`` in the residual.
 
     Runs are added up in order.
@@ -24,8 +23,7 @@ def magnitude_statistics(
     for segment in range(block.segment_count):
         total, maximum, finite = 0.0, 0.0, True
         for _, start, stop, _ in flat_runs(block, segment):
-            kept = None if residual is None else residual[start:stop]
-            t = compensated(gradient[start:stop], kept, beta, gamma)
+            t, kept = formed(source, start, stop)
             finite = finite and bool(t.isfinite().all())
             total += run_total(t.double().abs())
             maximum = max(maximum, float(t.abs().max()))

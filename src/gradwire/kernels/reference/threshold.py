@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import compensated, flat_runs, keep
+from gradwire.kernels.compensated import Compensated
+from gradwire.kernels.reference._torch import flat_runs, formed, keep
 from gradwire.layout import Block, Float32Array, Int64Array
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -16,22 +17,13 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def collect_reaching(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    thresholds: Float32Array,
-    room: int,
+    block: Block, source: Compensated, thresholds: Float32Array, room: int
 ) -> tuple[Tensor, Tensor, Int64Array]:
     """All ``t`` but zeros whose magnitude reaches the threshold of their segment; leaves ``t`` in the residual.
 
     Args:
         block: Which elements, in which segments.
-        gradient: ``float32`` flat buffer.
-        residual: As :meth:`accumulate`; None for none.
-        beta: Weight of the residual.
-        gamma: Weight of the gradient.
+        source: What ``t`` is made of.
         thresholds: ``float32[S]``; NaN for a segment of which nothing is to be chosen.
         room: How many are expected.
 
@@ -39,12 +31,11 @@ def collect_reaching(
         Ascending positions; their values; how many of each run, or -1 for runs of a segment with threshold NaN or
         with a ``t`` that is not finite.
     """
-    chosen = _Chosen(block, gradient.device)
+    chosen = _Chosen(block, source.gradient.device)
     for segment, threshold in enumerate(thresholds.tolist()):
         finite = True
         for run, start, stop, position in flat_runs(block, segment):
-            kept = None if residual is None else residual[start:stop]
-            t = compensated(gradient[start:stop], kept, beta, gamma)
+            t, kept = formed(source, start, stop)
             finite = finite and bool(t.isfinite().all())
             chosen.add(run, position, t, (t.abs() >= threshold) & (t != 0))
             keep(kept, t)
@@ -55,10 +46,7 @@ def collect_reaching(
 
 def collect_unambiguous(
     block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
+    source: Compensated,
     squares: Tensor | None,
     moments: Tensor,
     alpha: float,
@@ -71,15 +59,14 @@ def collect_unambiguous(
     Leaves ``t`` in the residual and ``v`` in ``moments``, times ``decay`` where not chosen; neither takes in what
     is not finite. ``squares`` are zeroed; None stands for the gradient's. Otherwise as :meth:`collect_reaching`.
     """
-    chosen = _Chosen(block, gradient.device)
+    chosen = _Chosen(block, source.gradient.device)
     for segment in range(block.segment_count):
         finite = True
         for run, start, stop, position in flat_runs(block, segment):
-            kept = None if residual is None else residual[start:stop]
-            t = compensated(gradient[start:stop], kept, beta, gamma)
+            t, kept = formed(source, start, stop)
             whole = t.isfinite()
             finite = finite and bool(whole.all())
-            square = gradient[start:stop].square() if squares is None else squares[start:stop]
+            square = source.gradient[start:stop].square() if squares is None else squares[start:stop]
             summed = moments[start:stop] + square
             v = torch.where(whole & ~summed.isnan(), summed.clamp(max=LARGEST), moments[start:stop])
             wanted = whole & (t.double().square() > alpha * v.double()) & (t.abs() > float(np.float32(threshold)))
@@ -94,27 +81,20 @@ def collect_unambiguous(
 
 
 def collect_local_maxima(
-    block: Block,
-    gradient: Tensor,
-    residual: Tensor | None,
-    beta: float,
-    gamma: float,
-    bins: Int64Array,
-    room: int,
+    block: Block, source: Compensated, bins: Int64Array, room: int
 ) -> tuple[Tensor, Tensor, Int64Array, Float32Array]:
     """All ``t`` but zeros with ``|t + gamma * gradient|`` at least the largest ``|t|`` of their bin.
 
     Bins are ``bins[R]`` consecutive elements of a run, the last one perhaps fewer. Leaves ``t`` in the residual.
     Otherwise as :meth:`collect_unambiguous`, and with the mean over bins of that largest ``|t|`` of each segment.
     """
-    chosen = _Chosen(block, gradient.device)
+    chosen = _Chosen(block, source.gradient.device)
     scales = np.zeros(block.segment_count, dtype=np.float32)
     for segment in range(block.segment_count):
         total, count, finite = 0.0, 0, True
         for run, start, stop, position in flat_runs(block, segment):
-            kept = None if residual is None else residual[start:stop]
-            t = compensated(gradient[start:stop], kept, beta, gamma)
-            ahead = t + gradient[start:stop] * (1.0 if residual is None else gamma)
+            t, kept = formed(source, start, stop)
+            ahead = t + source.gradient[start:stop] * (1.0 if kept is None else source.gamma)
             finite = finite and bool(t.isfinite().all())
             wanted = torch.zeros(t.shape, dtype=torch.bool, device=t.device)
             for first in range(0, len(t), int(bins[run])):

@@ -23,31 +23,6 @@ def link_bytes(route: Route, nbytes: float, workers: int) -> float:
     return nbytes * (workers - 1) * (1.0 if route == "gather" else 2 / workers)
 
 
-def least_ratio(route: Route, workers: int, dense_bits: int = 32) -> float:
-    """How many times smaller than float32 payloads must be, for a route to move fewer bytes than a dense average.
-
-    Args:
-        route: How payloads become an average.
-        workers: n.
-        dense_bits: Bits a value of the dense average.
-    """
-    return 32 / dense_bits * (workers / 2 if route == "gather" else 1.0)
-
-
-def most_encoding(route: Route, ratio: float, workers: int, rate: float, dense_bits: int = 32) -> float:
-    """Seconds a value that encoding and decoding may take where nothing is hidden, for compression to gain.
-
-    Args:
-        route: How payloads become an average.
-        ratio: How many times smaller than float32 payloads are.
-        workers: n.
-        rate: Of a link, in bits a second.
-        dense_bits: Bits a value of the dense average.
-    """
-    dense = link_bytes("allreduce", dense_bits / 8, workers)
-    return 8 * (dense - link_bytes(route, 4 / ratio, workers)) / rate
-
-
 def hiding_rate(nbytes: float, workers: int, backward_seconds: float) -> float:
     """The rate of links, in bits a second, above which an all-reduce of so many bytes hides behind backward."""
     return 8 * link_bytes("allreduce", nbytes, workers) / backward_seconds

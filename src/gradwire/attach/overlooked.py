@@ -1,0 +1,106 @@
+"""What DDP does not average, and says nothing of: found, and told or mended."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.attach.given import Named, check_left_out
+from gradwire.attach.tree import Tree
+from gradwire.engine.engine import Engine
+from gradwire.engine.guards import Unused
+from gradwire.errors import ConfigurationError
+
+_log = logging.getLogger("gradwire")
+
+
+class Overlooked:
+    """Follows which parameters' gradients come without DDP, or with it without being used.
+
+    Args:
+        model: DDP's, whose module and parameters hold nothing of this afterwards.
+        parameters: Those that it averages.
+        frozen: Those that it knows nothing of, because they require no gradients.
+        engine: What averages them.
+    """
+
+    def __init__(self, model: DistributedDataParallel, parameters: Named, frozen: Named, engine: Engine) -> None:
+        self._model = weakref.ref(model)
+        self._tree = Tree(model.module)
+        self._names = {id(each): name for name, each in parameters}
+        self._frozen = list(frozen)
+        self._aloud = engine.rank == 0 and not model.static_graph  # which puts averages off to the end
+        self._waiting = False
+        self._used: set[str] = set()
+        self.unused = Unused(engine.give_back, ask=True) if model.find_unused_parameters else None
+        if self.unused is not None:
+            engine.guards.append(self.unused)
+        self._last = parameters[-1][0]
+        for name, each in parameters if self.unused is not None else parameters[-1:]:
+            hook = partial(_on_gradient, weakref.ref(self), name, each.dtype, each.device)
+            each.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def check(self) -> None:
+        """To be called before a step's first bucket is averaged.
+
+        Raises:
+            ConfigurationError: If the model trains a parameter that DDP did not wrap, or was frozen then.
+        """
+        model = self._model()
+        if model is not None and self._tree.changed():
+            ignored = model.parameters_to_ignore
+            new = [(name, each) for name, each in self._tree.named_parameters() if id(each) not in self._names]
+            for name, each in new:
+                if each.requires_grad and name not in ignored:
+                    raise ConfigurationError(
+                        f"parameter {name!r} is new since DDP wrapped the model, so its gradient is not averaged and "
+                        "ranks would drift apart; wrap the model and attach anew"
+                    )
+            self._frozen = [(name, each) for name, each in new if name not in ignored]
+            self._tree.look()
+        check_left_out(self._frozen)
+
+    def on_bucket(self, bucket: GradBucket) -> None:
+        """Told that DDP brings gradients."""
+        self._waiting = False
+        if self.unused is not None:
+            names = {self._names[id(each)] for each in bucket.parameters()}
+            self.unused.names |= names - self._used
+            self._used.difference_update(names)
+
+    def on_gradient(self, name: str) -> None:
+        """Told that a parameter has a gradient, which DDP is to be told of next."""
+        model = self._model()
+        if model is None or not model.require_backward_grad_sync:
+            return
+        self._used.add(name)
+        if name == self._last:
+            if self._waiting and self._aloud:
+                self._aloud = False
+                _log.warning(
+                    "a backward pass was not averaged: it did not come from model(...) of DDP, as with "
+                    "model.module(...), or another forward or backward pass of DDP came between, and DDP averages one "
+                    "backward pass for each forward pass; where its gradients are used, ranks drift apart"
+                )
+            self._waiting = True
+
+
+def _on_gradient(
+    overlooked: weakref.ref[Overlooked], name: str, dtype: torch.dtype, device: torch.device, parameter: Tensor
+) -> None:
+    follower = overlooked()
+    if follower is None:
+        return
+    if (parameter.dtype, parameter.device) != (dtype, device):
+        raise ConfigurationError(
+            f"parameter {name!r} was {dtype} on {device} when DDP wrapped it and is {parameter.dtype} on "
+            f"{parameter.device} now, so DDP does not average its gradient and ranks would drift apart; convert the "
+            "model first, then wrap and attach"
+        )
+    follower.on_gradient(name)

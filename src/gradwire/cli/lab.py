@@ -1,0 +1,68 @@
+"""``gradwire lab``: a command on every worker of a network with the rates that are asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+from rich.text import Text
+
+from gradwire.cli.arguments import Json, Positive
+from gradwire.cli.output import new_console, write
+from gradwire.errors import ConfigurationError
+
+
+def lab(
+    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    workers: Positive = 4,
+    within: str = "1gbit",
+    sites: Positive = 1,
+    between: str | None = None,
+    json: Json = None,
+) -> None:
+    """Run a command once a worker, each as if it were a machine, on a network of given rates; count what they send.
+
+    Workers get what torchrun would set: RANK, WORLD_SIZE, MASTER_ADDR and so on. Every worker has an interface of its
+    own; with --sites, workers that are neighbours in rank are at one place, and what goes to others shares its one
+    link. It needs Linux, and root or user namespaces. Ctrl-C ends all of it.
+
+    ```
+    gradwire lab --sites 2 --between 100mbit --within 1gbit -- python examples/diloco.py --sites 2 --every 8
+    gradwire lab --workers 2 --within 100mbit -- python train.py --epochs 1
+    ```
+
+    Args:
+        command: What each worker runs, after --.
+        workers: Number of workers.
+        within: Rate of each worker's link, in each direction.
+        sites: Number of places, with as many workers each.
+        between: Rate of each place's link to the others, in each direction; to be given with --sites.
+        json: Write what was counted to this file too.
+    """
+    from gradwire.lab import Lab
+    from gradwire_bench import report
+
+    if not command:
+        raise ConfigurationError("there is no command to run; write one after --, as in gradwire lab -- ls")
+    console = new_console()
+    with Lab(workers, within, sites=sites, between=between) as network:
+        result = network.run(
+            command,
+            on_line=lambda rank, line: console.print(Text(f"{rank} | {line}"), soft_wrap=True),
+            on_error_line=lambda rank, line: print(f"{rank} | {line}", file=sys.stderr, flush=True),
+        )
+        counted = [(f"worker {rank}", within, each) for rank, each in enumerate(network.counters())]
+        counted += [
+            (f"site {site}, to others", between or "", each) for site, each in enumerate(network.site_counters())
+        ]
+    table = Table(title=f"{workers} workers, {result.seconds:.1f} s", title_justify="left", title_style="bold")
+    for column in ("link", "rate", "MB sent", "MB received"):
+        table.add_column(column, justify="left" if column == "link" else "right")
+    for name, rate, each in counted:
+        table.add_row(name, rate, f"{each.tx_bytes / 1e6:,.2f}", f"{each.rx_bytes / 1e6:,.2f}")
+    console.print(table)
+    console.print("[dim]as the kernel counts on each interface, headers included[/dim]")
+    links = [{"name": name, "rate": rate, "counters": each} for name, rate, each in counted]
+    write(json, report.document("lab", seconds=result.seconds, links=links))

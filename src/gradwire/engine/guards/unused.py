@@ -1,0 +1,57 @@
+"""What nobody takes goes back to where it came from: averages of parameters that took no part in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gradwire.engine.guards.guard import Guard
+from gradwire.engine.unit import Unit
+from gradwire.layout import Slot
+from gradwire.wire import Synchronization
+from gradwire.wire.requests import AllReduceMean
+
+
+class Unused(Guard):
+    """Gives averages back to the memories that sent them, where the gradients' owner is going to throw them away.
+
+    DDP does that with ``find_unused_parameters=True`` and a parameter that no rank used in the step, though compression
+    may have sent what it owed to it from earlier steps. The parameter's gradient is then left as it was, and what is
+    owed waits for the next step that uses it.
+
+    Args:
+        give_back: Puts a slot's average back; on the wire's thread.
+        ask: Whether a parameter may have been used on other ranks. If not, ``names`` is the same on all.
+
+    Attributes:
+        names: The parameters that this rank did not use in the step under way; added by whoever asks for averages.
+    """
+
+    def __init__(self, give_back: Callable[[Slot, Tensor], None], *, ask: bool) -> None:
+        self._give_back = give_back
+        self._ask = ask
+        self._used: dict[Unit, Tensor] = {}
+        self.names: set[str] = set()
+
+    def beside(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
+        """Asks which parameters anybody used."""
+        return [self._share(unit, gradient.device)] if self._ask else []
+
+    def _share(self, unit: Unit, device: torch.device) -> Synchronization:
+        used = torch.tensor([slot.name not in self.names for slot in unit.slots], dtype=torch.float32, device=device)
+        self._used[unit] = yield AllReduceMean(used, beside=True)
+
+    def after_decode(self, unit: Unit, average: Tensor) -> None:
+        """Gives back, and hands on zeros; the host waits for a device only if something was not used here."""
+        used = self._used.pop(unit, None)
+        if not self.names:
+            return
+        mine = [(number, slot) for number, slot in enumerate(unit.slots) if slot.name in self.names]
+        for number, slot in mine:
+            self.names.discard(slot.name)
+            if used is None or not used[number]:
+                part = average[slot.offset : slot.stop]
+                self._give_back(slot, part)
+                part.zero_()

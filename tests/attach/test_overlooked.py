@@ -1,0 +1,154 @@
+"""What DDP leaves to each rank without a word is told."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
+
+import gradwire
+from gradwire import ConfigurationError
+from pool import Pool
+
+Body = Callable[[DistributedDataParallel], object]
+
+
+class Casting(nn.Sequential):
+    """Layers may have any dtype."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for each in self:
+            values = each(values.to(each.weight.dtype) if isinstance(each, nn.Linear) else values)
+        return values
+
+
+def network() -> Casting:
+    torch.manual_seed(3)
+    return Casting(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 30))
+
+
+def inputs(step: int = 0) -> torch.Tensor:
+    return torch.randn(8, 24, generator=torch.Generator().manual_seed(100 * dist.get_rank() + step))
+
+
+def same_everywhere(tensor: torch.Tensor) -> bool:
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, tensor)
+    return all(torch.equal(each, tensor) for each in found)
+
+
+def converted_later() -> None:
+    """Plain DDP goes on, and ranks drift apart."""
+    for part, finds in ((None, False), (None, True), (0, True)):
+        model = DistributedDataParallel(network(), find_unused_parameters=finds)
+        with closing(gradwire.compress(model, "topk")):
+            (model if part is None else model.module[part]).to(torch.bfloat16)
+            with pytest.raises(
+                ConfigurationError, match=r"was torch.float32 on cpu when DDP wrapped it and is torch.bf"
+            ):
+                model(inputs()).float().sum().backward()
+
+
+def added_later() -> None:
+    model = DistributedDataParallel(network())
+    with closing(gradwire.compress(model, "topk")):
+        model.module.append(nn.Linear(30, 8).requires_grad_(False))
+        model(inputs()).sum().backward()
+        model.module[3].requires_grad_(True)
+        with pytest.raises(ConfigurationError, match=r"'3.weight' was frozen when the method was attached"):
+            model(inputs()).sum().backward()
+    model = DistributedDataParallel(network())
+    with closing(gradwire.compress(model, "topk")):
+        model(inputs()).sum().backward()
+        model.module.append(nn.Linear(30, 8))
+        with pytest.raises(ConfigurationError, match=r"'3.weight' is new since DDP wrapped the model"):
+            model(inputs()).sum().backward()
+
+
+def renamed() -> None:
+    """Pruning keeps the parameter, under another name; memories go on under the first one."""
+    model = DistributedDataParallel(network())
+    with closing(gradwire.compress(model, "topk")) as handle:
+        model(inputs()).sum().backward()
+        prune.l1_unstructured(model.module[0], "weight", 0.5)  # type: ignore[no-untyped-call]
+        model(inputs(1)).sum().backward()
+        assert same_everywhere(model.module[0].weight_orig.grad)
+        assert handle.stats().steps == 2
+
+
+def said(body: Body, finds: bool) -> list[str]:
+    """What rank 0 logs when three steps go so."""
+    lines: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("gradwire")
+    logger.addHandler(listener)
+    model = DistributedDataParallel(network(), find_unused_parameters=finds)
+    try:
+        with closing(gradwire.compress(model, "topk")):
+            for _ in range(3):
+                model.zero_grad()
+                body(model)
+    finally:
+        logger.removeHandler(listener)
+    return lines if dist.get_rank() == 0 else []
+
+
+def twice(model: DistributedDataParallel) -> None:
+    outputs = model(inputs())
+    outputs.sum().backward(retain_graph=True)
+    outputs.abs().sum().backward()
+
+
+def accumulated(model: DistributedDataParallel) -> None:
+    with model.no_sync():
+        model(inputs()).sum().backward()
+    model(inputs(1)).sum().backward()
+
+
+def evaluated(model: DistributedDataParallel) -> None:
+    model(inputs()).sum().backward()
+    with torch.no_grad():
+        model.module(inputs())
+    torch.autograd.grad(model.module(inputs()).sum(), list(model.parameters()))
+    copy.deepcopy(model).module(inputs()).sum().backward()
+
+
+def backward_passes_without_ddp() -> None:
+    unseen: list[Body] = [lambda model: model.module(inputs()).sum().backward(), twice]
+    for body in unseen:
+        for finds in (False, True):
+            found = said(body, finds)
+            assert len(found) == (dist.get_rank() == 0), found
+            assert all("a backward pass was not averaged: it did not come from model(...)" in each for each in found)
+    seen: list[Body] = [accumulated, evaluated, lambda model: model(inputs()).sum().backward()]
+    for body in seen:
+        assert not said(body, False)
+
+
+def refused() -> None:
+    net = network()
+    delayed: dict[str, Any] = {
+        "delay_all_reduce_named_params": [("0.weight", net[0].weight)],
+        "param_to_hook_all_reduce": net[0].bias,
+    }
+    with pytest.raises(ConfigurationError, match="delay_all_reduce_named_params has DDP average these by itself"):
+        gradwire.compress(DistributedDataParallel(net, **delayed), "topk")
+
+
+@pytest.mark.parametrize(
+    "law",
+    [converted_later, added_later, renamed, backward_passes_without_ddp, refused],
+    ids=lambda law: law.__name__,
+)
+def test_what_ddp_overlooks(pool: Pool, law: Callable[[], None]) -> None:
+    pool.run(2, law)
