@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from gradwire.attach.buckets import Buckets, Work
+from gradwire.attach.elsewhere import CPU, Array, Described, bytes_of, stand_in
 from gradwire.attach.given import default_group
 from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
@@ -26,28 +25,34 @@ from gradwire.engine.mixture import configure
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.integrations import parts
 from gradwire.integrations.ranks import Agreed
-from gradwire.layout import as_matrix
 from gradwire.wire import ProcessGroupTransport
 
 LINE = 64
 """Bytes of a cache line, at a multiple of which TensorFlow and XLA ask memory to begin that they use as it is."""
 
-CPU = torch.device("cpu")
 
-log = logging.getLogger("gradwire")
+class Saved(Handle):
+    """A handle whose state is saved and loaded by itself, beside the framework's own checkpoint."""
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    def save(self, folder: str | Path) -> None:
+        """Writes what this rank remembers to a file of its own in ``folder``; to be called on all ranks."""
+        parts.write(Path(folder), [self.state_dict()])
+
+    def load(self, folder: str | Path) -> None:
+        """Goes on from what :meth:`save` wrote on all ranks, also of another number of workers; on all ranks.
+
+        Raises:
+            ConfigurationError: On all ranks, if a state is missing or does not fit, or ranks have those of different
+                steps.
+        """
+        with Agreed() as agreed:
+            if (states := parts.read(Path(folder))) is None:
+                raise ConfigurationError(f"{folder} has no states of gradwire; give the folder that save was given")
+            self.load_state_dict(states[0])
+            agreed.step = self.engine.step
 
 
-class Described(NamedTuple):
-    """An array that a framework trains: its name, shape, and dtype as numpy names it."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class Bridge(Handle):
+class Bridge(Saved):
     """Averages arrays of other frameworks.
 
     Args:
@@ -89,13 +94,13 @@ class Bridge(Handle):
                 raise ConfigurationError("grad_scaler is torch's own; leave it out, and give gradients without a scale")
             configuration, guarding = configure(method, hyper, choices), Guarding(choices)
             self.arrays = list(arrays())
-            named = [(each.name, _stand_in(each, device)) for each in self.arrays]
+            named = [(each.name, stand_in(each, device)) for each in self.arrays]
             super().__init__(configuration, named, workers, roll_call, guarding)
         self._buckets = Buckets(self, alignment)
 
     def check_equal(self, values: Iterable[tuple[str, Array]]) -> None:
         """Raises ConfigurationError on all ranks, and closes the handle, unless all have the same bits."""
-        given, device = [(name, _bytes(value)) for name, value in values], self.engine.store.device
+        given, device = [(name, bytes_of(value)) for name, value in values], self.engine.store.device
         try:
             self.wire.call(lambda: check_equal(given, self._transport, device, "broadcast rank 0's values before"))
         except ConfigurationError:
@@ -144,23 +149,6 @@ class Bridge(Handle):
         """Averages made so far, those that were taken back left out; waits for the end of the last."""
         return self.wire.call(lambda: self.engine.step)
 
-    def save(self, folder: str | Path) -> None:
-        """Writes what this rank remembers to a file of its own in ``folder``; to be called on all ranks."""
-        parts.write(Path(folder), [self.state_dict()])
-
-    def load(self, folder: str | Path) -> None:
-        """Goes on from what :meth:`save` wrote on all ranks, also of another number of workers; on all ranks.
-
-        Raises:
-            ConfigurationError: On all ranks, if a state is missing or does not fit, or ranks have those of different
-                steps.
-        """
-        with Agreed() as agreed:
-            if (states := parts.read(Path(folder))) is None:
-                raise ConfigurationError(f"{folder} has no states of gradwire; give the folder that save was given")
-            self.load_state_dict(states[0])
-            agreed.step = self.engine.step
-
 
 class Rooms:
     """Memory for a step's buckets that a framework may keep, used again when it has let go of all of it.
@@ -197,21 +185,8 @@ def broadcast(values: Iterable[Array], process_group: Any = None) -> None:
     group = default_group(process_group)
     transport, device = ProcessGroupTransport(group), distributed_c10d._get_object_coll_device(group)
     for value in values:
-        own = _bytes(value)
+        own = bytes_of(value)
         own.copy_(transport.broadcast(own.to(device, copy=True), 0)())
-
-
-def _stand_in(array: Described, device: torch.device) -> torch.nn.Parameter:
-    """A parameter of an array's kind, without its room."""
-    dtype = getattr(torch, array.dtype, None)
-    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ConfigurationError(f"{array.name!r} has dtype {array.dtype}; gradwire averages gradients of real numbers")
-    return torch.nn.Parameter(torch.zeros((), dtype=dtype, device=device).expand(as_matrix(array.shape)))
-
-
-def _bytes(array: Array) -> Tensor:
-    """An array's memory, whatever its dtype."""
-    return torch.from_numpy(array.reshape(-1).view(np.uint8))
 
 
 def _aligned(numel: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from gradwire import bridge
-from gradwire.bridge import Bridge, Described
+from gradwire.attach.elsewhere import Array, Described
+from gradwire.bridge import Bridge, Saved
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
+from gradwire.local_sgd.mirror import Cell, Mirror, Mirrored, mirrored
 
 try:
     import jax
@@ -51,16 +53,13 @@ class Synchronizer(Bridge):
     """
 
     def __init__(self, params: Any, method: Methods, *, process_group: Any = None, **options: Any) -> None:
-        leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-
         def arrays() -> list[Described]:
             check_devices()
-            names = [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in leaves]
-            named = zip(names, leaves, strict=True)
-            return [Described(name, tuple(jnp.shape(leaf)), jnp.result_type(leaf).name) for name, (_, leaf) in named]
+            return _described(params)
 
         super().__init__(arrays, method, process_group, options)
-        self.check_equal((each.name, np.array(leaf)) for each, (_, leaf) in zip(self.arrays, leaves, strict=True))
+        values = zip(self.arrays, jax.tree_util.tree_leaves(params), strict=True)
+        self.check_equal((each.name, np.array(leaf)) for each, leaf in values)
 
     def average(self, gradients: Any) -> Any:
         """The averages over all workers, with the structure and dtypes of ``gradients``.
@@ -95,18 +94,108 @@ class Synchronizer(Bridge):
     def _average(self, gradients: Any, state: State | None) -> tuple[Any, Any]:
         # Their tree may differ from that of the parameters: flax.nnx gives bare arrays for its variables.
         leaves, tree = jax.tree_util.tree_flatten(gradients)
-        found, wanted = [jnp.shape(leaf) for leaf in leaves], [each.shape for each in self.arrays]
-        if found != wanted:
-            place = next(
-                (p for p, (ours, theirs) in enumerate(zip(wanted, found, strict=False)) if ours != theirs), None
-            )
-            what = f"{len(found)} arrays" if place is None else f"shape {found[place]} for {self.arrays[place].name!r}"
-            of = f"{len(wanted)} parameters" if place is None else f"a parameter of shape {wanted[place]}"
-            raise ConfigurationError(
-                f"the gradients have {what}; the synchronizer was made for {of}; give their gradients"
-            )
+        _check_shapes("gradients", leaves, self.arrays)
         averages, step = averaged(self, leaves, None if state is None else state.step)
         return jax.tree_util.tree_unflatten(tree, averages), None if step is None else State(step)
+
+
+class Periodic(Saved, Mirrored):
+    """Parameters of local steps, averaged from time to time, as :class:`gradwire.Periodic`; see :func:`periodic`."""
+
+    hold: Callable[[Any, Any], Callable[[], Any]]
+
+    def step(self, params: Any = None, state: Any = ()) -> Any:
+        """To be called after every local step, on every rank, between compiled steps, as it looks at values.
+
+        Args:
+            params: The parameters now.
+            state: The optimizer's state now, of which ``moments="average"`` averages what is shaped as the parameters.
+
+        Returns:
+            Both: as they were given, or as averages left them.
+        """
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(params)):
+            raise ConfigurationError("within jax.jit there are no values to average; call step between compiled steps")
+        if self.due:
+            given_back = self.hold(params, state)
+            super().step()
+            return given_back()
+        super().step()
+        return params, state
+
+    def synchronize(self, params: Any = None, state: Any = ()) -> Any:
+        """Parameters and state as :meth:`gradwire.Periodic.synchronize` leaves them."""
+        given_back = self.hold(params, state)
+        super().synchronize()
+        return given_back()
+
+
+def periodic(params: Any, **options: Any) -> Periodic:
+    """Lets every worker take local steps, and averages parameters from time to time: local SGD, PQASGD, DiLoCo.
+
+    To be called on every rank. There is no transformation for optax' chains: an update that takes each rank's own
+    parameters to the average would round otherwise on each.
+
+    Args:
+        params: Any tree of arrays, the same values on all ranks; :func:`broadcast` makes them so.
+        **options: Of :func:`gradwire.periodic`. ``moments="reset"``, ``broadcast`` and ``buffers`` are refused: average
+            a tree of statistics by a handle of its own.
+
+    Raises:
+        ConfigurationError: If anything cannot be as asked, or differs between ranks.
+
+    Example::
+
+        local = gradwire.jax.periodic(params, every=8, method="qsgd", bits=4)
+        for batch in batches:
+            params, state = local.step(*train_step(params, state, batch))
+        params, state = local.synchronize(params, state)
+    """
+    leaves, tree = jax.tree_util.tree_flatten(params)
+    arrays, moments = _described(params), [dict[str, Cell]() for _ in leaves]
+
+    def cell(place: int, array: Described) -> Cell:
+        def write(value: Array) -> None:
+            leaves[place] = jnp.asarray(value)
+
+        return Cell(array, lambda: np.asarray(leaves[place]), write)
+
+    def hold(params: Any, state: Any) -> Callable[[], Any]:
+        _check_shapes("parameters", jax.tree_util.tree_leaves(params), arrays)
+        leaves[:], both = jax.tree_util.tree_flatten((params, state))
+        nodes, _ = jax.tree_util.tree_flatten_with_path(state, lambda node: jax.tree_util.tree_structure(node) == tree)
+        begin, all_moments = len(arrays), options.get("moments") == "average"
+        for each in moments:
+            each.clear()
+        for path, node in nodes:
+            found, key = _described(node), jax.tree_util.keystr(path)
+            if jax.tree_util.tree_structure(node) == tree:
+                for place, array in enumerate(found):
+                    if array.shape == arrays[place].shape and "float" in array.dtype:
+                        moments[place][key] = cell(begin + place, array)
+            elif all_moments and found[0].shape and "float" in found[0].dtype:
+                raise ConfigurationError(f"the state's {key} belongs to no tree like params; choose moments='keep'")
+            begin += len(found)
+        if all_moments and not any(moments):
+            raise ConfigurationError("the state has no moments to average; give step the state, or moments='keep'")
+
+        def given_back() -> Any:
+            back = jax.tree_util.tree_unflatten(both, leaves)
+            leaves.clear()
+            return back
+
+        return given_back
+
+    def mirror() -> Mirror:
+        if unknown := [name for name in ("broadcast", "buffers") if options.get(name)]:
+            raise ConfigurationError(
+                f"{unknown[0]} is not for trees; give params that gradwire.jax.broadcast made equal"
+            )
+        return Mirror([cell(place, array) for place, array in enumerate(arrays)], lambda place: moments[place])
+
+    handle = mirrored(Periodic, mirror, options)
+    handle.hold = hold
+    return handle
 
 
 def broadcast(tree: Any, process_group: Any = None) -> Any:
@@ -128,20 +217,45 @@ def init_process_group(**options: Any) -> None:
     Raises:
         ConfigurationError: If ``jax.distributed`` is not initialized.
     """
-    from jax._src.distributed import global_state  # its only store that needs no collective
+    try:  # tried with jax 0.10.2; no public name leads to this store, and collectives would need the network's address
+        from jax._src.distributed import global_state
 
-    if global_state.client is None:
+        client, coordinator = global_state.client, global_state.coordinator_address
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"jax {jax.__version__} keeps the store of jax.distributed elsewhere; start the processes by torchrun, and "
+            'call torch.distributed.init_process_group("gloo")'
+        ) from error
+    if client is None:
         raise ConfigurationError("jax.distributed is not initialized; call jax.distributed.initialize(...) first")
     rank, workers = global_state.process_id, global_state.num_processes
-    host = global_state.coordinator_address.rpartition(":")[0]
+    host = coordinator.rpartition(":")[0]
     key, seconds = "gradwire/store", 300
     if rank == 0:
         store = TCPStore(host, 0, workers, is_master=True, wait_for_workers=False)
-        global_state.client.key_value_set(key, str(store.port))
+        client.key_value_set(key, str(store.port))
     else:
-        port = int(global_state.client.blocking_key_value_get(key, seconds * 1000))
+        port = int(client.blocking_key_value_get(key, seconds * 1000))
         store = TCPStore(host, port, workers, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, **options)
+
+
+def _described(tree: Any) -> list[Described]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    named = [(jax.tree_util.keystr(path, simple=True, separator=".") or "params", leaf) for path, leaf in leaves]
+    return [Described(name, tuple(jnp.shape(leaf)), jnp.result_type(leaf).name) for name, leaf in named]
+
+
+def _check_shapes(given: str, leaves: Sequence[Any], arrays: Sequence[Described]) -> None:
+    """Raises ConfigurationError unless there is an array of each shape, in this order."""
+    found, wanted = [jnp.shape(leaf) for leaf in leaves], [each.shape for each in arrays]
+    if found != wanted:
+        place = next((p for p, (ours, theirs) in enumerate(zip(wanted, found, strict=False)) if ours != theirs), None)
+        what = f"{len(found)} arrays" if place is None else f"shape {found[place]} for {arrays[place].name!r}"
+        of = f"{len(wanted)} parameters" if place is None else f"a parameter of shape {wanted[place]}"
+        raise ConfigurationError(
+            f"the {given} have {what}; the synchronizer was made for {of}; give {given} of the same tree"
+        )
 
 
 def check_devices() -> None:

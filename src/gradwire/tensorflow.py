@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from gradwire import bridge
-from gradwire.bridge import LINE, Bridge, Described, Rooms
+from gradwire.attach.elsewhere import Described
+from gradwire.bridge import LINE, Bridge, Rooms
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
 

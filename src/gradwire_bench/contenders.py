@@ -109,8 +109,7 @@ class Contender:
         elif self.name == TORCH_FP16:
             ddp.register_comm_hook(group, fp16_compress_hook)
         elif self.name != DDP:
-            options, choices = self._parted()
-            handle = gradwire.compress(ddp, self.name, **options, **choices)
+            handle = gradwire.compress(ddp, self.name, **self.arguments())
         return Averaged(ddp, handle)
 
     def configuration(self, seed: int = 0) -> Configuration:
@@ -121,6 +120,11 @@ class Contender:
         """
         options, choices = self._parted()
         return Configuration.make(self.name, options, **choices, seed=seed)
+
+    def arguments(self) -> dict[str, Any]:
+        """What :func:`gradwire.compress`, or another way in, is given by name."""
+        options, choices = self._parted()
+        return {**options, **choices}
 
     def _parted(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The method's own options, and what goes with every method."""

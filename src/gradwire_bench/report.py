@@ -139,9 +139,9 @@ def sync_table(rows: Sequence[SyncRow], title: str) -> Table:
 
 def train_table(rows: Sequence[TrainRow], title: str) -> Table:
     """Step time, bytes and accuracy of each contender."""
-    target = f"s to {rows[0].target_accuracy:.0%}" if rows else "s to target"
+    target, first = (f"s to {rows[0].target_accuracy:.0%}", rows[0].label) if rows else ("s to target", "DDP fp32")
     table = _table(
-        title, "method", "ms a step", "x DDP fp32", "MB metered", "MB interface", "x fewer bytes", "accuracy", target
+        title, "method", "ms a step", f"x {first}", "MB metered", "MB interface", "x fewer bytes", "accuracy", target
     )
     for row in rows:
         table.add_row(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gradwire import lab
-from gradwire.errors import LabError
+from gradwire.errors import ConfigurationError, LabError
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import DataSource
 from gradwire_bench.settings import everyone
@@ -21,6 +22,23 @@ from gradwire_bench.workloads import Workload
 DEFAULT_METHODS = (DDP, "bf16", "efsignsgd", "topk:ratio=0.01", "powersgd:rank=4", "acpsgd:rank=4")
 
 ALL = "all"
+
+Framework = Literal["torch", "keras-tf", "keras-jax", "jax"]
+
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "keras-tf": ("keras", "tensorflow"),
+    "keras-jax": ("keras", "jax"),
+    "jax": ("keras", "jax", "optax"),
+}
+
+
+_QUIET = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+_ENVIRONMENT: dict[Framework, dict[str, str]] = {
+    "torch": {},
+    "keras-tf": {"KERAS_BACKEND": "tensorflow", "TF_NUM_INTRAOP_THREADS": "1", **_QUIET},
+    "keras-jax": {"KERAS_BACKEND": "jax", **_QUIET},
+    "jax": {"KERAS_BACKEND": "jax", **_QUIET},
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +78,8 @@ class TrainRow:
         phases: Median seconds a step of rank 0: ``"forward"``, ``"backward"`` (until the gradients are averaged),
             ``"update"``; and of its wire thread, which works beside: ``"encode"``, ``"wire"``, ``"decode"``.
         peak_bytes: Resident memory of rank 0 at its highest, Python and torch included; None where no one tells.
-        parameters: Digest of the model's bits on rank 0 at the end.
+        parameters: Digest of the model's bits on rank 0 at the end; None in other frameworks than torch.
+        framework: What trained.
         error: Why there is no result.
     """
 
@@ -81,6 +100,7 @@ class TrainRow:
     phases: dict[str, float] = field(default_factory=dict)
     peak_bytes: int | None = None
     parameters: str | None = None
+    framework: Framework = "torch"
     error: str | None = None
 
     @property
@@ -99,14 +119,39 @@ class TrainRow:
         return self.dense_bytes / self.sent_bytes if self.dense_bytes and self.sent_bytes else None
 
 
-def contenders(methods: Sequence[str]) -> list[Contender]:
+def contenders(methods: Sequence[str], framework: Framework = "torch") -> list[Contender]:
     """The contenders of a run: the default ones, or those asked for with DDP fp32 before them to compare with.
 
-    ``all`` stands for every method of the catalogue at its recommended settings.
+    ``all`` stands for every method of the catalogue at its recommended settings. In other frameworks ``"dense"`` takes
+    DDP's place.
+
+    Raises:
+        ConfigurationError: If one is torch's own, and the framework another.
     """
     texts = [text for each in methods or DEFAULT_METHODS for text in (everyone() if each == ALL else (each,))]
     chosen = [Contender.parse(text) for text in texts]
-    return list(dict.fromkeys([Contender(DDP), *chosen]))
+    if framework == "torch":
+        return list(dict.fromkeys([Contender(DDP), *chosen]))
+    chosen = [each for each in chosen if each.name != DDP]
+    if torchs := [each for each in chosen if not each.is_ours]:
+        raise ConfigurationError(f"{torchs[0].name} is torch's; leave it out, or choose --framework torch")
+    return list(dict.fromkeys([Contender("dense"), *chosen]))
+
+
+def check_framework(framework: Framework, workload: Workload) -> None:
+    """Raises ConfigurationError if a framework is not installed, or does not have this workload."""
+    if framework == "torch":
+        return
+    if workload.name != "image":
+        raise ConfigurationError(
+            f"workload {workload.name!r} is in torch only; with --framework {framework} take 'image'"
+        )
+    for package in _NEEDS[framework]:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigurationError(
+                f"--framework {framework} needs {package}, which is not installed; run "
+                f"pip install {' '.join(_NEEDS[framework])}"
+            )
 
 
 def race(
@@ -122,6 +167,7 @@ def race(
     on_progress: Callable[[list[TrainRow]], object],
     optimizer: OptimizerName = "sgd",
     rate_multiple: float = 1.0,
+    framework: Framework = "torch",
 ) -> list[TrainRow]:
     """Trains with each contender in turn, in the same worker processes.
 
@@ -137,11 +183,12 @@ def race(
         on_progress: Called with the rows so far after every step.
         optimizer: What takes the averages for gradients.
         rate_multiple: Of the learning rate that goes with it.
+        framework: What trains; of others than torch SGD is the optimizer.
 
     Returns:
         A row for every contender; one that failed says why.
     """
-    rows = [TrainRow(str(racer), racer.label, workload.target(source)) for racer in racers]
+    rows = [TrainRow(str(racer), racer.label, workload.target(source), framework=framework) for racer in racers]
     job = {
         "workload": workload.name,
         "source": source.plain(),
@@ -151,6 +198,7 @@ def race(
         "seed": seed,
         "optimizer": optimizer,
         "rate_multiple": rate_multiple,
+        "framework": framework,
         "shaped": rate is not None,
     }
 
@@ -163,7 +211,9 @@ def race(
 
     try:
         with lab.Lab(workers=workers, rate=rate) as network:
-            network.run([sys.executable, "-m", "gradwire_bench.train_worker", json.dumps(job)], on_line=on_line)
+            worker = "train_worker" if framework == "torch" else "framework_worker"
+            command = [sys.executable, "-m", f"gradwire_bench.{worker}", json.dumps(job)]
+            network.run(command, env=_ENVIRONMENT[framework], on_line=on_line)
     except LabError as error:
         if not any(row.steps_done for row in rows):
             raise

@@ -60,17 +60,17 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
         averaged = contender.wrap(net, group)
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
-    if _out(number, error) or averaged is None:
+    if out(number, error) or averaged is None:
         return
     dense_bytes = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
     sent_before, stages_before = averaged.sent_bytes(), averaged.stages()
     measurable = resident.reset_peak()
     steps: list[_Step] = []
     try:
-        steps.extend(_steps(number, averaged, _rate(contender, workload, job), net, task, job, rank))
+        steps.extend(_steps(number, averaged, peak_rate(contender, workload, job), net, task, job, rank))
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
-    if _out(number, error):
+    if out(number, error):
         return
     interface = mean_over_ranks(sum(step.interface_bytes for step in steps)) / len(steps) if job["shaped"] else None
     sent = averaged.sent_bytes()
@@ -114,7 +114,8 @@ class _Step(NamedTuple):
         return self.forward + self.backward + self.update
 
 
-def _rate(contender: Contender, workload: Workload, job: dict[str, Any]) -> float:
+def peak_rate(contender: Contender, workload: Workload, job: dict[str, Any]) -> float:
+    """A contender's learning rate at its highest."""
     own = learning_rate(contender, workload) / workload.learning_rate
     return float(job["rate_multiple"]) * own * base_rate(workload, job["optimizer"])
 
@@ -125,9 +126,7 @@ def _steps(
     """The training loop; evaluations count neither in a step's seconds nor in its bytes."""
     steps, shaped = job["steps"], job["shaped"]
     optimizer = optimizer_of(job["optimizer"], net, peak)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, peak, total_steps=max(steps, 2), pct_start=WARM_UP_SHARE, cycle_momentum=False
-    )
+    schedule = one_cycle(optimizer, peak, steps)
     batches = task.batches()
     elapsed = 0.0
     dist.barrier()
@@ -146,15 +145,29 @@ def _steps(
         elapsed += end - begin
         sent = interface_sent_bytes() - sent_before if shaped else 0
         accuracy = None
-        judged = steps >= JUDGED_STEPS
-        if step == steps or (judged and step % EVALUATION_STEPS == 0):
-            accuracy = _accuracy(net, task, EVALUATION_SAMPLES if judged else GLANCE_SAMPLES)
+        if samples := evaluated(step, steps):
+            accuracy = _accuracy(net, task, samples)
         if rank == 0:
             emit("step", row=number, step=step, elapsed=elapsed, loss=loss.item(), accuracy=accuracy)
         yield _Step(forward - begin, backward - forward, end - backward, loss.item(), sent)
 
 
-def _out(number: int, error: Exception | None) -> bool:
+def one_cycle(optimizer: torch.optim.Optimizer, peak: float, steps: int) -> torch.optim.lr_scheduler.OneCycleLR:
+    """The learning rate of a training."""
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, peak, total_steps=max(steps, 2), pct_start=WARM_UP_SHARE, cycle_momentum=False
+    )
+
+
+def evaluated(step: int, steps: int) -> int:
+    """Test samples of the accuracy curve's point after a step; 0 where it has none."""
+    judged = steps >= JUDGED_STEPS
+    if step != steps and not (judged and step % EVALUATION_STEPS == 0):
+        return 0
+    return EVALUATION_SAMPLES if judged else GLANCE_SAMPLES
+
+
+def out(number: int, error: Exception | None) -> bool:
     """Tells the parent about an error; whether the contender failed on any rank."""
     if error is not None:
         emit("failed", row=number, reason=reason(error))
@@ -162,13 +175,19 @@ def _out(number: int, error: Exception | None) -> bool:
 
 
 def _accuracy(net: nn.Module, task: Task, limit: int | None) -> float:
-    """Share of test samples answered rightly; each rank looks at its part of them, with rank 0's running statistics."""
+    """Share of test samples answered rightly, with rank 0's running statistics."""
     for buffer in net.buffers():
         dist.broadcast(buffer, src=0)
     net.eval()
+    share = share_right(net, task, limit)
+    net.train()
+    return share
+
+
+def share_right(net: nn.Module, task: Task, limit: int | None) -> float:
+    """Share of test samples answered rightly; each rank looks at its part of them."""
     score = task.score(net, limit)
     counts = torch.tensor([score.correct, score.seen], dtype=torch.float64)
-    net.train()
     dist.all_reduce(counts)
     return float(counts[0] / counts[1])
 

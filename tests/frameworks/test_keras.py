@@ -285,6 +285,19 @@ def misused() -> None:
     net.compile(net.optimizer, net.loss)
     fit(net, *own(64, 32), batch=16)
     assert handle.stats().steps == 2
+    data = own(64, 32)
+    for callback in (keras.callbacks.EarlyStopping("loss"), keras.callbacks.ReduceLROnPlateau("loss")):
+        with pytest.raises(
+            ConfigurationError, match=r"looks at this rank's metrics alone.*put gradwire\.keras\.Average"
+        ):
+            fit(net, *data, batch=16, callbacks=[callback, gradwire.keras.AverageMetrics()])
+    with pytest.raises(ConfigurationError, match=r"TerminateOnNaN ends one rank's training and not the others'"):
+        fit(net, *data, batch=16, callbacks=[gradwire.keras.AverageMetrics(), keras.callbacks.TerminateOnNaN()])
+    with pytest.raises(ConfigurationError, match="nobody knows how many batches a rank has; give fit steps_per_epoch"):
+        net.fit((data for _ in range(1 + dist.get_rank())), callbacks=[gradwire.keras.AverageMetrics()], verbose=0)
+    if keras.backend.backend() == "tensorflow":
+        with pytest.raises(ConfigurationError, match="jit_compile is True, and XLA cannot call gradwire"):
+            net.compile(net.optimizer, net.loss, jit_compile=True)
     handle.close()
     net.compile("adam", net.loss)
     fit(net, *own(64, 32), batch=16)
@@ -293,6 +306,57 @@ def misused() -> None:
 
 def test_misuse_is_told(keras_pool: Pool) -> None:
     keras_pool.run(2, misused)
+
+
+def kinds_of_models() -> None:
+    """A step of one's own with two optimizers, layers that are frozen, embeddings, weights of half precision."""
+    import keras
+
+    import gradwire.keras
+
+    rank, backend = dist.get_rank(), keras.backend.backend()
+    inputs = np.random.default_rng(rank).integers(50, size=(32, 6))
+    labels = np.float32(inputs.sum(1) > 150)
+    for policy in ("float32", "bfloat16", "mixed_bfloat16"):
+        keras.utils.set_random_seed(1 + rank)
+        layers = [keras.Input((6,)), keras.layers.Embedding(50, 8, dtype=policy), keras.layers.Flatten()]
+        net = keras.Sequential([*layers, keras.layers.Dense(9, dtype=policy), keras.layers.Dense(1, dtype=policy)])
+        # Keras itself cannot freeze layers of which it has moving averages
+        net.compile(keras.optimizers.Adam(0.01, clipnorm=1.0, use_ema=backend == "jax", weight_decay=0.01), "mse")
+        handle = gradwire.keras.compress(net, "topk", ratio=0.1)
+        fit(net, inputs, labels, batch=8)
+        net.layers[2].trainable = False
+        frozen = np.array(net.layers[2].get_weights()[0], "float32")
+        if backend == "jax":  # Keras' own JAX trainer wants an optimizer of the variables that are trained
+            handle.close()
+            net.compile(keras.optimizers.Adam(0.01), "mse")
+            handle = gradwire.keras.compress(net, "topk", ratio=0.1)
+        else:
+            net.compile(net.optimizer, "mse")
+        fit(net, inputs, labels, batch=8)
+        assert np.allclose(frozen, np.array(net.layers[2].get_weights()[0], "float32"), rtol=0.01)
+        assert_same_everywhere(np.concatenate([np.float32(each).reshape(-1) for each in net.get_weights()]))
+        assert handle.stats().steps == (4 if backend == "jax" else 8)
+        handle.close()
+
+    class Other(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, *given: Any) -> Any:
+            return ({}, given[0]) if backend == "jax" else {}
+
+    net = Other([keras.Input((6,)), keras.layers.Dense(1)])
+    net.compile("sgd", "mse")
+    handle = gradwire.keras.compress(net, "topk", ratio=0.1)
+    with pytest.raises(ConfigurationError, match=r"fit did not use model\.optimizer, so nothing was averaged"):
+        fit(net, np.float32(inputs), labels, batch=8)
+    handle.close()
+    net = keras.Sequential([keras.Input((6,)), keras.layers.Flatten()])
+    net.compile("sgd", "mse")
+    with pytest.raises(ConfigurationError, match="there are no parameters that require gradients"):
+        gradwire.keras.compress(net, "topk")
+
+
+def test_kinds_of_models(keras_pool: Pool) -> None:
+    keras_pool.run(2, kinds_of_models)
 
 
 def alone() -> None:

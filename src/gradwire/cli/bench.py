@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gradwire_bench.train import TrainRow
     from gradwire_bench.workloads import Workload
 
+Framework = Literal["torch", "keras-tf", "keras-jax", "jax"]
 Section = Literal["claim", "speedup", "volume", "overhead"]
 
 bench = App(name="bench", help="Measure on this machine: averaging, training, kernels.")
@@ -102,6 +103,7 @@ def train(
     batch: Positive = 32,
     seed: int = 0,
     dataset: Dataset = "auto",
+    framework: Framework = "torch",
     out: Path = Path("results"),
     json: Json = None,
 ) -> None:
@@ -115,6 +117,7 @@ def train(
     gradwire bench train all --link none --out results/all
     gradwire bench train topk:ratio=0.001 acpsgd:rank=2 --link 1gbit --out results/fast
     gradwire bench train --workload language --batch 16 --out results/language
+    gradwire bench train --framework keras-tf --out results/keras
     ```
 
     Args:
@@ -127,6 +130,8 @@ def train(
         batch: Images, or pieces of 64 bytes, a worker and step.
         seed: Seed of the model's start and of the order of the samples.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
+        framework: What trains: torch with DDP, Keras' fit on TensorFlow or JAX, or JAX with optax. In the last three,
+            dense averages take DDP's place, and a training's first step counts the compilation.
         out: Folder for the pictures and the JSON.
         json: Where the records go, one JSON a line; train.jsonl in the folder if not given.
     """
@@ -140,7 +145,8 @@ def train(
 
     console = new_console()
     task = WORKLOADS[workload]
-    racers = bench_train.contenders(method or ())
+    bench_train.check_framework(framework, task)
+    racers = bench_train.contenders(method or (), framework)
     rate = None if link_rate(link) is None else link
     if rate is not None and not (allowed := lab.availability()).possible:
         console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}")
@@ -148,7 +154,7 @@ def train(
     source = task.locate(dataset)
     console.print(f"Data: {source.name} ({source.reason}).")
     started = time.monotonic()
-    rows = _race(console, task, source, workers, rate, racers, steps=steps, batch=batch, seed=seed)
+    rows = _race(console, task, source, workers, rate, racers, steps=steps, batch=batch, seed=seed, framework=framework)
     where = f"{workers} workers, link {link}, {source.name}, {steps} steps of {workers * batch} {task.samples}"
     console.print(report.train_table(rows, f"Training a {task.what}: {where}"))
     console.print(f"[dim]median step; MB a worker and step; {report.machine_line()}[/dim]")
@@ -366,6 +372,7 @@ def _race(
     steps: int,
     batch: int,
     seed: int,
+    framework: Framework,
 ) -> list[TrainRow]:
     """Trains with a live bar for each contender."""
     from gradwire_bench import train as bench_train
@@ -383,7 +390,16 @@ def _race(
                 progress.update(task, completed=row.steps_done, news=_news(row))
 
         return bench_train.race(
-            workload, source, workers, rate, racers, steps=steps, batch=batch, seed=seed, on_progress=show
+            workload,
+            source,
+            workers,
+            rate,
+            racers,
+            steps=steps,
+            batch=batch,
+            seed=seed,
+            on_progress=show,
+            framework=framework,
         )
 
 

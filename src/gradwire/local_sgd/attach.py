@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
@@ -121,20 +121,42 @@ def periodic(
         >>> handle.stats().steps
         8
     """
-    choices = replace(Choices.of(locals()), rollback=False)
-    workers = default_group(process_group)
+    given = locals()
+    return attached(Periodic, optimizer, {**{name: given[name] for name in DEFAULTS}, **options})
+
+
+DEFAULTS: Mapping[str, Any] = periodic.__kwdefaults__ or {}
+"""What :func:`periodic` takes by name, and what it is where nothing is given."""
+
+Kind = TypeVar("Kind", bound=Periodic)
+
+
+def attached(kind: type[Kind], optimizer: Optimizer, options: Mapping[str, Any]) -> Kind:
+    """A handle of some class, as :func:`periodic` makes one.
+
+    Args:
+        kind: The class.
+        optimizer: Whose steps are local.
+        options: Of :func:`periodic`, and the method's hyper-parameters.
+
+    Raises:
+        ConfigurationError: As there.
+    """
+    given = {**DEFAULTS, **options}
+    choices = replace(Choices.of(given), rollback=False)
+    workers = default_group(given["process_group"])
     with RollCall(workers) as roll_call:
         optimizer = unwrapped_optimizer(optimizer)
         _check_optimizer(optimizer)
-        schedule = Schedule(every, fragments, cut, delay, mix, warmup_steps, moments)
-        configuration, guarding = Configuration.of(method, options, choices), Guarding(choices)
+        schedule = Schedule(**{each.name: given[each.name] for each in fields(Schedule)})
+        hyper = {name: value for name, value in options.items() if name not in DEFAULTS}
+        configuration, guarding = Configuration.of(given["method"], hyper, choices), Guarding(choices)
         schedule.check(configuration)
-        named = _named(optimizer, parameters)
+        named = _named(optimizer, given["parameters"])
         check_parameters(named)
-        check_outer(outer, optimizer, named)
-        return Periodic(
-            optimizer, configuration, schedule, guarding, named, outer, buffers, workers, roll_call, broadcast
-        )
+        check_outer(given["outer"], optimizer, named)
+        beside = {name: given[name] for name in ("outer", "buffers", "broadcast")}
+        return kind(optimizer, configuration, schedule, guarding, named, group=workers, roll_call=roll_call, **beside)
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:

@@ -110,6 +110,11 @@ class Periodic(Handle):
         self._hook = optimizer.register_step_post_hook(self._after_step)
 
     @property
+    def due(self) -> bool:
+        """Whether something is averaged or taken after the next local step."""
+        return self.steps_done + 1 >= self._next
+
+    @property
     def syncs(self) -> int:
         """Averages taken, each fragment's counted for itself."""
         return self._pending.taken

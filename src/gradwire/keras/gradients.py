@@ -1,38 +1,30 @@
-"""Keras 3 on TensorFlow, JAX or torch: gradients are averaged, compressed, before the optimizer sees them."""
+"""Gradients of Keras models are averaged before the optimizer sees them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import torch
+from keras import ops
 
 from gradwire import bridge
-from gradwire.attach.given import default_group
-from gradwire.bridge import CPU, Bridge, Described
+from gradwire.attach.elsewhere import CPU, Described
+from gradwire.bridge import Bridge
 from gradwire.engine import Methods
-from gradwire.engine.agreement import check_same
 from gradwire.errors import ConfigurationError
-from gradwire.wire import ProcessGroupTransport
-
-try:
-    import keras
-    from keras import ops
-except ImportError as error:
-    raise ImportError(f"{error}; Keras comes with pip install 'gradwire[keras]', and its backend by itself") from error
+from gradwire.keras.model import Attached, all_variables, check, described, guard, send, taken
 
 Average = Callable[[list[Any]], list[Any]]
 """Averages gradients of all variables, in their order and dtypes; None for None."""
 
 
-class Handle(Bridge):
-    """A model's optimizer whose gradients are averaged; :meth:`close` takes the method off again.
+class Handle(Attached, Bridge):
+    """A model's optimizer whose gradients are averaged; made by :func:`compress`."""
 
-    Attributes:
-        model: The model; None if an optimizer was given.
-        optimizer: The optimizer that gets the averages.
-    """
+    applied = False
 
     def __init__(self, target: Any, method: Methods, process_group: Any, options: Mapping[str, Any]) -> None:
         self.model = target if isinstance(target, keras.Model) else None
@@ -41,10 +33,9 @@ class Handle(Bridge):
         on_torch, on_tensorflow = (keras.backend.backend() == each for each in ("torch", "tensorflow"))
 
         def arrays() -> list[Described]:
-            _check(self.optimizer, self.model)
-            variables = self.optimizer._trainable_variables
-            named = zip(bridge.names(variables), variables, strict=True)
-            return [Described(name, tuple(v.shape), v.dtype) for name, v in named]
+            check(self.optimizer, self.model)
+            _check_gradients(self.optimizer, self.model)
+            return described(self.optimizer._trainable_variables)
 
         super().__init__(
             arrays,
@@ -56,12 +47,16 @@ class Handle(Bridge):
         )
         _attach(self, scaled)
 
-    def close(self) -> None:
-        """As :meth:`gradwire.Handle.close`; the optimizer is then as it was before."""
-        for patched in (self.optimizer, self.model):
-            for name in ("apply", "stateless_apply", "compile"):
-                vars(patched).pop(name, None) if patched is not None and self._attached else None
-        super().close()
+    def compiled(self) -> None:
+        """XLA may be on now."""
+        _check_gradients(self.optimizer, self.model)
+
+    def fitted(self) -> None:
+        """A model's own ``train_step`` may use another optimizer."""
+        if not self.applied:
+            raise ConfigurationError(
+                "fit did not use model.optimizer, so nothing was averaged; give compress each optimizer that is used"
+            )
 
 
 def compress(
@@ -90,90 +85,28 @@ def compress(
         model.fit(inputs, labels, callbacks=[gradwire.keras.AverageMetrics()])
     """
     handle = Handle(target, method, process_group, options)
-    weights = handle.optimizer._trainable_variables if handle.model is None else handle.model.weights
-    variables = [*weights, *handle.optimizer.variables]
-    values = [np.array(ops.convert_to_numpy(v.value)) for v in variables]
+    variables = all_variables(handle)
     if not broadcast:
-        handle.check_equal((v.path, value) for v, value in zip(variables, values, strict=True))
+        handle.check_equal((v.path, np.array(ops.convert_to_numpy(v.value))) for v in variables)
         return handle
-    bridge.broadcast(values, process_group)
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+    send(variables, process_group)
     return handle
 
 
-class AverageMetrics(keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages an epoch's metrics over all workers, so that callbacks which look at them decide alike.
-
-    To be the first callback, on every rank. It also compares what all ranks are about to do: one that trains fewer
-    steps than others would have them wait for it.
-
-    Args:
-        process_group: As in :class:`gradwire.Synchronizer`.
-    """
-
-    def __init__(self, process_group: Any = None) -> None:
-        super().__init__()
-        self._transport = ProcessGroupTransport(default_group(process_group))
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Raises ConfigurationError on all ranks if they are about to train another number of epochs or steps."""
-        told = [f"{key}={self.params.get(key)}" for key in ("epochs", "steps")]
-        check_same(told, self._transport, CPU, "give every rank as many batches, such as by dropping the last samples")
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts averages into the logs.
-
-        Raises:
-            ConfigurationError: On all ranks, if they have other metrics.
-        """
-        names = sorted(logs or {})
-        check_same(
-            names, self._transport, CPU, "give every rank the same metrics, and validate on all ranks or on none"
-        )
-        values = torch.tensor([float((logs or {})[name]) for name in names], dtype=torch.float64)
-        self._transport.all_reduce(values, torch.distributed.ReduceOp.SUM)()
-        (logs or {}).update(zip(names, (values / self._transport.world_size).tolist(), strict=True))
-
-
-def _check(optimizer: Any, model: Any) -> None:
-    """Raises ConfigurationError if anything is not as it has to be, before anything is changed."""
-    if not isinstance(optimizer, keras.optimizers.Optimizer) or (model is not None and not model.built):
-        given = f"target is {optimizer!r}" if model is None else "the model is not compiled and built"
-        raise ConfigurationError(
-            f"{given}; give a model after model.compile(optimizer=...), built by keras.Input or model.build(...), or "
-            "an optimizer that is built"
-        )
-    if "apply" in vars(optimizer):
-        raise ConfigurationError("the optimizer has a method of gradwire's already; close its handle first")
+def _check_gradients(optimizer: Any, model: Any) -> None:
+    """Raises ConfigurationError if gradients cannot be averaged as Keras hands them over."""
     if getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps:
         raise ConfigurationError(
             "gradient_accumulation_steps is set, with which Keras hands every small step's gradients over to be "
             "averaged; leave it out, and give fit a larger batch_size"
         )
-    if keras.distribution.distribution() is not None:
-        raise ConfigurationError(
-            "keras.distribution averages by itself; leave it out, and start a process for each worker, as torchrun does"
-        )
-    if model is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    if not optimizer.built:
-        raise ConfigurationError("the optimizer is not built; call optimizer.build(model.trainable_variables) first")
     if any(getattr(each, "overwrite_with_gradient", False) for each in optimizer._trainable_variables):
         raise ConfigurationError("variables are overwritten by their gradients (float8), which have no average")
-    if keras.backend.backend() == "jax":
-        from gradwire.jax import check_devices
-
-        check_devices()
-    if keras.backend.backend() == "tensorflow":
-        from gradwire.tensorflow import check_strategy
-
-        check_strategy(None if model is None else model.distribute_strategy)
-        if model is not None and model.jit_compile:
-            raise ConfigurationError(
-                "jit_compile is True, and XLA cannot call gradwire from within TensorFlow; give "
-                "model.compile(..., jit_compile=False)"
-            )
+    if keras.backend.backend() == "tensorflow" and model is not None and model.jit_compile:
+        raise ConfigurationError(
+            "jit_compile is True, and XLA cannot call gradwire from within TensorFlow; give "
+            "model.compile(..., jit_compile=False)"
+        )
 
 
 def _attach(handle: Handle, scaled: bool) -> None:
@@ -185,6 +118,7 @@ def _attach(handle: Handle, scaled: bool) -> None:
     apply, stateless_apply = optimizer.apply, optimizer.stateless_apply
 
     def averaged(gradients: Sequence[Any], order: Sequence[Any], scale: Any) -> list[Any]:
+        handle.applied = True
         own: list[Any] = [None] * len(variables)
         for gradient, variable in zip(gradients, order, strict=True):
             if id(variable) not in places:
@@ -210,25 +144,12 @@ def _attach(handle: Handle, scaled: bool) -> None:
         grads = averaged(list(grads), variables, optimizer_variables[place])
         return stateless_apply(optimizer_variables, grads, trainable_variables)
 
+    taken.add(optimizer)
     vars(optimizer)["apply"] = new_apply
     if scaled:  # else it calls apply
         vars(optimizer)["stateless_apply"] = new_stateless_apply
     if model is not None:
-        vars(model)["compile"] = _keeping(handle, model.compile)
-
-
-def _keeping(handle: Handle, compile_model: Any) -> Any:
-    """A model's ``compile`` that does not lose the method."""
-
-    def compile_again(optimizer: Any = "rmsprop", *args: Any, **options: Any) -> Any:
-        if optimizer is not handle.optimizer:
-            raise ConfigurationError(
-                "compile would give the model another optimizer, without gradwire's method; close the handle, compile, "
-                "and compress again; or compile with optimizer=model.optimizer"
-            )
-        return compile_model(optimizer, *args, **options)
-
-    return compile_again
+        guard(handle)
 
 
 def _on_tensorflow(handle: Handle) -> Average:
