@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gradwire_bench.suite.cell import Record
-from gradwire_bench.suite.claims import Finding, judge
+from gradwire_bench.suite.claims import LEAST_PAIRS, Finding, judge
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.suite.page import facts
 from gradwire_bench.suite.plan import Plan
@@ -63,7 +63,8 @@ def _failures(found: Sequence[Finding]) -> Iterator[str]:
     if short := [each for each in found if each.verdict != "holds"]:
         yield "\n## What was not reproduced, and the likely reason\n"
         for each in short:
-            yield f"* {each.claim.text}: {each.verdict}. {each.claim.reason or 'No reason is known.'}"
+            reason = each.claim.reason or "No reason is known."
+            yield f"* {each.claim.text}: {each.verdict}. {'Not measured yet.' if each.pairs < LEAST_PAIRS else reason}"
 
 
 def _said(found: Finding) -> str:
