@@ -85,7 +85,7 @@ class Mirror(Optimizer):
         self._moments = _Moments(lambda parameter: moments(places[parameter]))
         self.state = self._moments  # type: ignore[assignment]
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """To be called after the framework's step: what waits for it, such as averages, is done."""
 
     @contextmanager
