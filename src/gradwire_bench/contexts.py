@@ -148,15 +148,14 @@ def low_rank(values: Tensor, shapes: Mapping[str, tuple[int, int]], rank: int) -
 def tried(gradients: Sequence[Mapping[str, Tensor]], rate: float) -> dict[str, float]:
     """Bits a value by what the coder knows, all at the error of the codec at a rate."""
     shapes = matrices(gradients[0])
-    memory, last = torch.zeros(flat(gradients[0], shapes).numel()), None
+    memory, steps = torch.zeros(flat(gradients[0], shapes).numel()), []
     for each in gradients:
         values = flat(each, shapes) + memory
         trip = roundtrip(values.view(1, -1), "deadzone", bits=rate, memory="none")
         memory = values - trip.decoded.flatten()
         error = float(memory.square().sum())
-        step = step_of(values, error)
-        previous, last = last, quantised(values, step)
-    assert previous is not None
+        steps.append(quantised(values, step_of(values, error)))
+    *_, previous, last = steps
     count = values.numel()
     layers = list(zip(cut(last, shapes), cut(previous, shapes), strict=True))
     found = {"sent": 8 * trip.wire_bytes / count}
