@@ -28,12 +28,12 @@ from pool import Pool
 def p_local_steps_and_a_quantised_average() -> None:
     """By hand: the mean of what one worker alone would decode of each change."""
     net = network()
-    optimizer = sgd(net)
     handle = gradwire.periodic(
-        optimizer, every=3, method="qsgd", bits=4, route="gather", parameters=net.named_parameters(), seed=5
+        sgd(net), every=3, method="qsgd", bits=4, route="gather", parameters=net.named_parameters(), seed=5
     )
     other = network()
     train(other, sgd(other), range(3))
+    optimizer = handle._optimizer
     train(net, optimizer, range(2))
     assert not same_everywhere(flat(net))
     train(net, optimizer, range(2, 3))
