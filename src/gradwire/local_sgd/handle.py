@@ -81,6 +81,7 @@ class Periodic(Handle):
             for piece in pieces
         }
         self.averaged = dataclasses.replace(self.averaged, parameters=of_pieces)
+        self._optimizer = optimizer
         self._trained = Trained(optimizer)
         self._schedule = schedule
         self._fragments = fragments

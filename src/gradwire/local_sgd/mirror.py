@@ -125,9 +125,7 @@ class _Moments:
 class Mirrored(Periodic):
     """Periodic averaging of what another framework trains; made by :func:`mirrored`."""
 
-    def __init__(self, optimizer: Mirror, *given: Any, **named: Any) -> None:
-        self._optimizer = optimizer
-        super().__init__(optimizer, *given, **named)
+    _optimizer: Mirror
 
     def step(self) -> None:
         """To be called after every local step, on every rank."""
