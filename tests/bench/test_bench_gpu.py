@@ -50,9 +50,8 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_a_wrong_bit_is_found() -> None:
     said: list[str] = []
 
-    def spoiling(code: object, block: object, gradient: torch.Tensor, *others: object) -> None:
-        encode(code, block, gradient, *others)
-        payload = others[3]
+    def spoiling(code: object, block: object, source: object, payload: torch.Tensor, key: int) -> None:
+        encode(code, block, source, payload, key)
         if isinstance(code, codes.Exponent) and next(calls) % 4 == 0:
             payload[-5] ^= 1
 

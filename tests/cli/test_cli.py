@@ -76,7 +76,7 @@ def test_methods_has_a_line_for_each_method(width, tmp_path, monkeypatch, capsys
     document = json.loads(path.read_text())
     assert document["schema"] == "gradwire.methods/1"
     listed = {entry["name"]: entry for entry in document["methods"]}
-    assert listed["acpsgd"]["options"] == {"rank": 4}
+    assert listed["acpsgd"]["options"] == {"rank": 4, "bits": 32}
     assert all(entry["summary"] and entry["citation"] and entry["bits"] > 0 for entry in listed.values())
     assert document["measured"] == []
 

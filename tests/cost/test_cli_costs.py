@@ -25,6 +25,7 @@ SMALL = [word for pair in GIVEN.items() for word in pair]
 
 def run(*arguments: str, monkeypatch, capsys) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["gradwire", *arguments])
+    monkeypatch.setenv("COLUMNS", "160")  # or long figures would leave no room for names
     code = cli.main()
     captured = capsys.readouterr()
     return code, captured.out, captured.err
