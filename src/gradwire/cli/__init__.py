@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gradwire.cli.analyze import analyze
 from gradwire.cli.bench import bench
+from gradwire.cli.codecs import codecs, gpu, kernels
 from gradwire.cli.costs import advise, simulate
 from gradwire.cli.doctor import doctor
 from gradwire.cli.frontier import frontier
@@ -34,6 +35,9 @@ app.command(analyze)
 app.command(frontier)
 app.command(advise)
 app.command(simulate)
+bench.command(kernels)
+bench.command(codecs)
+bench.command(gpu)
 app.command(bench)
 app.command(lab)
 app.command(reproduce)

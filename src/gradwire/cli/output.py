@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+
+from gradwire.errors import GradwireError
+
+if TYPE_CHECKING:
+    from gradwire_bench.suite.cell import Record
 
 _LEAST_WIDTH = 120
 """Columns of a table that goes to a file or a pipe."""
@@ -27,3 +33,18 @@ def write(path: Path | None, content: dict[str, Any]) -> None:
     if path is not None:
         report.write_json(path, content)
         new_console().print(f"Wrote {path}", soft_wrap=True)
+
+
+def keep(path: Path | None, records: Sequence[Record]) -> None:
+    """Writes the records if a file is asked for, and says so.
+
+    Raises:
+        GradwireError: If nothing was measured.
+    """
+    from gradwire_bench.suite import ledger
+
+    if path is not None:
+        ledger.write(path, records)
+        new_console().print(f"Wrote {path}", soft_wrap=True)
+    if all(each.error for each in records):
+        raise GradwireError("no contender could be measured; the table says why")
