@@ -30,8 +30,8 @@ test-frameworks: $(VENV)/ready
 # Without a GPU: kernels in Triton's interpreter against the reference, then compiled for GPUs that are not here.
 test-gpu-kernels: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable ".[gpu]"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/gpu
-	$(BIN)/python -m pytest tests/kernels/gpu
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels/gpu
+	$(BIN)/python -m pytest $(PARALLEL) tests/kernels/gpu
 
 check: $(VENV)/ready
 	$(BIN)/ruff check src tests examples
