@@ -54,7 +54,7 @@ def suite(
     ```
 
     Args:
-        preset: small, in less than 20 minutes on two cores; full, over several sittings; or a .toml file of your own.
+        preset: small, in some 25 minutes on two cores; full, over several sittings; or a .toml file of your own.
         out: Folder for the records (cells.jsonl) and the report (report.html).
         only: axis=value, such as link=1gbit; may be repeated, and values of one axis are alternatives. The axes are
             kind, workload, method, granularity, optimizer, rate, workers, link, steps, batch, seed.
