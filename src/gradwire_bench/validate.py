@@ -191,21 +191,21 @@ def calibrated(points: Sequence[Point], probes: Sequence[dict[str, Any]], say: C
 def errors(points: Sequence[Point]) -> dict[str, float]:
     """Of relative errors the median and 90th percentile; how often the best three and a recommendation are right.
 
-    The best three of a setting are right if none of them was measured slower than the third best, as far as quartiles
-    tell them apart; they are the same if they are those with the three least medians.
+    The best three of a setting are right if they are those with the three least medians; they are within the spread if
+    none of them was measured slower than the third best, as far as quartiles tell them apart.
     """
     sizes = sorted(abs(point.error) for point in points)
     settings: dict[tuple[str, int, str], list[Point]] = {}
     for point in points:
         settings.setdefault(point.setting, []).append(point)
-    right = [_right(group) for group in settings.values()]
-    same = [_names(group, "predicted") == _names(group, "measured") for group in settings.values()]
+    right = [_names(group, "predicted") == _names(group, "measured") for group in settings.values()]
+    within = [_within_spread(group) for group in settings.values()]
     misled = [_misled(group) for group in settings.values()]
     return {
         "median": statistics.median(sizes),
         "p90": sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
         "best_three_right": sum(right) / len(right),
-        "best_three_same": sum(same) / len(same),
+        "best_three_within_spread": sum(within) / len(within),
         "recommended_and_slower": sum(misled) / len(misled),
     }
 
@@ -229,7 +229,7 @@ def signed(points: Sequence[Point]) -> dict[str, dict[str, float]]:
     return {part: {key: statistics.median(errors) for key, errors in groups.items()} for part, groups in parts.items()}
 
 
-def _right(points: Sequence[Point]) -> bool:
+def _within_spread(points: Sequence[Point]) -> bool:
     *_, third = _best(points, "measured")
     return all(point.quartiles[0] <= third.quartiles[1] for point in _best(points, "predicted"))
 

@@ -35,13 +35,13 @@ def points(predicted: dict[str, float], measured: dict[str, float], link: str = 
 def test_errors_tell_a_wrong_recommendation_from_a_right_one() -> None:
     told = {"ddp": 2.0, "bf16": 1.0, "topk": 0.5, "acpsgd": 0.6}
     right = validate.errors(points(told, told))
-    shares = {"best_three_right": 1.0, "best_three_same": 1.0, "recommended_and_slower": 0.0}
+    shares = {"best_three_right": 1.0, "best_three_within_spread": 1.0, "recommended_and_slower": 0.0}
     assert right == {"median": 0.0, "p90": 0.0, **shares}
     wrong = validate.errors(points(told, {**told, "topk": 1.5}))
     assert wrong["recommended_and_slower"] == 1.0
     assert validate.errors(points(told, {**told, "topk": 2.5}))["best_three_right"] == 0.0
     near = validate.errors(points(told, {**told, "bf16": 1.2, "ddp": 1.1}))  # quartiles do not tell these two apart
-    assert (near["best_three_right"], near["best_three_same"]) == (1.0, 0.0)
+    assert (near["best_three_right"], near["best_three_within_spread"]) == (0.0, 1.0)
     hidden = validate.errors(points({**told, "topk": 0.99, "acpsgd": 1.2}, {**told, "topk": 1.5}))
     assert hidden["recommended_and_slower"] == 0.0  # it would not be recommended
     exact = validate.signed(points(told, {name: 2 * value for name, value in told.items()}))
