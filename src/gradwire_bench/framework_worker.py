@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,19 +14,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire_bench.contenders import Contender
-from gradwire_bench.data import DataSource
 from gradwire_bench.nets.image import CLASSES
 from gradwire_bench.tasks import Task
 from gradwire_bench.train_worker import (
-    COLLECTIVE_TIMEOUT,
     evaluated,
+    main,
     one_cycle,
     out,
     peak_rate,
     share_right,
 )
-from gradwire_bench.worker import emit, interface_sent_bytes, mean_over_ranks, process_group
-from gradwire_bench.workloads import WORKLOADS, Workload
+from gradwire_bench.worker import emit, interface_sent_bytes, mean_over_ranks
+from gradwire_bench.workloads import Workload
 
 Batches = Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
@@ -200,16 +197,5 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
         )
 
 
-def main() -> None:
-    """Runs the job given as JSON on the command line."""
-    job = json.loads(sys.argv[1])
-    source = DataSource.of(job["source"])
-    workload = WORKLOADS[job["workload"]]
-    with process_group(2 * COLLECTIVE_TIMEOUT) as (rank, world_size):
-        task = workload.task(source, rank=rank, world_size=world_size, batch=job["batch"], seed=job["seed"])
-        for number, method in enumerate(job["methods"]):
-            train(number, method, job, workload, task)
-
-
 if __name__ == "__main__":
-    main()
+    main(train)

@@ -6,7 +6,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -192,8 +192,8 @@ def share_right(net: nn.Module, task: Task, limit: int | None) -> float:
     return float(counts[0] / counts[1])
 
 
-def main() -> None:
-    """Runs the job given as JSON on the command line."""
+def main(train: Callable[[int, str, dict[str, Any], Workload, Task], None] = train) -> None:
+    """Runs the job given as JSON on the command line, each contender by ``train``."""
     job = json.loads(sys.argv[1])
     source = DataSource.of(job["source"])
     workload = WORKLOADS[job["workload"]]
