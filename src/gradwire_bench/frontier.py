@@ -33,6 +33,7 @@ CONTENDERS = (
     *("sidco:ratio=0.01", "sketchml:ratio=0.05", "adacomp", "efsignsgd", "onebit", "terngrad", "3lc"),
     *("qsgd:bits=2", "qsgd:bits=4", "qsgd:bits=8", "nuqsgd", "natural", "eightbit", "inceptionn", "thc", "qgz"),
     *("eden:bits=1", "eden:bits=2", "eden:bits=4", "powersgd:rank=1", "powersgd:rank=4", "powersgd:rank=16"),
+    *("powersgd:rank=1,bits=16", "powersgd:rank=4,bits=16"),
     *("dithered:bits=2", "dithered:bits=4"),
 )
 
