@@ -84,3 +84,14 @@ def test_a_group_measures_itself_and_its_backward_pass(tmp_path: Path, pool: Poo
     assert "(measured)" in title
     assert numel == 400 * 90 + 90
     assert all(each >= seconds for each in rows)
+
+
+@pytest.mark.parametrize("growing", [None, "segment", "row"])
+def test_only_what_there_is_more_of_grows_with_workers(growing) -> None:
+    """Noise that happens to grow with workers is no cost of theirs where they bring nothing."""
+    rows = [(161, 25_000_000, 2), (161, 25_000_000, 5), (4, 16_000_000, 2), (4, 16_000_000, 5)]
+    fit = measure._fitted(rows, [0.030, 0.033, 0.020, 0.022], growing)
+    assert (fit.segment > 0, fit.row > 0) == (growing == "segment", growing == "row")
+    same = fit.seconds(161, 25_000_000, 1000) == fit.seconds(161, 25_000_000, 2)
+    assert same == (growing is None)
+    assert measure._growing("allreduce", 1) is measure._growing("gather", 0) is None
