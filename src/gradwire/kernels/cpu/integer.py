@@ -12,22 +12,18 @@ from gradwire.kernels.cpu._compiled import (
     UInt8Array,
     allocating,
     array,
-    compensate,
-    compensation,
     float_of,
     halves,
     hash32,
     inlined,
-    largest_magnitude,
-    store_compensated,
 )
+from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of
 from gradwire.kernels.cpu.quantise import (
     CODES,
     Compiled,
     Payloads,
     Piece,
     Scratch,
-    Source,
     pack_codes,
     put_all,
     read_all,
@@ -35,19 +31,19 @@ from gradwire.kernels.cpu.quantise import (
 )
 from gradwire.kernels.reference._torch import CHUNK, LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.integer import Integers
-from gradwire.layout import Block, Int64Array
+from gradwire.layout import Block
 
 
 def integer_scales(code: Integers, block: Block, source: Compensated, scales: Tensor) -> None:
-    _scales(block.runs, block.segments, *compensation(source), array(scales))
+    _scales(source_of(block, source), array(scales))
 
 
 def integer_encode(
     code: Integers, block: Block, values: Tensor, subtract: bool, scales: Tensor, codes: Tensor, key: int
 ) -> None:
-    weights, packed = (np.float32(0), np.float32(1)), array(codes)
+    source, packed = source_of(block, Compensated(values))._replace(keep=subtract), array(codes)
     packed[:] = 0
-    put_all(code, block, array(values), array(values), subtract, *weights, array(scales).copy(), packed, key)
+    put_all(code, block, source, array(scales).copy(), packed, key)
 
 
 def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:
@@ -55,28 +51,13 @@ def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, 
 
 
 @allocating
-def _scales(
-    runs: Int64Array,
-    segments: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
-    scales: Float32Array,
-) -> None:
+def _scales(source: Source, scales: Float32Array) -> None:
     t = np.empty(CHUNK, np.float32)
-    for segment in range(segments.size - 1):
+    for segment in range(scales.size):
         largest = np.uint32(0)
-        for run in range(segments[segment], segments[segment + 1]):
-            start, length = runs[run, 0], runs[run, 1]
+        for start, length, _ in of_segment(source, segment).runs:
             for low in range(start, start + length, CHUNK):
-                high = min(low + CHUNK, start + length)
-                memory, values = residual[low:high], t[: high - low]
-                compensate(gradient[low:high], memory, beta, gamma, values)
-                largest = max(largest, largest_magnitude(values))
-                if keep:
-                    store_compensated(values, memory)
+                largest = max(largest, settle(source, low, min(low + CHUNK, start + length), t))
         scales[segment] = np.float32(np.inf) if largest >= INFINITE else float_of(largest)
 
 

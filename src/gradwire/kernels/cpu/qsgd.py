@@ -6,37 +6,24 @@ import math
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import (
-    Float32Array,
-    Float64Array,
-    UInt8Array,
-    compiled,
-    float_of,
-    halves,
-    hash32,
-    inlined,
-    total_square,
-)
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, pack_codes, peak, unpack_codes
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, compiled, float_of, halves, hash32, inlined
+from gradwire.kernels.cpu._source import peak, total
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, pack_codes, unpack_codes
 from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.qsgd import QSGD
 
 
 def _measure(code: QSGD, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
-    total = total_of_squares(source, scratch.lanes[0]) if code.euclidean else 0.0
-    norm = math.sqrt(total) if code.euclidean else float(float_of(peak(source)))
+    if code.euclidean:
+        return bool(write_norm(math.sqrt(total(source, True, scratch.lanes[0])), scale))
+    return bool(write_norm(float(float_of(peak(source))), scale))
+
+
+@inlined
+def write_norm(norm: float, scale: Float32Array) -> bool:
+    """A norm as a scale: 0 if too small to divide by, and no larger than can be decoded; whether it is finite."""
     scale[0] = min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0
     return bool(np.isfinite(norm))
-
-
-@compiled
-def total_of_squares(source: Source, lanes: Float64Array) -> float:
-    """The sum of squares."""
-    total = 0.0
-    for run in range(source.first, source.last):
-        low, high = source.runs[run, 0], source.runs[run, 0] + source.runs[run, 1]
-        total += total_square(source.gradient[low:high], source.residual[low:high], source.beta, source.gamma, lanes)
-    return total
 
 
 def _put(code: QSGD, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
