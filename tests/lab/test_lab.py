@@ -143,13 +143,13 @@ class TestParseRate:
         "text", ["", "fast", "1", "1gb", "-1gbit", "1e3mbit", "gbit", "nan mbit", "\u0661gbit", 1000]
     )
     def test_refuses_what_is_no_rate(self, text: str) -> None:
-        with pytest.raises(ConfigurationError, match="not a link rate: write a number and one of bit") as caught:
+        with pytest.raises(ConfigurationError, match=r"is not a rate: .*write a number and one of bit") as caught:
             lab.parse_rate(text)
         assert repr(text) in str(caught.value)
 
     @pytest.mark.parametrize("text", ["0gbit", "999kbit", "101gbit"])
     def test_refuses_what_no_lab_can_shape(self, text: str) -> None:
-        with pytest.raises(ConfigurationError, match=f"'{text}' is .*1mbit to 100gbit"):
+        with pytest.raises(ConfigurationError, match=f"'{text}' is .*; give 1mbit to 100gbit"):
             lab.parse_rate(text)
 
 
