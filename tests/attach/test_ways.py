@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import gradwire
 from gradwire import ConfigurationError
 from models import flat, same_everywhere
-from pool import Pool
+from pool import Pool, ranks
 
 # A linear, a sparse, a low-rank and a quantising method, with and without memories, on all routes and scopes.
 METHODS: list[tuple[str, dict[str, Any]]] = [
@@ -401,7 +401,8 @@ def test_way_of_training(pool: Pool, way: Callable[[], None]) -> None:
     pool.run(2, way)
 
 
-def groups_that_overlap() -> None:
+@ranks(3)
+def test_groups_that_overlap() -> None:
     """Rank 1 trains two models with different others; nobody waits for who has no part in it."""
     members = {"first": [0, 1], "second": [1, 2]}
     groups = {name: dist.new_group(ranks) for name, ranks in members.items()}
@@ -417,17 +418,10 @@ def groups_that_overlap() -> None:
         each.end(4, groups[name])
 
 
-def test_groups_that_overlap(pool: Pool) -> None:
-    pool.run(3, groups_that_overlap)
-
-
-def refused_by_ddp_or_gradwire() -> None:
+@ranks(2)
+def test_what_is_refused() -> None:
     with pytest.raises(RuntimeError, match="meta"):
         DistributedDataParallel(nn.Linear(40, 40, device="meta"))
     model = DistributedDataParallel(nn.EmbeddingBag(9, 4, sparse=True, mode="sum"))
     with pytest.raises(ConfigurationError, match="sparse=True; gradwire averages dense gradients only"):
         gradwire.compress(model, "topk")
-
-
-def test_what_is_refused(pool: Pool) -> None:
-    pool.run(2, refused_by_ddp_or_gradwire)

@@ -16,7 +16,7 @@ import gradwire
 from gradwire import ConfigurationError
 from local_training import nesterov, network, sgd, train
 from models import flat, gathered, same_everywhere
-from pool import Pool
+from pool import Pool, ranks
 
 
 def refused(message: str, net: nn.Module, optimizer: Any = None, **arguments: Any) -> None:
@@ -27,7 +27,8 @@ def refused(message: str, net: nn.Module, optimizer: Any = None, **arguments: An
     assert not getattr(taken, "_optimizer_step_post_hooks", None)
 
 
-def attachments_that_are_refused() -> None:
+@ranks(1)
+def test_attachments_that_are_refused() -> None:
     net, other = network(), network()
     refused("optimizer is a Sequential; give a torch.optim.Optimizer", net, net)
     refused("every=0 is out of range; choose a whole number of local steps >= 1", net, every=0)
@@ -82,7 +83,8 @@ def attachments_that_are_refused() -> None:
     gradwire.periodic(optimizer).close()
 
 
-def optimizers_that_get_others() -> None:
+@ranks(2)
+def test_optimizers_that_get_others() -> None:
     """A parameter that is stepped and not averaged is noticed with the next average, before anything is sent."""
     net = network()
     net[0].requires_grad_(False)
@@ -105,7 +107,8 @@ def optimizers_that_get_others() -> None:
     handle.close()
 
 
-def models_that_differ() -> None:
+@ranks(2)
+def test_models_that_differ() -> None:
     rank = dist.get_rank()
     net = network()
     with torch.no_grad():
@@ -121,7 +124,8 @@ def models_that_differ() -> None:
     assert torch.equal(flat(net), flat(network()))
 
 
-def nothing_is_done_between() -> None:
+@ranks(3)
+def test_nothing_is_done_between() -> None:
     net = network()
     optimizer = sgd(net)
     handle = gradwire.periodic(optimizer, every=10)
@@ -137,7 +141,8 @@ def nothing_is_done_between() -> None:
     handle.close()
 
 
-def growing_periods_after_a_warmup() -> None:
+@ranks(2)
+def test_periods_grow_after_a_warmup() -> None:
     net = network()
     optimizer = sgd(net)
     handle = gradwire.periodic(optimizer, every=lambda period: 1 + period, warmup_steps=3, outer=nesterov)
@@ -167,7 +172,9 @@ def growing_periods_after_a_warmup() -> None:
     short.close()
 
 
-def half_precision(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@ranks(2)
+def test_half_precision(dtype: torch.dtype) -> None:
     """What an average moves by less than half precision tells is kept in the float32 anchor."""
     net = nn.Linear(40, 40, bias=False).to(dtype)
     with torch.no_grad():
@@ -183,7 +190,18 @@ def half_precision(dtype: torch.dtype) -> None:
     handle.close()
 
 
-def moments(kind: str, fragments: int, cut: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fragments", "cut"),
+    [
+        ("keep", 1, "layers"),
+        ("reset", 1, "layers"),
+        ("reset", 2, "layers"),
+        ("average", 1, "layers"),
+        ("average", 2, "strided"),
+    ],
+)
+@ranks(2)
+def test_moments(kind: str, fragments: int, cut: str) -> None:
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     handle = gradwire.periodic(optimizer, every=2, moments=kind, fragments=fragments, cut=cut)  # type: ignore[arg-type]
@@ -211,7 +229,8 @@ def moments(kind: str, fragments: int, cut: str) -> None:
     handle.close()
 
 
-def steps_are_counted_and_not_averaged() -> None:
+@ranks(3)
+def test_steps_are_counted_and_not_averaged() -> None:
     """A third of 7 is no float, and a count of steps has the shape of a scalar."""
     scale = nn.Parameter(torch.ones(()))
     optimizer = torch.optim.Adam([scale], lr=1e-3)
@@ -223,7 +242,8 @@ def steps_are_counted_and_not_averaged() -> None:
     handle.close()
 
 
-def buffers_are_averaged() -> None:
+@ranks(3)
+def test_buffers_are_averaged() -> None:
     net = nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Linear(16, 5))
     torch.manual_seed(1)
     for layer in net:
@@ -245,7 +265,22 @@ def buffers_are_averaged() -> None:
     handle.close()
 
 
-def stop_and_go_on(arguments: dict[str, Any], stop: int) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "stop"),
+    [
+        ({"every": 4, "method": "qsgd", "memory": "residual"}, 8),
+        ({"every": 4, "method": "topk", "ratio": 0.1, "outer": nesterov}, 6),
+        (
+            {"every": 6, "fragments": 3, "delay": 3, "mix": 0.5, "method": "qsgd", "moments": "average"}
+            | {"outer": nesterov, "verify_every": 1},
+            11,
+        ),
+        ({"every": 4, "fragments": 2, "cut": "layers", "delay": 3, "method": "acpsgd", "rank": 2}, 9),
+        ({"every": 5, "fragments": 5, "cut": "strided", "warmup_steps": 3, "method": "dense"}, 7),
+    ],
+)
+@ranks(2)
+def test_a_stopped_run_goes_on(arguments: dict[str, Any], stop: int) -> None:
     """Bit for bit what an uninterrupted run does, wherever in a period it stops."""
 
     def attach() -> tuple[nn.Module, torch.optim.Optimizer, gradwire.Periodic]:
@@ -292,7 +327,8 @@ def state_is_plain(path: str) -> None:
     handle.close()
 
 
-def across_nodes_and_within() -> None:
+@ranks(4)
+def test_across_nodes_and_within() -> None:
     """Two nodes of two: gradients averaged within a node in every step, parameters across nodes every fourth."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "local"))
     net = network()
@@ -314,7 +350,8 @@ def across_nodes_and_within() -> None:
     outer.close()
 
 
-def an_optimizer_of_the_same_parameters() -> None:
+@ranks(2)
+def test_an_optimizer_of_the_same_parameters() -> None:
     """Gives what a function gives, groups and all, also for pieces of parameters."""
     results = []
     for as_instance in (False, True):
@@ -334,84 +371,12 @@ def an_optimizer_of_the_same_parameters() -> None:
     assert torch.equal(*results)
 
 
-def test_attachments_that_are_refused(pool: Pool) -> None:
-    pool.run(1, attachments_that_are_refused)
-
-
-def test_optimizers_that_get_others(pool: Pool) -> None:
-    pool.run(2, optimizers_that_get_others)
-
-
-def test_models_that_differ(pool: Pool) -> None:
-    pool.run(2, models_that_differ)
-
-
-def test_nothing_is_done_between(pool: Pool) -> None:
-    pool.run(3, nothing_is_done_between)
-
-
-def test_periods_grow_after_a_warmup(pool: Pool) -> None:
-    pool.run(2, growing_periods_after_a_warmup)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(pool: Pool, dtype: torch.dtype) -> None:
-    pool.run(2, half_precision, dtype)
-
-
-@pytest.mark.parametrize(
-    ("kind", "fragments", "cut"),
-    [
-        ("keep", 1, "layers"),
-        ("reset", 1, "layers"),
-        ("reset", 2, "layers"),
-        ("average", 1, "layers"),
-        ("average", 2, "strided"),
-    ],
-)
-def test_moments(pool: Pool, kind: str, fragments: int, cut: str) -> None:
-    pool.run(2, moments, kind, fragments, cut)
-
-
-def test_steps_are_counted_and_not_averaged(pool: Pool) -> None:
-    pool.run(3, steps_are_counted_and_not_averaged)
-
-
-def test_buffers_are_averaged(pool: Pool) -> None:
-    pool.run(3, buffers_are_averaged)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stop"),
-    [
-        ({"every": 4, "method": "qsgd", "memory": "residual"}, 8),
-        ({"every": 4, "method": "topk", "ratio": 0.1, "outer": nesterov}, 6),
-        (
-            {"every": 6, "fragments": 3, "delay": 3, "mix": 0.5, "method": "qsgd", "moments": "average"}
-            | {"outer": nesterov, "verify_every": 1},
-            11,
-        ),
-        ({"every": 4, "fragments": 2, "cut": "layers", "delay": 3, "method": "acpsgd", "rank": 2}, 9),
-        ({"every": 5, "fragments": 5, "cut": "strided", "warmup_steps": 3, "method": "dense"}, 7),
-    ],
-)
-def test_a_stopped_run_goes_on(pool: Pool, arguments: dict[str, Any], stop: int) -> None:
-    pool.run(2, stop_and_go_on, arguments, stop)
-
-
 def test_state_is_plain(pool: Pool, tmp_path: Any) -> None:
     pool.run(2, state_is_plain, str(tmp_path))
 
 
-def test_across_nodes_and_within(pool: Pool) -> None:
-    pool.run(4, across_nodes_and_within)
-
-
-def test_an_optimizer_of_the_same_parameters(pool: Pool) -> None:
-    pool.run(2, an_optimizer_of_the_same_parameters)
-
-
-def parameters_that_came_later() -> None:
+@ranks(2)
+def test_parameters_that_came_later() -> None:
     """Those added to the optimizer, or unfrozen, are in no average: nobody goes on as if they were."""
     for unfreeze in (False, True):
         net, more = network(), nn.Linear(3, 2)
@@ -443,7 +408,3 @@ def parameters_that_came_later() -> None:
         with pytest.raises(ConfigurationError, match=r"'0\.0' was trained when averaging began and is frozen now"):
             again.synchronize()
         again.close()
-
-
-def test_parameters_that_came_later(pool: Pool) -> None:
-    pool.run(2, parameters_that_came_later)
