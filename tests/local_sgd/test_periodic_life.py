@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import gradwire
 from gradwire import ConfigurationError
 from local_training import nesterov, network, sgd, train
 from models import flat, gathered, same_everywhere
-from pool import Pool, ranks
+from pool import ranks
 
 
 @ranks(3)
@@ -210,12 +211,13 @@ def test_a_stopped_run_goes_on(arguments: dict[str, Any], stop: int) -> None:
     later.close()
 
 
-def state_is_plain(path: str) -> None:
+@ranks(2)
+def test_state_is_plain(tmp_path: Path) -> None:
     net = network()
     optimizer = sgd(net)
     handle = gradwire.periodic(optimizer, every=4, delay=2, outer=nesterov, method="topk", ratio=0.1)
     train(net, optimizer, range(5))
-    where = f"{path}/{dist.get_rank()}"
+    where = tmp_path / str(dist.get_rank())
     torch.save(handle.state_dict(), where)
     handle.load_state_dict(torch.load(where, weights_only=True))
     train(net, optimizer, range(5, 8))
@@ -264,7 +266,3 @@ def test_an_optimizer_of_the_same_parameters() -> None:
         results.append(flat(net))
         handle.close()
     assert torch.equal(*results)
-
-
-def test_state_is_plain(pool: Pool, tmp_path: Any) -> None:
-    pool.run(2, state_is_plain, str(tmp_path))
