@@ -14,10 +14,10 @@ from gradwire.kernels.cpu._compiled import (
     array,
     float_of,
     halves,
-    hash32,
     inlined,
 )
 from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of
+from gradwire.kernels.cpu.qsgd import add_levels, put_levels
 from gradwire.kernels.cpu.quantise import (
     CODES,
     Compiled,
@@ -66,9 +66,12 @@ def _measure(code: Integers, source: Source, scale: Float32Array, scratch: Scrat
 
 
 def _put(code: Integers, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
+    step = _step(scale[0], code.levels)
+    shared = np.float32(min(scale[0], np.float32(LARGEST_SCALE)))
+    inverse = np.float32(np.float32(code.levels) / shared) if step > 0 else np.float32(0)
+    t, codes = scratch.t[piece.low : piece.high], scratch.codes[piece.low : piece.high]
     low_key, high_key = halves(piece.key)
-    codes = scratch.codes[piece.low : piece.high]
-    _draw(scratch.t[piece.low : piece.high], piece, codes, scale[0], code.levels, low_key, high_key)
+    put_levels(t, piece, codes, inverse, step, code.levels, False, low_key, high_key)
 
 
 @inlined
@@ -81,42 +84,11 @@ def _step(scale: np.float32, levels: int) -> np.float32:
     return np.float32(min(scale, np.float32(LARGEST_SCALE)) / np.float32(levels))
 
 
-@inlined
-def _draw(
-    t: Float32Array,
-    piece: Piece,
-    codes: UInt8Array,
-    scale: np.float32,
-    levels: int,
-    low_key: np.uint32,
-    high_key: np.uint32,
-) -> None:
-    """Writes one code a byte, and leaves in the memory what the codes do not stand for."""
-    memory, keep = piece.memory, piece.keep
-    step = _step(scale, levels)
-    zero = np.float32(levels)
-    inverse = np.float32(zero / min(scale, np.float32(LARGEST_SCALE))) if step > 0 else np.float32(0)
-    half = np.float32(levels + 2.0**-17)
-    highest = np.int32(2 * levels)
-    counter = np.uint32(piece.origin)
-    for i in range(t.size):
-        uniform = np.float32(hash32(low_key, high_key, counter) >> np.uint32(16))
-        offset = uniform * np.float32(2.0**-16) + half
-        code = max(min(np.int32(t[i] * inverse + offset), highest), np.int32(0))
-        codes[i] = code
-        if keep:
-            memory[i] = t[i] - (np.float32(code) - zero) * step
-        counter = np.uint32(counter + np.uint32(1))
-
-
 def _add(
     code: Integers, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:
-    step = _step(scale[0], code.levels) * np.float32(1 / code.workers)
-    zero, highest = np.float32(code.levels * code.workers), np.uint8(2 * code.levels * code.workers)
-    codes, total = scratch.codes[low:high], scratch.t[low:high]
-    for i in range(total.size):
-        total[i] += (np.float32(min(codes[i], highest)) - zero) * step
+    step = np.float32(_step(scale[0], code.levels) * np.float32(1 / code.workers))
+    add_levels(scratch.codes[low:high], step, code.levels * code.workers, scratch.t[low:high])
 
 
 CODES[Integers] = Compiled(_measure, _put, pack_codes, unpack_codes, _add)
