@@ -43,6 +43,14 @@ def inlined(function: Callable[..., Any]) -> Any:
     return _compiled(function, INLINED)
 
 
+def written_out(function: Callable[..., Any]) -> Any:
+    """As :func:`inlined`, for what returns arrays: its callers are compiled as if it stood there.
+
+    So whether references to arrays are counted is for them to say.
+    """
+    return _compiled(function, {"inline": "always"})
+
+
 def summing(function: Callable[..., Any]) -> Any:
     """As :func:`inlined`, for sums that are the same in any order, because they are exact."""
     return _compiled(function, {**INLINED, "fastmath": {"reassoc"}})

@@ -19,6 +19,7 @@ from gradwire.kernels.cpu._compiled import (
     inlined,
     largest_magnitude,
     sum_of_lanes,
+    written_out,
 )
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Int64Array
@@ -60,11 +61,11 @@ def compensation(source: Compensated) -> tuple[Float32Array, Float32Array, bool,
     return array(gradient), array(residual), True, np.float32(beta), np.float32(gamma)
 
 
-@inlined
+@written_out
 def of_segment(source: Source, segment: int) -> Source:
     """The values of one segment of a block."""
-    first, last = source.segments[segment], source.segments[segment + 1]
-    return Source(source.runs[first:last], source.segments, *source[2:])
+    runs, segments, gradient, residual, keep, beta, gamma = source
+    return Source(runs[segments[segment] : segments[segment + 1]], segments, gradient, residual, keep, beta, gamma)
 
 
 @inlined
