@@ -41,9 +41,9 @@ def integer_scales(code: Integers, block: Block, source: Compensated, scales: Te
 def integer_encode(
     code: Integers, block: Block, values: Tensor, subtract: bool, scales: Tensor, codes: Tensor, key: int
 ) -> None:
-    source, packed = source_of(block, Compensated(values))._replace(keep=subtract), array(codes)
+    source, packed = Compensated(values, values if subtract else None, 0.0, 1.0), array(codes)
     packed[:] = 0
-    put_all(code, block, source, array(scales).copy(), packed, key)
+    put_all(code, block, source_of(block, source), array(scales).copy(), packed, key)
 
 
 def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:
