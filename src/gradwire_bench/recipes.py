@@ -132,9 +132,13 @@ def candidates(optimizer: OptimizerName) -> list[Candidate]:
 
 
 def trials(
-    done: Sequence[Done], workloads: Sequence[Name], optimizers: Sequence[OptimizerName], workers: int
+    done: Sequence[Done],
+    workloads: Sequence[Name],
+    optimizers: Sequence[OptimizerName],
+    workers: int,
+    methods: Sequence[str] | None = None,
 ) -> list[Trial]:
-    """What is to be trained next, given what was: a trial of every method that is not settled.
+    """What is to be trained next, given what was: a trial of every method that is not settled, or of some alone.
 
     A method begins at its learning rate, tries half and twice it, and goes on to the better side while that helps;
     then the best rate is trained with the other seeds. Dense averages come first, since the others begin at theirs.
@@ -150,6 +154,8 @@ def trials(
                 continue
             best = _best(_tried(results, workload, optimizer, workers, dense))
             for each in others:
+                if methods is not None and each.method not in methods:
+                    continue
                 trial = _next(results, workload, optimizer, workers, each, best * each.rate)
                 if trial is not None:
                     wanted.append(trial)

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from gradwire.cli.arguments import Jobs, Json, Positive, TunedWorkload
+from gradwire.cli.arguments import Jobs, Json, Methods, Positive, TunedWorkload
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write
+from gradwire.errors import ConfigurationError, did_you_mean
 
 OptimizerName = Literal["sgd", "momentum", "adamw"]
 
@@ -53,6 +54,7 @@ def recipes(
 
 @bench.command(name="recipes")
 def bench_recipes(
+    method: Methods = None,
     *,
     workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ["image", "gpt", "language"],  # noqa: B006
     optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
@@ -67,10 +69,12 @@ def bench_recipes(
 
     ```
     gradwire bench recipes --workload image --optimizer adamw
+    gradwire bench recipes deadzone:bits=0.1 powersgd:rank=4 --workload gpt
     gradwire bench recipes --docs docs
     ```
 
     Args:
+        method: Lines to train; all that are known to this command if not given.
         workload: image is a CNN, gpt a small transformer, language a GRU; may be repeated.
         optimizer: What takes the averages; momentum is SGD with momentum 0.9; may be repeated.
         workers: Workers of a training, all in one process.
@@ -84,10 +88,16 @@ def bench_recipes(
     from gradwire_bench.progress import bars
 
     console = new_console()
+    known = [each.method for each in measured.CANDIDATES]
+    for each in method or ():
+        if each not in known:
+            raise ConfigurationError(
+                f"no recipe is tried for {each!r}; {did_you_mean(each, known)}they are {', '.join(known)}"
+            )
     done = measured.load(out)
     with bars(console) as progress, abreast(measured.train, jobs or os.cpu_count() or 1) as train:
         task = progress.add_task("", news="")
-        while wanted := measured.trials(done, workload, optimizer, workers):
+        while wanted := measured.trials(done, workload, optimizer, workers, method):
             progress.reset(task, total=len(wanted), description=f"{len(wanted)} methods to settle")
             for trial, future in train(wanted):
                 done.append(future.result())
