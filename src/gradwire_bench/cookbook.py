@@ -29,8 +29,8 @@ averages' for images, or within {SHARE_OF_LOSS:.0%} of their loss for text.
 * **image**: a CNN with batch norm, 103 k parameters, on Fashion-MNIST, {STEPS["image"]} steps of
   4 x {WORKLOADS["image"].batch} images: about one epoch; the score is the accuracy on 10,000 test images, in percent.
 * **gpt**: a transformer of 2 layers with 64 units, 137 k parameters, on the bytes of the sources of Python's standard
-  library, {STEPS["gpt"]:,} steps of 4 x {WORKLOADS["gpt"].batch} pieces of 64 bytes: about one epoch; the score is the
-  loss on held-out files, in bits a byte.
+  library, {STEPS["gpt"]:,} steps of 4 x {WORKLOADS["gpt"].batch} pieces of 64 bytes; the score is the loss on
+  held-out files, in bits a byte.
 * **language**: a GRU of 114 k parameters, {STEPS["language"]} steps of 4 x {WORKLOADS["language"].batch} pieces of the
   same text.
 
