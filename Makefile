@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # What `make test-integrations` installs and tests; ray is another 500 MB, and a minute.
-EXTRAS ?= accelerate,transformers,lightning
+EXTRAS ?= accelerate,transformers,lightning,torchft
 
 # Half of the tests wait for processes of their own, up to five for each worker.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal

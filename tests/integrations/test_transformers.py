@@ -79,6 +79,23 @@ def test_a_run_that_goes_on_gives_the_same_bits(pool: Pool, tmp_path: Path, meth
 
 
 @launched()
+def saves_or_loads(folder: str, saves: bool) -> Tensor:
+    """What is owed after three steps, or when training goes on after them and has none to do."""
+    trainer, attachment = trainer_in(folder, "topk", {"ratio": 0.05}, max_steps=3)
+    trainer.train(resume_from_checkpoint=None if saves else f"{folder}/checkpoint-3")
+    (handle,) = attachment.handles
+    residuals = handle.state_dict()["tensors"]["residual"]
+    attachment.close()
+    return torch.cat([each.view(-1) for each in residuals.values()])
+
+
+def test_another_number_of_workers_owes_as_much(pool: Pool, tmp_path: Path) -> None:
+    before = torch.stack(pool.run(3, saves_or_loads, str(tmp_path), True))
+    after = torch.stack(pool.run(2, saves_or_loads, str(tmp_path), False))
+    torch.testing.assert_close(after.mean(0), before.mean(0))
+
+
+@launched()
 def trains_twice(folder: str) -> None:
     trainer, attachment = trainer_in(folder, "efsignsgd", {}, save_strategy="no", gradient_accumulation_steps=2)
     reported: list[set[str]] = []
