@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradwire.attach.averaged import Averaged
 from gradwire.attach.buckets import Buckets
-from gradwire.attach.given import Named
+from gradwire.attach.given import check_named, check_parameters
 from gradwire.attach.rehearsal import rehearse
+from gradwire.attach.shards import is_sharded
 from gradwire.attach.synchronizer import check_dense
-from gradwire.engine import Stats
+from gradwire.engine import Methods, Stats
 from gradwire.engine.agreement import check_agreement
+from gradwire.engine.automatic import Automatic
 from gradwire.engine.change import owed_of
+from gradwire.engine.choices import Choices
+from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
-from gradwire.engine.mixture import Settled
+from gradwire.engine.mixture import Settled, configure
+from gradwire.engine.policy import DensePolicy
 from gradwire.engine.unit import Unit
+from gradwire.errors import ConfigurationError
 from gradwire.layout import Slot
-from gradwire.memory import OWED, Kind, Snapshot
+from gradwire.memory import OWED, Kind, NoMemory, Snapshot
 from gradwire.state.form import Ranks
 from gradwire.wire import Meter, ProcessGroupTransport, Wire
 from gradwire.wire.meter import marks_of
@@ -35,28 +43,55 @@ class Averages:
     """A method's averages over groups that change.
 
     Args:
-        configuration: All choices.
-        guarding: What is done around every average.
-        named: The parameters whose gradients :meth:`synchronize` averages; none if only :meth:`average` is called.
+        method: As in :func:`gradwire.compress`.
+        options: Its hyper-parameters, and the choices of :func:`gradwire.compress` but for ``inside``.
+        parameters: Whose gradients :meth:`synchronize` averages, a module or names and parameters; None if only
+            :meth:`average` is called.
 
     Attributes:
         averaged: The parameters, and the group that is.
         engine: That group's.
         wire: That group's.
         healed: Whether this worker has taken over another's model, and owes that one nothing; until the next group.
+
+    Raises:
+        ConfigurationError: If anything cannot be as asked.
     """
 
     averaged: Averaged
     engine: Engine
     wire: Wire
 
-    def __init__(self, configuration: Settled, guarding: Guarding, named: Named) -> None:
+    def __init__(
+        self,
+        method: Methods,
+        options: Mapping[str, Any],
+        parameters: nn.Module | Iterable[tuple[str, nn.Parameter]] | None,
+    ) -> None:
+        known = {each.name for each in fields(Choices)}
+        chosen = {name: value for name, value in options.items() if name in known}
+        if parameters is None:
+            chosen.setdefault("dense", DensePolicy(vectors=False))  # what has no name may be a whole bucket
+        choices = Choices(**chosen)
+        rest = {name: value for name, value in options.items() if name not in known}
+        configuration = configure(method, rest, choices)
+        if isinstance(configuration, Automatic) or choices.inside is not None:
+            raise ConfigurationError("method='auto' and inside= are for workers that stay; leave them out")
+        given = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
+        self._named = [] if given is None else [each for each in check_named(given) if each[1].requires_grad]
+        if given is None:
+            _check_nameless(configuration)
+        else:
+            check_parameters(self._named)
+            configuration.check_names([name for name, _ in self._named])
+        if any(is_sharded(each) or each.device != CPU for _, each in self._named):
+            raise ConfigurationError("there are DTensors or parameters on a GPU, which were not tried in such groups")
+        self._configuration, self._guarding = configuration, Guarding(choices)
+        self._guarding.check(configuration)
         for stage in configuration.stages:
             for rule in stage.rules:
                 rehearse(rule)
         self.healed = False
-        self._configuration, self._guarding, self._named = configuration, guarding, named
-        self._shapes = {name: tuple(each.shape) for name, each in named}
         self._meter = Meter(mark=marks_of(CPU))
         self._group: dist.ProcessGroup | None = None
         self._share = 0
@@ -120,7 +155,7 @@ class Averages:
             name: owed_of(
                 engine.store, Slot(name, shape, 0), engine.now.rule(name), engine.rank, engine.world_size, None
             )
-            for name, shape in self._shapes.items()
+            for name, shape in self.averaged.shapes.items()
         }
         return {name: weight * each for name, each in found.items() if each is not None}
 
@@ -199,3 +234,13 @@ def _fill(views: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
             view.copy_(gradients[name])
         else:
             view.zero_()
+
+
+def _check_nameless(configuration: Settled) -> None:
+    """Raises ConfigurationError if something would be remembered of tensors, or should be."""
+    alone = configuration if isinstance(configuration, Configuration) else None
+    if alone is None or not isinstance(alone.memory, NoMemory) or alone.method.bias not in ("exact", "unbiased"):
+        raise ConfigurationError(
+            f"{configuration} remembers by parameter, and what is to be averaged has no names; give parameters=model "
+            "and call synchronize(), or choose qsgd, nuqsgd, natural, terngrad or bf16"
+        )

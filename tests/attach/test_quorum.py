@@ -9,25 +9,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from gradwire.attach.quorum import Averages
 from gradwire.engine.change import owed_of
-from gradwire.engine.choices import Choices
-from gradwire.engine.guarding import Guarding
-from gradwire.engine.mixture import configure
 from gradwire.errors import ConfigurationError
-from gradwire.integrations.quorum import Averages
 from gradwire.layout import Slot
-from models import SHAPES, gathered, gradient
+from models import SHAPES, gathered, gradient, parameters
 from pool import Pool
 
 METHODS = [
-    ("topk", {"ratio": 0.05}, {}),
-    ("topk", {"ratio": 0.05}, {"route": "sharded"}),
-    ("efsignsgd", {}, {}),
-    ("acpsgd", {"rank": 2}, {}),
-    ("powersgd", {"rank": 2}, {}),
+    ("topk", {"ratio": 0.05}),
+    ("topk", {"ratio": 0.05, "route": "sharded"}),
+    ("efsignsgd", {}),
+    ("acpsgd", {"rank": 2}),
+    ("powersgd", {"rank": 2}),
 ]
 
 
@@ -46,11 +43,9 @@ def unknown_group(ranks: Sequence[int], name: str) -> dist.ProcessGroup:
 class Worker:
     """Averages of gradients that follow from rank and step."""
 
-    def __init__(self, method: str, options: dict[str, Any], choices: dict[str, Any]) -> None:
-        made = Choices(**choices)
-        configuration: Any = configure(method, options, made)
-        self.parameters = [(name, nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES.items()]
-        self.averages = Averages(configuration, Guarding(made), self.parameters)
+    def __init__(self, method: str, options: dict[str, Any]) -> None:
+        self.parameters = parameters()
+        self.averages = Averages(method, options, self.parameters)
 
     def step(self, number: int, takes_part: bool = True) -> Tensor:
         """The average, flat."""
@@ -81,9 +76,9 @@ def mean(tensor: Tensor, ranks: Sequence[int]) -> Tensor:
     return torch.stack([everyone[rank] for rank in ranks]).double().mean(0)
 
 
-def some_leave_and_come(method: str, options: dict[str, Any], choices: dict[str, Any]) -> None:
+def some_leave_and_come(method: str, options: dict[str, Any]) -> None:
     """Three, then two of them, then three again, of whom the one that came takes no part in its first step."""
-    rank, worker = dist.get_rank(), Worker(method, options, choices)
+    rank, worker = dist.get_rank(), Worker(method, options)
     worker.meet(unknown_group(range(3), "first"), 3, 0)
     worker.step(0)
     worker.meet(worker.averages._group, 3, 1)  # type: ignore[arg-type]
@@ -99,7 +94,7 @@ def some_leave_and_come(method: str, options: dict[str, Any], choices: dict[str,
         assert torch.equal(*gathered_among(average))
     torch.testing.assert_close(mean(average, (0, 1)) + left, mean(gradients(2), (0, 1)) + after, rtol=1e-5, atol=2e-5)
     if rank == 2:
-        worker = Worker(method, options, choices)  # a new process, that has taken over the model
+        worker = Worker(method, options)  # a new process, that has taken over the model
         worker.averages.healed = True
     worker.meet(unknown_group(range(3), "third"), 2, 3)
     owed = mean(worker.owed(), (0, 1))
@@ -120,14 +115,14 @@ def gathered_among(tensor: Tensor) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("method", "options", "choices"), METHODS)
-def test_what_those_who_stay_owe_is_conserved(pool: Pool, method: str, options: Any, choices: Any) -> None:
-    pool.run(3, some_leave_and_come, method, options, choices)
+@pytest.mark.parametrize(("method", "options"), METHODS)
+def test_what_those_who_stay_owe_is_conserved(pool: Pool, method: str, options: Any) -> None:
+    pool.run(3, some_leave_and_come, method, options)
 
 
-def not_taken(method: str, options: dict[str, Any], choices: dict[str, Any]) -> None:
+def not_taken(method: str, options: dict[str, Any]) -> None:
     """A step that is not committed, after which all go on in a new group; and one as if it had not been."""
-    worker, other = Worker(method, options, choices), Worker(method, options, choices)
+    worker, other = Worker(method, options), Worker(method, options)
     for each, name in ((worker, "first"), (other, "other")):
         each.meet(unknown_group(range(2), name), 2, 0)
         each.step(0)
@@ -141,13 +136,13 @@ def not_taken(method: str, options: dict[str, Any], choices: dict[str, Any]) -> 
     other.averages.close()
 
 
-@pytest.mark.parametrize(("method", "options", "choices"), [*METHODS, ("ef21", {}, {}), ("qsgd", {}, {})])
-def test_a_step_that_is_not_taken_leaves_nothing(pool: Pool, method: str, options: Any, choices: Any) -> None:
-    pool.run(2, not_taken, method, options, choices)
+@pytest.mark.parametrize(("method", "options"), [*METHODS, ("ef21", {}), ("qsgd", {})])
+def test_a_step_that_is_not_taken_leaves_nothing(pool: Pool, method: str, options: Any) -> None:
+    pool.run(2, not_taken, method, options)
 
 
 def groups_that_differ() -> None:
-    worker = Worker("topk", {"ratio": 0.05 if dist.get_rank() else 0.1}, {})
+    worker = Worker("topk", {"ratio": 0.05 if dist.get_rank() else 0.1})
     with pytest.raises(ConfigurationError, match=r"ranks differ: rank 0 has 'ratio=0.1', rank 1 has 'ratio=0.05'"):
         worker.meet(unknown_group(range(2), "unlike"), 2, 0)
 
