@@ -95,7 +95,7 @@ def some_leave_and_come(method: str, options: dict[str, Any]) -> None:
     torch.testing.assert_close(mean(average, (0, 1)) + left, mean(gradients(2), (0, 1)) + after, rtol=1e-5, atol=2e-5)
     if rank == 2:
         worker = Worker(method, options)  # a new process, that has taken over the model
-        worker.averages.healed = True
+        worker.averages.heal()
     worker.meet(unknown_group(range(3), "third"), 2, 3)
     owed = mean(worker.owed(), (0, 1))
     torch.testing.assert_close(owed, left, rtol=1e-6, atol=1e-7)

@@ -52,7 +52,6 @@ class Averages:
         averaged: The parameters, and the group that is.
         engine: That group's.
         wire: That group's.
-        healed: Whether this worker has taken over another's model, and owes that one nothing; until the next group.
 
     Raises:
         ConfigurationError: If anything cannot be as asked.
@@ -91,7 +90,7 @@ class Averages:
         for stage in configuration.stages:
             for rule in stage.rules:
                 rehearse(rule)
-        self.healed = False
+        self._healed = False
         self._meter = Meter(mark=marks_of(CPU))
         self._group: dist.ProcessGroup | None = None
         self._share = 0
@@ -103,6 +102,10 @@ class Averages:
         """Totals over all groups."""
         meter = self._meter
         return Stats(meter.steps, meter.dense_bytes, meter.wire_bytes, dict(meter.seconds))
+
+    def heal(self, state: object = None) -> None:
+        """Told that this worker has taken over another's model, to which it owes nothing; before the next group."""
+        self._healed = True
 
     def meet(self, group: dist.ProcessGroup, share: int, step: int, timeout: timedelta) -> None:
         """Goes on in a group, which may be the one that was.
@@ -127,13 +130,13 @@ class Averages:
         self.engine.begin(max(step, self.engine.step) if self._units else step)
 
     def _form(self, group: dist.ProcessGroup, share: int, timeout: timedelta) -> None:
-        owed = {} if self._share == 0 or self.healed else self._owed(share / self._share)
+        owed = {} if self._share == 0 or self._healed else self._owed(share / self._share)
         if self._share:
             self.wire.close()
         transport = ProcessGroupTransport(group, timeout)
         described = self._guarding.describe(self._configuration)
         check_agreement(self._configuration, self._named, transport, CPU, described)
-        self._group, self._share, self.healed = group, share, False
+        self._group, self._share, self._healed = group, share, False
         ranks = Ranks(range(transport.world_size))
         self.averaged = Averaged(Averaged.described(self._named), transport.rank, ranks, None)
         self.engine = Engine(self._configuration, transport.rank, transport.world_size, CPU)

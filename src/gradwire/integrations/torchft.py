@@ -62,8 +62,8 @@ def compress(
         )
     if "gradwire" in manager._user_state_dicts:
         raise ConfigurationError("the manager has a method of gradwire's already; compress once a manager")
-    managed = Managed(manager, Averages(method, options, parameters))
-    manager.register_state_dict_fn("gradwire", managed._heal, dict)
+    managed = Managed(manager, averages := Averages(method, options, parameters))
+    manager.register_state_dict_fn("gradwire", averages.heal, dict)
     if parameters is None:
         manager.allreduce = managed._allreduce
     return managed
@@ -73,9 +73,7 @@ class Managed:
     """What :func:`compress` gives back."""
 
     def __init__(self, manager: Manager, averages: Averages) -> None:
-        self._manager = manager
-        self._averages = averages
-        self._theirs = manager.allreduce
+        self._manager, self._averages, self._theirs = manager, averages, manager.allreduce
 
     def stats(self) -> Stats:
         """What this worker counted, over all quorums."""
@@ -117,9 +115,6 @@ class Managed:
             return False
         self._averages.meet(manager._pg.parent, manager.num_participants(), manager.current_step(), manager._timeout)
         return True
-
-    def _heal(self, state: object) -> None:
-        self._averages.healed = True
 
     def _allreduce(
         self, tensor: Tensor, should_quantize: bool = False, reduce_op: ReduceOp.RedOpType = ReduceOp.AVG
