@@ -2,7 +2,7 @@
 
     pip install 'gradwire[torchft]'
     torchft_lighthouse --min_replicas 2 --join_timeout_ms 1000
-    TORCHFT_LIGHTHOUSE=http://localhost:29510 torchrun --nproc-per-node 1 examples/with_torchft.py --replica 0
+    TORCHFT_LIGHTHOUSE=http://localhost:29510 torchrun --standalone examples/with_torchft.py --replica 0
 
 The third line is one replica group's; start another with ``--replica 1`` and so on, at any time, and kill them at will.
 """

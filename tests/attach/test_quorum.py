@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 
 from gradwire.attach.quorum import Averages
@@ -149,3 +149,21 @@ def groups_that_differ() -> None:
 
 def test_groups_that_differ_say_so(pool: Pool) -> None:
     pool.run(2, groups_that_differ)
+
+
+def parameters_that_change() -> None:
+    net = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 8))
+    net[1].requires_grad_(False)
+    averages = Averages("topk", {"ratio": 0.05}, net)
+    averages.meet(unknown_group(range(2), "parameters"), 2, 0, timedelta(seconds=30))
+    net[1].requires_grad_(True)
+    with pytest.raises(ConfigurationError, match=r"'1.weight' was frozen when the method was attached"):
+        averages.synchronize(True)
+    net[1] = nn.Linear(50, 8)
+    with pytest.raises(ConfigurationError, match=r"parameter '1.weight' is another one since"):
+        averages.synchronize(True)
+    averages.close()
+
+
+def test_parameters_that_change_are_told(pool: Pool) -> None:
+    pool.run(2, parameters_that_change)

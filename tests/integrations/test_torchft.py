@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, WireError
 from models import batch, flat, network
 from pool import Pool
 
@@ -146,7 +146,7 @@ def with_ddp(address: str, method: str | None, options: dict[str, Any]) -> tuple
         optimizer.zero_grad()
         if fails and step == 2:  # nobody takes this step, and all go on in another group
             fails = False
-            averages._averages.wire.fail(RuntimeError("broken"))
+            averages._averages.wire.fail(WireError("all-reduce", 0.0, None, "broken"))
         loss_of(model, step).backward()
         optimizer.step()
     return finished(manager, net, averages)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from gradwire.attach.averaged import Averaged
 from gradwire.attach.buckets import Buckets
-from gradwire.attach.given import check_named, check_parameters
+from gradwire.attach.given import check_left_out, check_named, check_parameters
 from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.shards import is_sharded
 from gradwire.attach.synchronizer import check_dense
+from gradwire.attach.tree import Tree
 from gradwire.engine import Methods, Stats
 from gradwire.engine.agreement import check_agreement
 from gradwire.engine.automatic import Automatic
@@ -76,9 +77,11 @@ class Averages:
         configuration = configure(method, rest, choices)
         if isinstance(configuration, Automatic) or choices.inside is not None:
             raise ConfigurationError("method='auto' and inside= are for workers that stay; leave them out")
-        given = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
-        self._named = [] if given is None else [each for each in check_named(given) if each[1].requires_grad]
-        if given is None:
+        self._tree = Tree(parameters) if isinstance(parameters, nn.Module) else None
+        given = [] if parameters is None else check_named(self._tree.named_parameters() if self._tree else parameters)
+        self._named = [(name, each) for name, each in given if each.requires_grad]
+        self._frozen = [(name, each) for name, each in given if not each.requires_grad]
+        if parameters is None:
             _check_nameless(configuration)
         else:
             check_parameters(self._named)
@@ -166,9 +169,13 @@ class Averages:
         """Averages the gradients of all parameters, in place; those of a worker that takes no part count as zero.
 
         Raises:
-            ConfigurationError: If a gradient is sparse; nothing is changed.
+            ConfigurationError: If a gradient is sparse, or the module has other parameters than it had; nothing is
+                changed.
             WireError: If a collective fails.
         """
+        check_left_out(self._frozen)
+        if self._tree is not None:
+            self._tree.check()
         gradients = {name: each.grad for name, each in self._named if each.grad is not None}
         check_dense(gradients)
         for _, each in self._named:
@@ -185,8 +192,7 @@ class Averages:
 
         def hand_on(index: int) -> None:
             for name, view in views[index].items():
-                torch.mul(view, weight, out=view)
-                parameters[name].grad.copy_(view)  # type: ignore[union-attr]
+                parameters[name].grad.copy_(view if weight == 1 else view.mul_(weight))  # type: ignore[union-attr]
 
         self._buckets.average(self._flats, fill, hand_on)
 
