@@ -159,6 +159,7 @@ def parameters_that_change() -> None:
     net[1].requires_grad_(True)
     with pytest.raises(ConfigurationError, match=r"'1.weight' was frozen when the method was attached"):
         averages.synchronize(True)
+    net[1].requires_grad_(False)
     net[1] = nn.Linear(50, 8)
     with pytest.raises(ConfigurationError, match=r"parameter '1.weight' is another one since"):
         averages.synchronize(True)
