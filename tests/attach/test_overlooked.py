@@ -100,7 +100,7 @@ def said(body: Body, finds: bool) -> list[str]:
                 body(model)
     finally:
         logger.removeHandler(listener)
-    return lines if dist.get_rank() == 0 else []
+    return [line for line in lines if "still preparing" not in line] if dist.get_rank() == 0 else []
 
 
 def twice(model: DistributedDataParallel) -> None:
