@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigurationError
 from launched import launched
-from models import batch, flat, network
+from models import batch, flat, network, same_everywhere
 from pool import Pool
 
 pytest.importorskip("transformers")
@@ -136,6 +136,29 @@ def compress_again(trainer: Any) -> None:
 
 def test_a_second_training(pool: Pool, tmp_path: Path) -> None:
     pool.run(2, trains_twice, str(tmp_path))
+
+
+@launched()
+def evaluates_first(folder: str) -> None:
+    """Transformers takes the model for prepared then, and trains it without DDP: each rank for itself."""
+    trainer, _ = trainer_in(folder, None, {}, save_strategy="no")
+    trainer.evaluate(samples())
+    trainer.train()
+    assert not same_everywhere(flat(trainer.model))
+    trainer, _ = trainer_in(folder, "topk", {}, save_strategy="no")
+    trainer.evaluate(samples())
+    with pytest.raises(ConfigurationError, match=r"not wrapped in DDP.*as after evaluate\(\).*ranks would drift apart"):
+        trainer.train()
+    trainer, attachment = trainer_in(folder, "topk", {}, save_strategy="no")
+    trainer.train()
+    trainer.evaluate(samples())
+    trainer.train()
+    assert same_everywhere(flat(trainer.model))
+    attachment.close()
+
+
+def test_evaluating_first_is_told(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, evaluates_first, str(tmp_path))
 
 
 @launched()
