@@ -147,7 +147,7 @@ def evaluates_first(folder: str) -> None:
     assert not same_everywhere(flat(trainer.model))
     trainer, _ = trainer_in(folder, "topk", {}, save_strategy="no")
     trainer.evaluate(samples())
-    with pytest.raises(ConfigurationError, match=r"not wrapped in DDP.*as after evaluate\(\).*ranks would drift apart"):
+    with pytest.raises(ConfigurationError, match=r"not wrapped in DDP.*after evaluate\(\)"):
         trainer.train()
     trainer, attachment = trainer_in(folder, "topk", {}, save_strategy="no")
     trainer.train()
