@@ -79,7 +79,7 @@ class _Checkpoints(TrainerCallback):  # type: ignore[misc]
         """Goes on from the checkpoint, when the model has been wrapped."""
         if workers() > 1 and not self._attachment.handles:
             raise ConfigurationError(
-                "the trainer trains a model that is not wrapped in DDP, as it does after evaluate() or predict() before "
+                "the trainer trains a model that is not wrapped in DDP, as after evaluate() or predict() before "
                 "the first train(), so ranks would drift apart; evaluate after training, or with another Trainer"
             )
         folder = get_last_checkpoint(args.output_dir) if self._resumes_from is True else self._resumes_from
