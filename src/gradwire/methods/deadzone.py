@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gradwire.codecs.quantize import DeadZone as Levels
 from gradwire.codecs.quantize import Dithered as DitheredLevels
 from gradwire.codecs.quantize import SubspaceDeadZone
-from gradwire.methods.method import CodecMethod, CodecState, Context
+from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
 
 
@@ -109,10 +109,6 @@ class Subspace(CodecMethod):
     def codec(self) -> SubspaceDeadZone:
         """Levels of coordinates and of the rest."""
         return SubspaceDeadZone(self.bits, self.rank)
-
-    def init(self, context: Context) -> CodecState:
-        """Sets up subspaces and memories, with room for coordinates behind the values."""
-        return super().init(replace(context, numel=context.numel + self.codec().extra(context.block.slots)))
 
     def error_bound(self, numel: int) -> float:
         """Neither rounding leaves more than there was."""

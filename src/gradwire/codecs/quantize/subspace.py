@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,15 +21,17 @@ from gradwire.randomness import gaussian
 MOST_BITS = 72.0
 """More than the codes of a value take."""
 
+MOST_RANK = 64
+
 WHOLE = Granularity("model")
 
 
 @dataclass(frozen=True, eq=False)
 class Subspace:
-    """A few directions in the space of a matrix's rows, the same on every rank.
+    """A few directions in the space of a matrix's rows, the same on every rank; or none.
 
     Attributes:
-        block: The matrix, ``[n, m]``.
+        block: The matrix, ``[n, m]``; in one row if there are none.
         basis: ``float32[r, m]``: orthonormal rows, all zero as long as nothing is known.
         drawn: ``float32[r, n]``: weights of rows that begin a direction.
         first: Of its coordinates among those of all matrices.
@@ -39,13 +42,27 @@ class Subspace:
     drawn: Tensor
     first: int
 
-    def of(self, coordinates: Tensor) -> Tensor:
+    @classmethod
+    def of(cls, slot: Slot, rank: int, store: Store, first: int) -> Subspace:
+        """A parameter's; its basis is kept under its name."""
+        rank = rank if gains(slot.shape, rank) else 0
+        n, m = as_rows(slot.shape) if rank else (1, slot.numel)
+        start, drawn = torch.zeros(rank, m, dtype=torch.float32), gaussian(slot.stream, rank * n).view(rank, n)
+        (basis,) = store.stacked("basis", [slot.name], lambda _: start, Kind.SHARED) if rank else [start]
+        return cls(Block.cut([slot], WHOLE), basis.to(store.device), drawn.to(store.device), first)
+
+    @property
+    def stop(self) -> int:
+        """One past its last coordinate."""
+        return self.first + self.drawn.numel()
+
+    def own(self, coordinates: Tensor) -> Tensor:
         """Its own of all matrices' coordinates, ``float32[r, n]``."""
-        return coordinates[self.first : self.first + self.drawn.numel()].view(self.drawn.shape)
+        return coordinates[self.first : self.stop].view(self.drawn.shape)
 
     def add(self, coordinates: Tensor, values: Tensor, out: Tensor) -> None:
         """``out`` is ``values`` and what coordinates stand for."""
-        kernels.add_product(self.block, self.of(coordinates), self.basis, values, out)
+        kernels.add_product(self.block, self.own(coordinates), self.basis, values, out)
 
     def learn(self, average: Tensor, coordinates: Tensor) -> None:
         """One step of subspace iteration on an average, by its coordinates as all ranks have read them.
@@ -53,35 +70,57 @@ class Subspace:
         A direction of which there was nothing is begun anew, as a random combination of rows (Halko et al. 2011,
         arXiv:0909.4061).
         """
-        read = self.of(coordinates)
+        if not len(self.basis):
+            return
+        read = self.own(coordinates)
         weights = torch.where((read != 0).any(1, keepdim=True), read, self.drawn)
         found = torch.empty_like(self.basis)
         kernels.combine_rows(self.block, scaled_rows(weights), average, found)
-        basis = orthonormal_rows(found[None])[0]
+        (basis,) = orthonormal_rows(found[None])
         self.basis.copy_(torch.where(basis.isfinite().all(), basis, self.basis))
 
 
 @dataclass(frozen=True, eq=False)
-class _Home:
-    """What the codec has in one buffer, whose last elements are the coordinates.
+class Home:
+    """What the codec has in one buffer.
 
     Attributes:
-        layout: All coordinates, then all values: one segment.
-        alone: The coordinates in a buffer of their own.
-        subspaces: Of the matrices that have one.
-        others: What has none, if there is anything.
-        work: A buffer laid out alike.
+        subspaces: Of all parameters.
+        work: Values as in the buffer, then all coordinates.
+        layout: The coordinates and then the values of ``work``: one segment.
+        alone: The coordinates by themselves.
     """
 
+    subspaces: tuple[Subspace, ...]
+    work: Tensor
     layout: Block
     alone: Block
-    subspaces: tuple[Subspace, ...]
-    others: Block | None
-    work: Tensor
 
-    def coordinates(self, buffer: Tensor) -> Tensor:
-        """Where they lie in a buffer."""
-        return buffer[len(self.work) - self.alone.numel :]
+    @classmethod
+    def of(cls, slots: Sequence[Slot], rank: int, store: Store, numel: int) -> Home:
+        """For the parameters in a buffer of ``numel`` elements."""
+        subspaces: list[Subspace] = []
+        for slot in slots:
+            subspaces.append(Subspace.of(slot, rank, store, subspaces[-1].stop if subspaces else 0))
+        extra = subspaces[-1].stop if subspaces else 0
+        coordinates = Slot("coordinates", (extra,), numel)
+        return cls(
+            subspaces=tuple(subspaces),
+            work=torch.zeros(coordinates.stop, dtype=torch.float32, device=store.device),
+            layout=Block.cut([coordinates, *slots] if extra else slots, WHOLE),
+            alone=Block.dense(coordinates.name, np.array([extra])),
+        )
+
+    @property
+    def coordinates(self) -> Tensor:
+        """Those at work."""
+        return self.work[len(self.work) - self.alone.numel :]
+
+    def add(self, coordinates: Tensor) -> None:
+        """Adds to the values at work what coordinates stand for."""
+        for each in self.subspaces:
+            if len(each.basis):
+                each.add(coordinates, self.work, self.work)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,103 +133,76 @@ class SubspaceDeadZone(DeadZone):
     Attributes:
         bits: For each value, with the coordinates' share.
         rank: Directions of each matrix that is larger than its factors of that rank.
+        home: Its place, once it is installed.
     """
 
     rank: int = 4
-    home: _Home | None = None
+    home: Home | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (isinstance(self.rank, int) and 1 <= self.rank <= 64):
-            raise ConfigurationError(f"rank={self.rank!r} is out of range; choose 1 to 64 directions, usually 4")
-
-    def extra(self, slots: Sequence[Slot]) -> int:
-        """Elements of all coordinates."""
-        return sum(self.rank * as_rows(slot.shape)[0] for slot in slots if gains(slot.shape, self.rank))
+        if not (isinstance(self.rank, int) and 1 <= self.rank <= MOST_RANK):
+            raise ConfigurationError(
+                f"rank={self.rank!r} is out of range; choose 1 to {MOST_RANK} directions, usually 4"
+            )
 
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> SubspaceDeadZone:
-        """With subspaces, in a buffer that has room for coordinates after all else."""
-        subspaces: list[Subspace] = []
-        others, extra, first = [], self.extra(slots), 0
-        for slot in slots:
-            if not gains(slot.shape, self.rank):
-                others.append(slot)
-                continue
-            n, m = as_rows(slot.shape)
-            start = torch.zeros(self.rank, m, dtype=torch.float32)
-            (basis,) = store.stacked("basis", [slot.name], lambda _, start=start: start, Kind.SHARED)
-            drawn = gaussian(slot.stream, self.rank * n).view(self.rank, n).to(store.device)
-            subspaces.append(Subspace(Block.cut([slot], WHOLE), basis, drawn, first))
-            first += drawn.numel()
-        coordinates = [Slot("coordinates", (extra,), numel - extra)] if extra else []
-        home = _Home(
-            layout=Block.cut([*coordinates, *slots], WHOLE),
-            alone=Block.cut([replace(each, offset=0) for each in coordinates], WHOLE),
-            subspaces=tuple(subspaces),
-            others=Block.cut(others, WHOLE) if others else None,
-            work=torch.zeros(numel, dtype=torch.float32, device=store.device),
-        )
-        return replace(self, home=home)
-
-    def payload_bytes(self, block: Block) -> int:
-        """As many as without coordinates."""
-        return deadzone_payload_bytes(self._home.layout, self.tile, self._share)
+        """With the subspaces, and a buffer to work in."""
+        return replace(self, home=Home.of(slots, self.rank, store, numel))
 
     @property
     def tile(self) -> int:
         """Elements whose codes are read independently of all others."""
         return deadzone_tile(self._share)
 
-    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
-        """Splits matrices, chooses the step by both parts, rounds coordinates, and writes all."""
-        home, tile, source = self._home, self.tile, feedback.source(gradient)
-        if source.residual is None:
-            home.work[: len(gradient)] = gradient
-            source = kernels.Compensated(home.work, home.work, beta=0.0)
-        values = feedback.buffer(home.work)
-        for each in home.subspaces:
-            kernels.split_rows(each.block, source, each.basis, each.of(home.coordinates(values)))
-        finite = home.others is None or kernels.accumulate(
-            home.others, source.gradient, values, source.beta, source.gamma
-        )
-        scales = kernels.deadzone_scales(home.layout, kernels.Compensated(values))
-        scales = torch.where(torch.as_tensor(finite), scales, torch.nan)
-        room = 8 * deadzone_room(home.layout, tile, payload)
-        step, points = kernels.deadzone_step(home.layout, values, scales, tile, room)
-        levels = (scales * step, points, tile)
+    def payload_bytes(self, block: Block) -> int:
+        """As many as without coordinates."""
+        return deadzone_payload_bytes(self._at_home.layout, self.tile, self._share)
 
-        coordinates = home.coordinates(values).nan_to_num_()
-        left = coordinates.clone()
-        if home.subspaces:
-            spare = torch.empty(deadzone_payload_bytes(home.alone, tile, MOST_BITS), dtype=torch.uint8)
-            kernels.deadzone_encode(home.alone, left, True, *levels, spare.to(values.device))
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
+        """Splits rows, chooses the step by both parts, rounds coordinates, and writes all."""
+        home, tile, source = self._at_home, self.tile, feedback.source(gradient)
+        work, layout, coordinates = home.work, home.layout, home.coordinates
         for each in home.subspaces:
-            each.add(left, values, values)
-        kernels.deadzone_encode(home.layout, values, True, *levels, payload)
+            kernels.split_rows(each.block, source, each.basis, each.own(coordinates), work)
+        scales = kernels.deadzone_scales(layout, kernels.Compensated(work))
+        room = 8 * deadzone_room(layout, tile, payload)
+        step, points = kernels.deadzone_step(layout, work, scales, tile, room)
+        steps = scales * step
+        left = coordinates.clone()
+        if len(left):
+            size = deadzone_payload_bytes(home.alone, tile, MOST_BITS)
+            unused = torch.empty(size, dtype=torch.uint8, device=left.device)
+            kernels.deadzone_encode(home.alone, left, True, steps, points, tile, unused)
+        home.add(left)
+        kernels.deadzone_encode(layout, work, True, steps, points, tile, payload)
+        if feedback.residual is None:
+            return
+        if not scales.isfinite().all():
+            kernels.accumulate(block, *source)
+            return
         if (unsent := coordinates - left).any():
-            for each in home.subspaces:
-                each.add(unsent, values, values)
+            home.add(unsent)
+        for kept, rest in zip(block.parts(feedback.residual), block.parts(work), strict=True):
+            kept.copy_(rest)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what levels stand for, and learns from it."""
         self.check(block, payloads)
-        home = self._home
+        home = self._at_home
         kernels.deadzone_decode(home.layout, payloads, self.tile, home.work, weight)
         for each in home.subspaces:
-            each.add(home.coordinates(home.work), home.work, out)
-            each.learn(out, home.coordinates(home.work))
-        if home.others is not None:
-            for read, written in zip(home.others.parts(home.work), home.others.parts(out), strict=True):
-                written.copy_(read)
+            each.add(home.coordinates, home.work, out)
+            each.learn(out, home.coordinates)
 
     @property
-    def _home(self) -> _Home:
+    def _at_home(self) -> Home:
         if self.home is None:
-            raise ConfigurationError("a subspace needs its place; use the codec as installed()")
+            raise ConfigurationError("a subspace belongs to parameters; use what installed() returns")
         return self.home
 
     @property
     def _share(self) -> float:
         """Bits for each value or coordinate."""
-        numel, extra = self._home.layout.numel, self._home.alone.numel
-        return self.bits * (numel - extra) / numel
+        home = self._at_home
+        return self.bits * (home.layout.numel - home.alone.numel) / home.layout.numel

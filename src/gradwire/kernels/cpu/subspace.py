@@ -14,7 +14,6 @@ from gradwire.kernels.cpu._compiled import (
     compensation,
     compiled,
     inlined,
-    store_compensated,
     sum_of_lanes,
 )
 from gradwire.kernels.reference._torch import LANES
@@ -22,10 +21,10 @@ from gradwire.kernels.reference.subspace import LARGEST_COORDINATE
 from gradwire.layout import Block
 
 
-def split_rows(block: Block, source: Compensated, basis: Tensor, coordinates: Tensor) -> None:
+def split_rows(block: Block, source: Compensated, basis: Tensor, coordinates: Tensor, out: Tensor) -> None:
     values, memory, _, beta, gamma = compensation(source)
-    row, lanes = np.empty(basis.shape[1], np.float32), np.empty(LANES, np.float64)
-    _split(int(block.runs[0, 0]), values, memory, beta, gamma, array(basis), array(coordinates), row, lanes)
+    t, lanes = np.empty(basis.shape[1], np.float32), np.empty(LANES, np.float64)
+    _split(int(block.runs[0, 0]), values, memory, beta, gamma, array(basis), array(coordinates), t, lanes, array(out))
 
 
 def add_product(block: Block, p: Tensor, q: Tensor, values: Tensor, out: Tensor) -> None:
@@ -48,19 +47,18 @@ def _split(
     coordinates: Float32Array,
     t: Float32Array,
     lanes: Float64Array,
+    out: Float32Array,
 ) -> None:
     (rank, m), n = basis.shape, coordinates.shape[1]
     for i in range(n):
         first = start + i * m
-        residual = memory[first : first + m]
-        compensate(values[first : first + m], residual, beta, gamma, t)
+        compensate(values[first : first + m], memory[first : first + m], beta, gamma, t)
         for k in range(rank):
             exact = _dot(t, basis[k], lanes)
-            found = np.float32(exact) if abs(exact) < LARGEST_COORDINATE else np.float32(0)
-            coordinates[k, i] = found if abs(exact) < np.inf else np.float32(np.nan)
+            coordinates[k, i] = np.float32(exact) if abs(exact) < LARGEST_COORDINATE else np.float32(0)
         for k in range(rank):
-            _add_multiple(np.float32(0) if np.isnan(coordinates[k, i]) else -coordinates[k, i], basis[k], t)
-        store_compensated(t, residual)
+            _add_multiple(-coordinates[k, i], basis[k], t)
+        _copy(t, out[first : first + m])
 
 
 @compiled

@@ -9,38 +9,35 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.reference._torch import LANES, formed, keep
+from gradwire.kernels.reference._torch import LANES, formed
 from gradwire.layout import Block
 
 LARGEST_COORDINATE = 2.0**96
 """A coordinate of this magnitude counts as 0, so that what is left of a row is never beyond float32."""
 
 
-def split_rows(block: Block, source: Compensated, basis: Tensor, coordinates: Tensor) -> None:
-    """``coordinates = basis @ t.T`` for a block of one matrix ``t [n, m]``; leaves ``t - coordinates.T @ basis``.
+def split_rows(block: Block, source: Compensated, basis: Tensor, coordinates: Tensor, out: Tensor) -> None:
+    """``coordinates = basis @ t.T`` for a block of one matrix ``t [n, m]``, and ``out = t - coordinates.T @ basis``.
 
     Products are added in ``float64``, element ``j`` of a row in lane ``j % LANES``, in order; lanes are added pairwise,
     the upper half to the lower half, until one is left. Directions are taken off one by one, each product and
-    difference rounded to ``float32``.
+    difference rounded to ``float32``. The residual stays as it is.
 
     Args:
         block: The matrix.
-        source: With a residual, where the rest is left.
+        source: What ``t`` is made of.
         basis: ``float32[r, m]``: orthonormal rows, or zeros.
-        coordinates: ``float32[r, n]``, to be filled; NaN for a row with a value that is not finite, which stays whole.
+        coordinates: ``float32[r, n]``, to be filled; 0 for a row with a value that is not finite.
+        out: ``float32`` flat buffer.
     """
     (rank, n), start = coordinates.shape, int(block.runs[0, 0])
-    t, memory = formed(source, start, start + block.numel)
-    rows = t.view(n, basis.shape[1])
+    t, _ = formed(source, start, start + block.numel)
+    rest = rows = t.view(n, basis.shape[1])
     for k in range(rank):
         exact = _sums(rows.double() * basis[k].double())
-        found = torch.where(exact.abs() < LARGEST_COORDINATE, exact, 0.0)
-        coordinates[k] = torch.where(exact.isfinite(), found, torch.nan)
-    rest = rows
-    for k in range(rank):
-        taken = torch.where(coordinates[k].isnan(), 0.0, coordinates[k])
-        rest = rest - taken[:, None] * basis[k]
-    keep(memory, rest.flatten())
+        coordinates[k] = torch.where(exact.abs() < LARGEST_COORDINATE, exact, 0.0)
+        rest = rest - coordinates[k, :, None] * basis[k]
+    out[start : start + block.numel] = rest.flatten()
 
 
 def add_product(block: Block, p: Tensor, q: Tensor, values: Tensor, out: Tensor) -> None:
