@@ -179,7 +179,7 @@ class SubspaceDeadZone(DeadZone):
         if feedback.residual is None:
             return
         if not scales.isfinite().all():
-            kernels.accumulate(block, *source)
+            feedback.compensate(block, gradient)
             return
         if (unsent := coordinates - left).any():
             home.add(unsent)
