@@ -117,6 +117,26 @@ def test_bytes_are_those_of_the_dead_zone() -> None:
         assert abs(sizes[0] - sizes[1]) <= 4 * (1 + bits * 1000 * 4 / 8192)
 
 
+@pytest.mark.parametrize("bits", [0.02, 0.1, 1.0])
+def test_payloads_are_full_to_a_twentieth(bits: float) -> None:
+    """Also where a few of many coordinates take a good part of the room, of which a sample would say little."""
+    n, m = 3000, 400
+    slots, store = flat_slots([("w", (n, m))]), Store(torch.device("cpu"))
+    codec, block = SubspaceDeadZone(bits, 4).installed(store, slots, n * m), Block.cut(slots, WHOLE)
+    (basis,) = orthonormal_rows(draw(1, 4, m, seed=9))
+    kept = store.get("basis", "w")
+    assert kept is not None
+    kept.copy_(basis)
+    for seed in range(4):
+        weights = torch.where(draw(n, 1, seed=seed) > 1.5, 100 * draw(n, 4, seed=seed + 4), 0.0)
+        gradient = draw(n * m, seed=seed) * draw(n * m, seed=seed + 8) + (weights @ basis).flatten()
+        payload = torch.empty(codec.payload_bytes(block), dtype=torch.uint8)
+        codec.encode(block, gradient, Feedback(None), payload, 0)
+        assert int(payload.nonzero()[-1]) + 1 >= 0.95 * len(payload)
+        assert codec.home is not None
+        assert codec.home.coordinates.abs().max() < payload[:4].view(torch.float32), "coordinates come first"
+
+
 @pytest.mark.parametrize("rank", [0, 65, 1.5, "4"])
 def test_rank_is_checked(rank: object) -> None:
     with pytest.raises(ConfigurationError, match="choose 1 to 64 directions, usually 4"):

@@ -84,8 +84,8 @@ class Subspace(CodecMethod):
     """Rows of each matrix as coordinates in a few directions that past averages had, and what is left, as ``deadzone``.
 
     A gradient is nearly of low rank. All ranks learn directions from the averages, a step of subspace iteration each,
-    so that those take no bytes; coordinates are levels of the same step as the rest, so that a layer gets as many as
-    its energy deserves.
+    so that those take no bytes; coordinates are levels of nearly the same step as the rest, so that a layer gets as
+    many as its energy deserves.
 
     Attributes:
         bits: For each value, 0.005 to 8, with the coordinates' share.
@@ -95,7 +95,7 @@ class Subspace(CodecMethod):
     citation = "gradwire; subspace iteration: Halko et al. 2011, arXiv:0909.4061"
     routes = ("gather",)
     granularities = ("model", "bucket")
-    why_granularity = "all coordinates and values have one step"
+    why_granularity = "all coordinates share a step"
     memory = "residual"
     bias = "contractive"
     wire_bits = DeadZone.wire_bits

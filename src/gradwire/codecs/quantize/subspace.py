@@ -14,6 +14,7 @@ from gradwire.codecs.lowrank import as_rows, gains, orthonormal_rows, scaled_row
 from gradwire.codecs.quantize.deadzone import DeadZone
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
+from gradwire.kernels.reference.deadzone import HEAD
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.memory import Feedback, Kind, Store
 from gradwire.randomness import gaussian
@@ -87,13 +88,17 @@ class Home:
     Attributes:
         subspaces: Of all parameters.
         work: Values as in the buffer, then all coordinates.
-        layout: The coordinates and then the values of ``work``: one segment.
+        whole: The coordinates and then the values of ``work``, as one segment.
+        layout: The same as two segments, or one if there are no coordinates.
+        values: The values of ``work``.
         alone: The coordinates by themselves.
     """
 
     subspaces: tuple[Subspace, ...]
     work: Tensor
+    whole: Block
     layout: Block
+    values: Block
     alone: Block
 
     @classmethod
@@ -104,10 +109,14 @@ class Home:
             subspaces.append(Subspace.of(slot, rank, store, subspaces[-1].stop if subspaces else 0))
         extra = subspaces[-1].stop if subspaces else 0
         coordinates = Slot("coordinates", (extra,), numel)
+        values = Block.cut(slots, WHOLE)
+        whole = Block.cut([coordinates, *slots], WHOLE) if extra else values
         return cls(
             subspaces=tuple(subspaces),
             work=torch.zeros(coordinates.stop, dtype=torch.float32, device=store.device),
-            layout=Block.cut([coordinates, *slots] if extra else slots, WHOLE),
+            whole=whole,
+            layout=replace(whole, segments=np.array([0, 1, len(whole.runs)])) if extra else whole,
+            values=values,
             alone=Block.dense(coordinates.name, np.array([extra])),
         )
 
@@ -125,7 +134,7 @@ class Home:
 
 @dataclass(frozen=True, eq=False)
 class SubspaceDeadZone(DeadZone):
-    """Coordinates of each matrix's rows in a few directions, and what is left: levels of one step for all of them.
+    """Coordinates of each matrix's rows in a few directions, and what is left: levels of nearly the same step.
 
     Directions are learnt from the averages, which all ranks have, and so take no bytes. Coordinates are rounded before
     the rest is, which takes in what they are off by: so no more is left than there was.
@@ -160,22 +169,22 @@ class SubspaceDeadZone(DeadZone):
         return deadzone_payload_bytes(self._at_home.layout, self.tile, self._share)
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
-        """Splits rows, chooses the step by both parts, rounds coordinates, and writes all."""
+        """Splits rows, rounds coordinates by a step that suits both parts, and the rest by one that fits."""
         home, tile, source = self._at_home, self.tile, feedback.source(gradient)
-        work, layout, coordinates = home.work, home.layout, home.coordinates
+        work, coordinates = home.work, home.coordinates
         for each in home.subspaces:
             kernels.split_rows(each.block, source, each.basis, each.own(coordinates), work)
-        scales = kernels.deadzone_scales(layout, kernels.Compensated(work))
-        room = 8 * deadzone_room(layout, tile, payload)
-        step, points = kernels.deadzone_step(layout, work, scales, tile, room)
+        scales = kernels.deadzone_scales(home.whole, kernels.Compensated(work))
+        room = 8 * deadzone_room(home.layout, tile, payload)
+        step, points = kernels.deadzone_step(home.whole, work, scales, tile, room)
         steps = scales * step
         left = coordinates.clone()
         if len(left):
-            size = deadzone_payload_bytes(home.alone, tile, MOST_BITS)
-            unused = torch.empty(size, dtype=torch.uint8, device=left.device)
-            kernels.deadzone_encode(home.alone, left, True, steps, points, tile, unused)
-        home.add(left)
-        kernels.deadzone_encode(layout, work, True, steps, points, tile, payload)
+            room -= self._rounded(left, steps, points)
+            home.add(left)
+            rest, _ = kernels.deadzone_step(home.values, work, scales, tile, max(room, 0))
+            steps = torch.cat((steps, scales * rest))
+        kernels.deadzone_encode(home.layout, work, True, steps, points, tile, payload)
         if feedback.residual is None:
             return
         if not scales.isfinite().all():
@@ -194,6 +203,15 @@ class SubspaceDeadZone(DeadZone):
         for each in home.subspaces:
             each.add(home.coordinates, home.work, out)
             each.learn(out, home.coordinates)
+
+    def _rounded(self, coordinates: Tensor, steps: Tensor, points: tuple[int, int, int]) -> int:
+        """Leaves of coordinates what they are off by as they will be read; returns how many bits their codes take."""
+        block = self._at_home.alone
+        size = deadzone_payload_bytes(block, self.tile, MOST_BITS)
+        payload = torch.empty(size, dtype=torch.uint8, device=coordinates.device)
+        kernels.deadzone_encode(block, coordinates, True, steps, points, self.tile, payload)
+        edge = size - deadzone_room(block, self.tile, payload)
+        return int(payload[4 + HEAD : edge].view(torch.int32).sum())
 
     @property
     def _at_home(self) -> Home:
