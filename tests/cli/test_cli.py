@@ -36,6 +36,7 @@ def run(*arguments, monkeypatch, capsys):
         ([], "doctor"),
         (["bench"], "kernels"),
         (["methods"], "gradwire methods --json methods.json"),
+        (["check"], "gradwire check mine:rank=2 --import mine.py"),
         (["analyze"], "gradwire analyze topk:ratio=0.01 --owner qsgd:8"),
         (["bench", "sync"], "gradwire bench sync --link 1gbit"),
         (["bench", "train"], "gradwire bench train topk:ratio=0.001 acpsgd:rank=2"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gradwire import own
 from gradwire_bench import frontier, kernels, periodic, sync, train, trial
 from gradwire_bench import shapes as shape_sets
 from gradwire_bench.contenders import Contender
@@ -71,7 +72,7 @@ class Runner:
         if not cells:
             return
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(self.jobs, len(cells)), context, _one_thread) as pool:
+        with ProcessPoolExecutor(min(self.jobs, len(cells)), context, _begin) as pool:
             try:
                 going: dict[Future[tuple[dict[str, Any], float, str | None]], Cell] = {
                     pool.submit(measure, cell, self.dataset): cell for cell in cells
@@ -233,5 +234,6 @@ def figures(row: train.TrainRow | sync.SyncRow) -> tuple[dict[str, Any], str | N
     return {name: value for name, value in dataclasses.asdict(row).items() if name not in left_out}, None
 
 
-def _one_thread() -> None:
+def _begin() -> None:
     torch.set_num_threads(1)
+    own.load()
