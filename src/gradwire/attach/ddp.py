@@ -275,9 +275,12 @@ def _checked(given: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> 
     for name, module in model.module.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise ConfigurationError(f"{name or 'the model'} has sparse=True; gradwire averages dense gradients only")
-    begun = any(parameter.grad is not None for parameter in model.parameters())
-    forwards = model._get_ddp_logging_data().get("iteration", 0)  # type: ignore[no-untyped-call]
-    if begun or int(forwards) > 0:
+    if any(parameter.grad is not None for parameter in model.parameters()):
+        raise ConfigurationError(
+            "the model has gradients of an earlier backward pass; call zero_grad(), then gradwire.compress right after "
+            "DDP(...)"
+        )
+    if int(model._get_ddp_logging_data().get("iteration", 0)) > 0:  # type: ignore[no-untyped-call]
         raise ConfigurationError(
             "the model has run a backward pass already; call gradwire.compress right after DDP(...)"
         )
