@@ -375,6 +375,28 @@ def own_loop_with_missing_gradients() -> None:
     sync.close()
 
 
+def one_model_through_another() -> None:
+    """A generator's step, whose backward pass makes gradients of the discriminator that nobody wants."""
+    for method, options in METHODS:
+        ends = []
+        for frozen in (False, True):
+            generator, judge = Trained(network(), method, **options), Trained(nn.Linear(10, 40), method, **options)
+            for step in range(4):
+                made = generator.model(inputs(step))
+                judge.step(lambda made=made, judge=judge: judge.model(made.detach()).square().mean())
+                generator.optimizer.zero_grad()
+                if frozen:
+                    weights = {name: each.detach() for name, each in judge.model.module.named_parameters()}
+                    said = torch.func.functional_call(judge.model.module, weights, made)
+                    (said - 1).square().mean().backward()
+                else:
+                    with judge.model.no_sync():
+                        (judge.model(made) - 1).square().mean().backward()
+                generator.optimizer.step()
+            ends.append(torch.cat([generator.end(4), judge.end(4)]))
+        assert torch.equal(*ends), method
+
+
 WAYS = [
     accumulation,
     unused_parameters,
@@ -393,6 +415,7 @@ WAYS = [
     gradients_with_a_graph,
     in_inference_mode,
     own_loop_with_missing_gradients,
+    one_model_through_another,
 ]
 
 

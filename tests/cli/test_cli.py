@@ -187,6 +187,10 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["lab", "--sites", "2", "--", "true"], "sites=2, between=None"),
         (["lab", "--within", "fast", "--", "true"], "'fast'"),
         (["lab"], "command"),
+        (["bench", "costs", "/dev/null/costs.json"], "/dev/null cannot be written to"),
+        (["check", "topk", "--json", "/"], "It is a folder; name a file"),
+        (["bench", "train", "--out", "/dev/null/results"], "/dev/null cannot be written to"),
+        (["frontier", "--picture", "/dev/null/all.png"], "/dev/null cannot be written to"),
         (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
     ],
 )

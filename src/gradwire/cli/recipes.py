@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from gradwire.cli.arguments import Json, Positive, TunedWorkload
+from gradwire.cli.arguments import Json, OutputFile, OutputFolder, Positive, TunedWorkload
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write
 
@@ -60,8 +60,8 @@ def bench_recipes(
     workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ["image", "language"],  # noqa: B006
     optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
     workers: Positive = 4,
-    out: Path = Path("results/recipes.json"),
-    docs: Path | None = None,
+    out: OutputFile = Path("results/recipes.json"),
+    docs: OutputFolder | None = None,
 ) -> None:
     """Tune methods and dense averages with the same effort, and say which keep the accuracy.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gradwire.cli.arguments import Dataset
+from gradwire.cli.arguments import Dataset, OutputFolder
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console
 
@@ -34,7 +34,7 @@ REPORT = "report.html"
 def suite(
     *,
     preset: str = "small",
-    out: Path = Path("results/suite"),
+    out: OutputFolder = Path("results/suite"),
     only: Filters = None,
     jobs: Jobs = None,
     dataset: Dataset = "auto",
@@ -136,8 +136,8 @@ def reproduce(
     paper: str = "",
     /,
     *,
-    out: Path | None = None,
-    docs: Path | None = None,
+    out: OutputFolder | None = None,
+    docs: OutputFolder | None = None,
     only: Filters = None,
     jobs: Jobs = None,
     dataset: Dataset = "auto",
