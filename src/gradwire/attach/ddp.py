@@ -178,7 +178,8 @@ def compress(
         rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
             on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
             of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then,
-            or what is remembered would never come right again, which is so of ``"ef21"`` and ``"diana"``.
+            or what is remembered would never come right again, which is so of ``"ef21"`` and ``"diana"`` and may be
+            of a :class:`gradwire.methods.LayerMethod`.
         learning_rate: A function that gives the current learning rate, such as
             ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
             as published: when the rate changes from a to b, it is weighed by a / b; while it is 0, it waits. If None,
