@@ -18,7 +18,7 @@ from gradwire.codecs.transform import Atoms
 from gradwire.engine import Configuration, DensePolicy
 from gradwire.kernels import codes
 from gradwire.layout import Block, Granularity, flat_slots
-from gradwire.local.check import Law, SilentError, bound, class_as_declared, size
+from gradwire.local.laws import Law, SilentError, bound, class_as_declared, size
 from gradwire.local.world import LocalWorld
 from gradwire.memory import Residual, Store
 

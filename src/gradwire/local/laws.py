@@ -306,15 +306,15 @@ def class_as_declared(chosen: Configuration) -> None:
                 f"the mean of {DRAWS} draws is off by {math.sqrt(square / float(vector.square().sum())):.3g} of the "
                 f"gradient, where chance explains {math.sqrt(expected / float(vector.square().sum())):.3g}"
             )
-    elif chosen.method.bias == "contractive" or chosen.method.bias == "exact":
+    elif chosen.method.bias in ("contractive", "exact"):
         told = type(chosen.method).error_bound is not Method.error_bound
         if told and math.isinf(chosen.method.error_bound(SIDE * SIDE)):
             raise SilentError("with these options it has no bound")
         most = 1 + 1e-6 if chosen.method.bias == "contractive" else 1e-4
         for name, vector in _vectors().items():
-            error = _relative(chosen, vector, 0)
-            if error > most:
-                raise BrokenError(f"|Q(x) - x|² is {error:.3g} |x|² for a {name} x of shape {(SIDE, SIDE)}")
+            left = _relative(chosen, vector, 0)
+            if left > most:
+                raise BrokenError(f"|Q(x) - x|² is {left:.3g} |x|² for a {name} x of shape {(SIDE, SIDE)}")
     else:
         raise SilentError("nothing to hold it to")
 
