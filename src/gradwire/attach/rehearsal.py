@@ -19,6 +19,7 @@ from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.methods import Method, name_of
+from gradwire.surroundings import as_on_the_wire
 
 PATIENCE = 3.0
 """Seconds until it is said what takes so long."""
@@ -29,6 +30,7 @@ _rehearsed: set[tuple[type[Method], frozenset[tuple[str, str]]]] = set()
 _log = logging.getLogger("gradwire")
 
 
+@as_on_the_wire()
 def rehearse(configuration: Configuration, *, aloud: bool = False) -> None:
     """Runs a method on the CPU for some steps. What must be compiled one process of a machine compiles.
 
