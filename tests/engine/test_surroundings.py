@@ -18,7 +18,7 @@ from gradwire.engine.configuration import Configuration
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from models import SHAPES, gradient
-from pool import Pool
+from pool import ranks
 
 
 @contextmanager
@@ -74,7 +74,8 @@ def test_surroundings_change_no_bit(case: Case, name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def attached_where_another_device_is_usual() -> None:
+@ranks(2)
+def test_attached_where_another_device_is_usual() -> None:
     for method in ("topk", "powersgd", "deadzone", "efsignsgd"):
         ends = []
         for device in ("cpu", "meta"):
@@ -91,10 +92,6 @@ def attached_where_another_device_is_usual() -> None:
                 averages = torch.cat([each.grad.flatten() for each in net.parameters() if each.grad is not None])
             ends.append(averages)
         assert torch.equal(*ends), method
-
-
-def test_attached_where_another_device_is_usual(pool: Pool) -> None:
-    pool.run(2, attached_where_another_device_is_usual)
 
 
 def test_imported_where_another_device_is_usual() -> None:

@@ -23,7 +23,7 @@ from gradwire.local.world import LocalWorld
 from gradwire.methods import LayerMethod, LayerState
 from gradwire.methods.registry import methods
 from gradwire.wire import AllGather, AllReduceMean, AllReduceSum
-from pool import Pool
+from pool import ranks
 
 EVERYTHING = gradwire.DensePolicy(below=0, vectors=False)
 
@@ -193,7 +193,8 @@ def test_payloads_of_any_size_are_read_as_any_type() -> None:
     assert torch.equal(gradients[0], torch.full((8,), 0.5))
 
 
-def bad_steps() -> None:
+@ranks(2)
+def test_a_step_that_is_not_finite_leaves_nothing_in_a_method_of_ones_own() -> None:
     """As in the README: nothing but mathematics, and a residual that would be NaN for ever."""
     matrix = nn.Parameter(torch.zeros(64, 48))
     sync = gradwire.Synchronizer([("matrix", matrix)], Projected(rank=2))
@@ -204,10 +205,6 @@ def bad_steps() -> None:
         sync.synchronize()
         assert bool(matrix.grad.isfinite().all()) == (step != 1)
     sync.close()
-
-
-def test_a_step_that_is_not_finite_leaves_nothing_in_a_method_of_ones_own(pool: Pool) -> None:
-    pool.run(2, bad_steps)
 
 
 @pytest.mark.parametrize("following", ["dense", "topk:ratio=0.01", Projected(rank=1)])

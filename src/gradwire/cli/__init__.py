@@ -48,6 +48,9 @@ app.command(reproduce)
 app.command(doctor)
 
 
+app.meta.suppress_keyboard_interrupt = False
+
+
 @app.meta.default
 def run(
     *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
