@@ -5,7 +5,7 @@ from gradwire.methods.adacomp import AdaComp
 from gradwire.methods.adaptive import Adaptive
 from gradwire.methods.atomo import Atomo
 from gradwire.methods.blocksgdm import BlockSGDM
-from gradwire.methods.deadzone import DeadZone, Dithered
+from gradwire.methods.deadzone import DeadZone, Dithered, Subspace
 from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
 from gradwire.methods.dion import Dion
@@ -97,6 +97,7 @@ __all__ = [
     "SketchML",
     "SketchedSGD",
     "Strom",
+    "Subspace",
     "TernGrad",
     "ThreeLC",
     "Threshold",

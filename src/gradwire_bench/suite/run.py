@@ -113,7 +113,7 @@ def _coded(cell: Cell, dataset: Dataset) -> dict[str, Any]:
 @cache
 def _recording(name: str, dataset: Dataset, steps: int, seed: int) -> frontier.Recording:
     workload = WORKLOADS[name]
-    (gradients,) = real_gradients(workload.locate(dataset), 1, steps, seed, workload)
+    gradients = real_gradients(workload.locate(dataset), 1 + frontier.WARM_UP_STEPS, steps, seed, workload)
     return frontier.Recording.of(workload.what, gradients)
 
 
