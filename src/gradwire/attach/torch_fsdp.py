@@ -154,8 +154,8 @@ class ParameterGroup:
             dtype = policy.reduce_dtype or policy.param_dtype or each.sharded_param.dtype
             if len(kinds) > 1:
                 raise ConfigurationError(
-                    f"the parameter group of {self._name!r} has parameters of several dtypes, whose gradients FSDP packs "
-                    "in an order of its own; fully_shard those of each dtype by themselves"
+                    f"the parameter group of {self._name!r} has parameters of several dtypes, whose gradients FSDP "
+                    "packs in an order of its own; fully_shard those of each dtype by themselves"
                 )
             if dtype == torch.float16:
                 raise ConfigurationError(
