@@ -6,14 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import (
-    Float32Array,
-    Float64Array,
-    array,
-    compiled,
-    inlined,
-    sum_of_lanes,
-)
+from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, array, compiled, inlined, sum_of_lanes
 from gradwire.kernels.cpu._source import Source, form, source_of
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.subspace import LARGEST_COORDINATE
@@ -43,9 +36,9 @@ def _split(
     lanes: Float64Array,
     out: Float32Array,
 ) -> None:
-    (rank, m), n, start = basis.shape, coordinates.shape[1], source.runs[0, 0]
+    (rank, m), n = basis.shape, coordinates.shape[1]
     for i in range(n):
-        first = start + i * m
+        first = source.runs[0, 0] + i * m
         form(source, first, first + m, t)
         for k in range(rank):
             exact = _dot(t, basis[k], lanes)
