@@ -14,6 +14,8 @@ from gradwire.memory import MaskedMomentum, Memory, Momentum
 # Options under which a method does something visible on tensors as small as the tests'.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "qsgd": [{"bits": 2}, {"bits": 4}, {"bits": 8}, {"bits": 4, "norm": "l2"}],
+    "alq": [{}, {"bits": 8, "every": 1}],
+    "amq": [{"bits": 8}],
     "topk": [
         {"ratio": 0.05},
         {"ratio": 0.1, "values": "fp16"},

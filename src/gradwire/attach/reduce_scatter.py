@@ -144,8 +144,9 @@ class ReduceScatter(Handle):
 
 def _check_method(configuration: Configuration) -> None:
     method = configuration.method
+    alone = type(method).synchronize is CodecMethod.synchronize  # nothing is learnt beside what a codec writes
     unbiased = isinstance(method, CodecMethod) and method.bias == "unbiased" and not method.codec().news_bytes
-    if not unbiased or configuration.route != "sharded" or configuration.owner is not None:
+    if not (unbiased and alone) or configuration.route != "sharded" or configuration.owner is not None:
         raise ConfigurationError(
             f"{configuration} cannot reduce over shards: without a memory, which would be as large as the unsharded "
             "gradient, a method must be unbiased, and nobody compresses again; choose qsgd, nuqsgd, natural or terngrad"

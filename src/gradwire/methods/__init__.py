@@ -3,6 +3,7 @@
 from gradwire.methods.acpsgd import ACPSGD
 from gradwire.methods.adacomp import AdaComp
 from gradwire.methods.adaptive import Adaptive
+from gradwire.methods.alq import ALQ, AMQ
 from gradwire.methods.atomo import Atomo
 from gradwire.methods.blocksgdm import BlockSGDM
 from gradwire.methods.deadzone import DeadZone, Dithered
@@ -49,6 +50,8 @@ from gradwire.methods.variance import Variance
 
 __all__ = [
     "ACPSGD",
+    "ALQ",
+    "AMQ",
     "BF16",
     "DGC",
     "EDEN",

@@ -10,6 +10,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "a few bits": (
         "qsgd",
         "nuqsgd",
+        "alq",
+        "amq",
         "globalqsgd",
         "terngrad",
         "natural",

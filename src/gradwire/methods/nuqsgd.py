@@ -22,6 +22,6 @@ class NUQSGD(DrawnLevels):
         {"route": "gather"},
     )
 
-    def code(self) -> codes.NUQSGD:
+    def code(self) -> codes.NonUniform:
         """Zero and powers of two."""
-        return codes.NUQSGD(self.bits)
+        return codes.NonUniform.powers(self.bits)

@@ -1,0 +1,93 @@
+"""Levels wherever they are wanted, drawn so that the mean is right."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array, compiled, halves, hash32, inlined
+from gradwire.kernels.cpu._packed import unpack
+from gradwire.kernels.cpu.qsgd import total_of_squares
+from gradwire.kernels.cpu.quantise import (
+    CODES,
+    Compiled,
+    Piece,
+    Scratch,
+    Source,
+    add_scaled,
+    leave_parts,
+    pack_codes,
+    peak,
+)
+from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
+from gradwire.kernels.reference.nonuniform import NonUniform
+
+
+def _measure(code: NonUniform, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
+    norm = math.sqrt(total_of_squares(source, scratch.lanes[0]))
+    scale[0] = min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0
+    return bool(peak(source) < INFINITE)
+
+
+def _put(code: NonUniform, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
+    t, parts, one = scratch.t[piece.low : piece.high], scratch.parts, scale[0]
+    codes, levels = scratch.codes[piece.low : piece.high], scratch.words.view(np.float32)
+    for number, level in enumerate(code.levels):
+        levels[number] = level
+    inverse = np.float32(np.float32(1) / one) if one > 0 else np.float32(0)
+    for i in range(t.size):
+        parts[i] = abs(t[i]) * inverse
+    _find(parts, levels, code.bits, codes)
+    _draw(t, parts, levels, piece, code.bits, codes)
+    if piece.keep:
+        _look_up(codes, levels, code.bits, parts)
+        leave_parts(t, parts, one, piece.memory)
+
+
+@compiled
+def _find(x: Float32Array, levels: Float32Array, bits: int, codes: UInt8Array) -> None:
+    """Halves the levels until the last one that is not above ``x`` is left."""
+    codes[:] = 0
+    step = np.uint8(1 << (bits - 1))
+    while step > 1:
+        step = np.uint8(step >> np.uint8(1))
+        for i in range(codes.size):
+            further = np.uint8(codes[i] + step)
+            codes[i] = further if levels[further] <= x[i] else codes[i]
+
+
+@inlined
+def _draw(t: Float32Array, x: Float32Array, levels: Float32Array, piece: Piece, bits: int, codes: UInt8Array) -> None:
+    """Draws that level or the next one."""
+    last, place = np.uint8((1 << (bits - 1)) - 2), np.uint8(bits - 1)
+    low_key, high_key = halves(piece.key)
+    counter = np.uint32(piece.origin)
+    for i in range(t.size):
+        below = min(codes[i], last)
+        low = levels[below]
+        share = np.float32(np.float32(x[i] - low) / np.float32(levels[below + np.uint8(1)] - low))
+        random = np.int32(hash32(low_key, high_key, counter) >> np.uint32(9))
+        drawn = np.float32(random) * np.float32(2.0**-23) + np.float32(2.0**-24) < share
+        codes[i] = np.uint8(np.uint8(below + np.uint8(drawn)) | np.uint8(t[i] < 0) << place)
+        counter = np.uint32(counter + np.uint32(1))
+
+
+def _read(code: NonUniform, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
+    levels, begin = scratch.words.view(np.float32), position * code.bits // 8
+    for number, level in enumerate(code.levels):
+        levels[number] = level
+    unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
+    _look_up(scratch.codes[:count], levels, code.bits, scratch.parts)
+
+
+@compiled
+def _look_up(codes: UInt8Array, levels: Float32Array, bits: int, parts: Float32Array) -> None:
+    """What the codes stand for, as multiples of the scale."""
+    words, top, place = parts.view(np.uint32), np.uint8((1 << (bits - 1)) - 1), np.uint32(bits - 1)
+    found = levels.view(np.uint32)
+    for i in range(codes.size):
+        words[i] = np.uint32(found[codes[i] & top] | np.uint32(np.uint32(codes[i]) >> place) << np.uint32(31))
+
+
+CODES[NonUniform] = Compiled(_measure, _put, pack_codes, _read, add_scaled)
