@@ -62,6 +62,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "scalecom": [{"ratio": 0.05}],
     "oktopk": [{"ratio": 0.05}, {"ratio": 0.3, "margin": 1.0, "recut": 2, "indices": "raw"}],
     "qgz": [{}, {"bits": 8}],
+    "sdp4bit": [{}, {"bits": 8}],
     "powersgd": [{"rank": 2}, {"rank": 2, "bits": 16}],
     "acpsgd": [{"rank": 2}, {"rank": 2, "bits": 16}],
     "atomo": [{"rank": 2}],

@@ -9,6 +9,7 @@ from torch import Tensor
 from codec_checks import cases, check_any_bytes, check_is_the_reference, check_residual_is_what_was_not_sent
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize import Quantiser
+from gradwire.codecs.quantize.smoothed import Smoothed
 from gradwire.codecs.transform import RotatedCentroids
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import codes
@@ -46,6 +47,8 @@ CODECS: list[Codec] = [
     Quantiser(codes.QSGD(4), 5000),
     Quantiser(codes.QSGD(4, nearest=True), 512),
     Quantiser(codes.QSGD(8, nearest=True), 64),
+    Smoothed(codes.QSGD(4)),
+    Smoothed(codes.QSGD(8, nearest=True)),
     RotatedCentroids(1),
     RotatedCentroids(2, 256),
     RotatedCentroids(4, 512),

@@ -36,6 +36,7 @@ from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import as_published, get, make, name_of, names, parse, register
 from gradwire.methods.scalecom import ScaleCom
+from gradwire.methods.sdp4bit import SDP4Bit
 from gradwire.methods.sidco import SIDCo
 from gradwire.methods.signsgd import SignSGD, Signum
 from gradwire.methods.sketchedsgd import SketchedSGD
@@ -93,6 +94,7 @@ __all__ = [
     "Published",
     "QgZ",
     "RandomK",
+    "SDP4Bit",
     "SIDCo",
     "ScaleCom",
     "SignSGD",

@@ -21,6 +21,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "thc",
         "eden",
         "qgz",
+        "sdp4bit",
         "loco",
     ),
     "k coordinates": (

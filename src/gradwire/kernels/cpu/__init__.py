@@ -26,7 +26,7 @@ from gradwire.kernels.cpu.orthonormal import orthonormalise
 from gradwire.kernels.cpu.quantile import quantile_encode
 from gradwire.kernels.cpu.quantile_decode import quantile_decode
 from gradwire.kernels.cpu.quantise import CODES, decode, encode
-from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
+from gradwire.kernels.cpu.rotation import hadamard, rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.cpu.senders import scatter_mean
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
