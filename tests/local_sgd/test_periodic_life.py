@@ -42,6 +42,7 @@ def attachments_that_are_refused() -> None:
     refused("mix=0 is out of range; choose 0 < mix <= 1", net, mix=0)
     refused("mix=1.5 is out of range", net, mix=1.5)
     refused("mix=nan is out of range", net, mix=float("nan"))
+    refused("delay=1 and mix=1.0 are not possible with eager=True", net, delay=1, eager=True)
     refused("moments='half' is not known; choose 'keep', 'reset', 'average'", net, moments="half")
     refused("warmup_steps=-1 is out of range", net, warmup_steps=-1)
     refused("moments='reset' starts whole parameters anew", net, moments="reset", fragments=2)
@@ -392,6 +393,7 @@ def test_buffers_are_averaged(pool: Pool) -> None:
             11,
         ),
         ({"every": 4, "fragments": 2, "cut": "layers", "delay": 3, "method": "acpsgd", "rank": 2}, 9),
+        ({"every": 3, "eager": True, "fragments": 2, "method": "topk", "ratio": 0.1, "outer": nesterov}, 7),
         ({"every": 5, "fragments": 5, "cut": "strided", "warmup_steps": 3, "method": "dense"}, 7),
     ],
 )
