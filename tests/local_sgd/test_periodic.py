@@ -61,7 +61,7 @@ def every_method(names: list[str]) -> list[str]:
         options = dict(OPTIONS.get(name, [{}])[0])
         if has_momentum(methods.get(name)):
             options["memory"] = "residual"
-        votes = name in ("signsgd", "signum", "lion", "demo", "dion")
+        votes = name in ("signsgd", "signum", "lion", "lioncub", "demo", "dion")
         net = network()
         optimizer = sgd(net)
         handle = gradwire.periodic(

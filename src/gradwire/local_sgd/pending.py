@@ -24,7 +24,6 @@ from gradwire.local_sgd.fragments import Fragment, Stretch
 from gradwire.memory import Snapshot
 from gradwire.wire import Synchronization, Wire
 
-
 NEXT = 1 << 62
 """So many local steps late is when the fragment's next average is sent."""
 

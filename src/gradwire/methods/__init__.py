@@ -22,7 +22,7 @@ from gradwire.methods.gradiveq import GradiVeQ
 from gradwire.methods.gtopk import GTopK
 from gradwire.methods.hybrid import Hybrid
 from gradwire.methods.inceptionn import INCEPTIONN
-from gradwire.methods.lion import Lion
+from gradwire.methods.lion import Lion, LionCub
 from gradwire.methods.loco import LoCo
 from gradwire.methods.method import CodecMethod, Context, LayerMethod, LayerState, LinearMethod, Method
 from gradwire.methods.natural import Natural
@@ -85,6 +85,7 @@ __all__ = [
     "LayerState",
     "LinearMethod",
     "Lion",
+    "LionCub",
     "LoCo",
     "Method",
     "Natural",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "plain averages": ("dense", "fp16", "bf16"),
-    "one bit a value": ("efsignsgd", "blocksgdm", "onebit", "signsgd", "signum", "lion"),
+    "one bit a value": ("efsignsgd", "blocksgdm", "onebit", "signsgd", "signum", "lion", "lioncub"),
     "a few bits": (
         "qsgd",
         "nuqsgd",

@@ -13,7 +13,7 @@ from gradwire import kernels
 from gradwire.codecs.quantize.quantiser import Quantiser
 from gradwire.deferred import placed
 from gradwire.kernels.reference._torch import formed, keep
-from gradwire.kernels.reference.rotation import PLAIN
+from gradwire.kernels.reference.rotation import LARGEST, PLAIN
 from gradwire.layout import Block, Int64Array
 from gradwire.memory import NONE, Feedback
 
@@ -33,7 +33,7 @@ class Smoothed(Quantiser):
         source, values = feedback.source(gradient), torch.empty_like(gradient)
         for start, stop in block.spans:
             values[start:stop] = formed(source, start, stop)[0]
-        _transform(block, values, 1 / PLAIN, 1 / REST)
+        _transform(block, values, 1.0, 1 / REST)
         super().encode(block, values, NONE, payload, key)
         if source.residual is not None:
             self.decode(block, payload[None], values, 1.0)
@@ -44,7 +44,7 @@ class Smoothed(Quantiser):
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what codes stand for, and transforms it back."""
         super().decode(block, payloads, out, weight)
-        _transform(block, out, 1.0, REST)
+        _transform(block, out, PLAIN, REST)
 
 
 def _transform(block: Block, values: Tensor, factor: float, rest_factor: float) -> None:
@@ -52,7 +52,8 @@ def _transform(block: Block, values: Tensor, factor: float, rest_factor: float) 
     starts, rest = _places(block)
     kernels.hadamard(starts, values, factor)
     if len(rest):
-        values[placed(rest, values.device)] *= rest_factor
+        places = placed(rest, values.device)
+        values[places] = (values[places] * rest_factor).clamp(-LARGEST, LARGEST)
 
 
 @lru_cache(maxsize=4096)

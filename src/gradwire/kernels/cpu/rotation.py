@@ -41,9 +41,13 @@ def hadamard(starts: Int64Array, values: Tensor, factor: float) -> None:
 def _plain(starts: Int64Array, values: Float32Array, factor: np.float32) -> None:
     for number in range(starts.size):
         part = values[starts[number] : starts[number] + PLAIN]
+        for i in range(PLAIN):
+            part[i] *= np.float32(1 / PLAIN)
         _hadamard(part, PLAIN)
         for i in range(PLAIN):
-            part[i] *= factor
+            t = np.float32(part[i] * factor)
+            t = np.float32(LARGEST) if t > np.float32(LARGEST) else t
+            part[i] = np.float32(-LARGEST) if t < np.float32(-LARGEST) else t
 
 
 def rotated_scales(pieces: Int64Array, values: Tensor, scales: Tensor) -> None:

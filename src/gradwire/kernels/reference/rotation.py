@@ -19,10 +19,13 @@ PLAIN = 32
 
 
 def hadamard(starts: Int64Array, values: Tensor, factor: float) -> None:
-    """Transforms ``PLAIN`` values of a flat buffer from each start, in place, and multiplies them by a power of two."""
+    """Divides ``PLAIN`` values of a flat buffer from each start by their number, and transforms them, in place.
+
+    Then they are multiplied by a power of two. Overflowing values become the largest finite ones.
+    """
     places = placed(starts, values.device)[:, None] + torch.arange(PLAIN, device=values.device)
-    mixed = values[places].T
-    values[places] = (_hadamard(mixed) * factor).T
+    mixed = _hadamard(values[places].T * (1 / PLAIN)) * factor
+    values[places] = mixed.clamp(-LARGEST, LARGEST).T
 
 
 def rotated_scales(pieces: Int64Array, values: Tensor, scales: Tensor) -> None:
