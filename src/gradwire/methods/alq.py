@@ -89,7 +89,7 @@ class ALQ(DrawnLevels):
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """Takes the chosen route, and where levels are fitted averages counts after it."""
         code = codes.NonUniform(self.bits, tuple(state.levels[0].tolist()))
-        if step == 0 or step % min(self.every, 1 << (step.bit_length() - 1)):
+        if step == 0 or step % (self.every if step >= self.every else 1 << (step.bit_length() - 1)):
             yield from super().synchronize(gradient, replace(state, worker=Quantiser(code)), step)
             return
         counts = torch.zeros(BINS, dtype=torch.float64, device=gradient.device)
@@ -97,7 +97,9 @@ class ALQ(DrawnLevels):
 
         def fit(counts: Tensor) -> None:
             if counts.isfinite().all() and counts.any():
-                state.levels.copy_(torch.from_numpy(self.fitted(Magnitudes(counts.numpy()))))
+                levels = torch.from_numpy(self.fitted(Magnitudes(counts.numpy()))).float()
+                if (levels.diff() > 0).all():
+                    state.levels.copy_(levels)
 
         learn((yield AllReduceMean(counts)), fit)
 

@@ -22,6 +22,6 @@ class NUQSGD(DrawnLevels):
         {"route": "gather"},
     )
 
-    def code(self) -> codes.NonUniform:
+    def code(self) -> codes.NUQSGD:
         """Zero and powers of two."""
-        return codes.NonUniform.powers(self.bits)
+        return codes.NUQSGD(self.bits)

@@ -30,7 +30,7 @@ CODES = {
         codes.QSGD(4),
         codes.QSGD(2, euclidean=True),
         codes.QSGD(8, nearest=True),
-        codes.NonUniform.powers(4),
+        codes.NUQSGD(4),
         codes.TernGrad(clip=2.5),
         codes.ThreeLC(1.3),
         codes.Natural(9),

@@ -42,9 +42,11 @@ class Smoothed(Quantiser):
                 keep(memory, torch.where(sent.isfinite(), t - sent, t))
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
-        """Sums what codes stand for, and transforms it back."""
+        """Sums what codes stand for, and transforms it back; what overflows becomes the largest finite values."""
         super().decode(block, payloads, out, weight)
         _transform(block, out, PLAIN, REST)
+        for part in block.parts(out):
+            part.clamp_(-LARGEST, LARGEST)
 
 
 def _transform(block: Block, values: Tensor, factor: float, rest_factor: float) -> None:
@@ -52,8 +54,7 @@ def _transform(block: Block, values: Tensor, factor: float, rest_factor: float) 
     starts, rest = _places(block)
     kernels.hadamard(starts, values, factor)
     if len(rest):
-        places = placed(rest, values.device)
-        values[places] = (values[places] * rest_factor).clamp(-LARGEST, LARGEST)
+        values[placed(rest, values.device)] *= rest_factor
 
 
 @lru_cache(maxsize=4096)

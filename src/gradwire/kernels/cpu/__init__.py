@@ -6,7 +6,19 @@ that nothing is left to compile within a training step.
 
 from __future__ import annotations
 
-from gradwire.kernels.cpu import dynamic, exponent, natural, nonuniform, onebit, qsgd, sign, terngrad, threelc, vote
+from gradwire.kernels.cpu import (
+    dynamic,
+    exponent,
+    natural,
+    nonuniform,
+    nuqsgd,
+    onebit,
+    qsgd,
+    sign,
+    terngrad,
+    threelc,
+    vote,
+)
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.cpu.checksum import checksums

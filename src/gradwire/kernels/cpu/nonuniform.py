@@ -32,44 +32,42 @@ def _measure(code: NonUniform, source: Source, scale: Float32Array, scratch: Scr
 
 def _put(code: NonUniform, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, parts, one = scratch.t[piece.low : piece.high], scratch.parts, scale[0]
-    codes, levels = scratch.codes[piece.low : piece.high], scratch.words.view(np.float32)
-    for number, level in enumerate(code.levels):
-        levels[number] = level
+    codes, at = scratch.codes[piece.low : piece.high], scratch.words.view(np.float32)
     inverse = np.float32(np.float32(1) / one) if one > 0 else np.float32(0)
     for i in range(t.size):
         parts[i] = abs(t[i]) * inverse
-    _find(parts, levels, code.bits, codes)
-    _draw(t, parts, levels, piece, code.bits, codes)
+    number, low = np.float32(-1), np.float32(0)
+    for level in code.levels:
+        high = np.float32(level)
+        if high > low:
+            _place(parts, number, low, np.float32(high - low), at[: t.size])
+        number, low = np.float32(number + np.float32(1)), high
+    _draw(t, at, piece, code.bits, codes)
     if piece.keep:
-        _look_up(codes, levels, code.bits, parts)
+        for index, level in enumerate(code.levels):
+            at[index] = level
+        _look_up(codes, at, code.bits, parts)
         leave_parts(t, parts, one, piece.memory)
 
 
 @compiled
-def _find(x: Float32Array, levels: Float32Array, bits: int, codes: UInt8Array) -> None:
-    """Halves the levels until the last one that is not above ``x`` is left."""
-    codes[:] = 0
-    step = np.uint8(1 << (bits - 1))
-    while step > 1:
-        step = np.uint8(step >> np.uint8(1))
-        for i in range(codes.size):
-            further = np.uint8(codes[i] + step)
-            codes[i] = further if levels[further] <= x[i] else codes[i]
+def _place(x: Float32Array, number: np.float32, low: np.float32, width: np.float32, at: Float32Array) -> None:
+    """Where values at or above a level lie, if they are below the next one."""
+    for i in range(at.size):
+        here = number + (x[i] - low) / width
+        at[i] = here if x[i] >= low else at[i]
 
 
 @inlined
-def _draw(t: Float32Array, x: Float32Array, levels: Float32Array, piece: Piece, bits: int, codes: UInt8Array) -> None:
-    """Draws that level or the next one."""
-    last, place = np.uint8((1 << (bits - 1)) - 2), np.uint8(bits - 1)
+def _draw(t: Float32Array, at: Float32Array, piece: Piece, bits: int, codes: UInt8Array) -> None:
+    """Draws one level a value."""
+    top, place = np.int32((1 << (bits - 1)) - 1), np.int32(bits - 1)
     low_key, high_key = halves(piece.key)
     counter = np.uint32(piece.origin)
     for i in range(t.size):
-        below = min(codes[i], last)
-        low = levels[below]
-        share = np.float32(np.float32(x[i] - low) / np.float32(levels[below + np.uint8(1)] - low))
-        random = np.int32(hash32(low_key, high_key, counter) >> np.uint32(9))
-        drawn = np.float32(random) * np.float32(2.0**-23) + np.float32(2.0**-24) < share
-        codes[i] = np.uint8(np.uint8(below + np.uint8(drawn)) | np.uint8(t[i] < 0) << place)
+        uniform = np.float32(hash32(low_key, high_key, counter) >> np.uint32(16))
+        number = min(np.int32(at[i] + (uniform * np.float32(2.0**-16) + np.float32(2.0**-17))), top)
+        codes[i] = np.uint8(number | np.int32(t[i] < 0) << place)
         counter = np.uint32(counter + np.uint32(1))
 
 

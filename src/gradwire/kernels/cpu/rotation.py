@@ -45,9 +45,7 @@ def _plain(starts: Int64Array, values: Float32Array, factor: np.float32) -> None
             part[i] *= np.float32(1 / PLAIN)
         _hadamard(part, PLAIN)
         for i in range(PLAIN):
-            t = np.float32(part[i] * factor)
-            t = np.float32(LARGEST) if t > np.float32(LARGEST) else t
-            part[i] = np.float32(-LARGEST) if t < np.float32(-LARGEST) else t
+            part[i] *= factor
 
 
 def rotated_scales(pieces: Int64Array, values: Tensor, scales: Tensor) -> None:

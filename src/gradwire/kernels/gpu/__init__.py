@@ -10,7 +10,7 @@ from gradwire.kernels.gpu import (
     dynamic,
     exponent,
     natural,
-    nonuniform,
+    nuqsgd,
     onebit,
     qsgd,
     sign,

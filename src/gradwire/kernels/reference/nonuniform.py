@@ -13,18 +13,19 @@ from torch import Tensor
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.code import Draws, Layout
 from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, pack, run_total, unpack
-from gradwire.kernels.reference.qsgd import check_bits
+from gradwire.kernels.reference.qsgd import check_bits, uniform16
 
 
 class NonUniform(NamedTuple):
     """Plus or minus one of some multiples of the Euclidean norm of a segment, so that nothing is biased.
 
-    Of ``x = |t| / norm`` between two levels, ``l <= x < u``, the upper one is sent with probability ``(x - l) / (u -
-    l)``. A code is ``number + negative * 2**(bits - 1)``.
+    Of ``x = |t| / norm`` between two levels, ``l <= x < u`` with ``l`` the i-th, level ``floor(i + (x - l) / (u - l) +
+    v)`` is sent, with ``v`` the middle of one of ``2**16`` equal parts of [0, 1). A code is ``number + negative *
+    2**(bits - 1)``.
 
     Attributes:
         bits: Bits a value with its sign: 2, 4 or 8.
-        levels: ``2**(bits - 1)`` of them, from 0 to 1, none below the one before it, exact in float32.
+        levels: ``2**(bits - 1)`` of them, rising from 0 to 1, exact in float32.
     """
 
     bits: int
@@ -43,7 +44,7 @@ class NonUniform(NamedTuple):
     def check(self) -> None:
         """Knows how to pack codes of 2, 4 or 8 bits, and has a level for each."""
         check_bits(self.bits)
-        rising = all(low <= high for low, high in pairwise(self.levels))
+        rising = all(low < high for low, high in pairwise(self.levels))
         if len(self.levels) != 1 << (self.bits - 1) or (self.levels[0], self.levels[-1]) != (0, 1) or not rising:
             raise ConfigurationError(
                 f"levels={self.levels!r} are not possible; give {1 << (self.bits - 1)} of them for bits={self.bits}, "
@@ -66,9 +67,9 @@ class NonUniform(NamedTuple):
         x = t.abs() * (1 / scale if scale > 0 else torch.zeros_like(scale))
         levels = table(self.levels, t.device)[: len(self.levels)]
         below = torch.bucketize(x, levels[1:-1], right=True)
-        share = (x - levels[below]) / (levels[below + 1] - levels[below])
-        drawn = (draws() >> 9).float() * 2.0**-23 + 2.0**-24 < share
-        code = below.int() + drawn.int() | (t < 0).int() << (self.bits - 1)
+        at = below.float() + (x - levels[below]) / (levels[below + 1] - levels[below])
+        number = (at + uniform16(draws())).int().clamp(max=len(levels) - 1)
+        code = number | (t < 0).int() << (self.bits - 1)
         return code, table(self.levels, t.device)[code] * scale
 
     def pack(self, codes: Tensor) -> Tensor:

@@ -21,11 +21,10 @@ PLAIN = 32
 def hadamard(starts: Int64Array, values: Tensor, factor: float) -> None:
     """Divides ``PLAIN`` values of a flat buffer from each start by their number, and transforms them, in place.
 
-    Then they are multiplied by a power of two. Overflowing values become the largest finite ones.
+    Then they are multiplied by a power of two.
     """
     places = placed(starts, values.device)[:, None] + torch.arange(PLAIN, device=values.device)
-    mixed = _hadamard(values[places].T * (1 / PLAIN)) * factor
-    values[places] = mixed.clamp(-LARGEST, LARGEST).T
+    values[places] = (_hadamard(values[places].T * (1 / PLAIN)) * factor).T
 
 
 def rotated_scales(pieces: Int64Array, values: Tensor, scales: Tensor) -> None:

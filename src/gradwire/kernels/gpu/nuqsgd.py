@@ -1,0 +1,47 @@
+"""Levels at powers of two, drawn so that the mean is right."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gradwire.kernels.gpu._jitted import inverse_of
+from gradwire.kernels.gpu._measured import Jitted
+from gradwire.kernels.gpu.qsgd import squares, usable
+from gradwire.kernels.gpu.quantise import CODES
+from gradwire.kernels.reference.nuqsgd import NUQSGD
+
+
+@triton.jit
+def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
+    scale = usable(tl.sqrt(first))
+    return scale, scale
+
+
+@triton.jit
+def _levels(code: tl.constexpr, codes):
+    """What codes stand for, as multiples of the scale."""
+    TOP: tl.constexpr = (1 << (code.bits - 1)) - 1
+    number = codes & TOP
+    power = tl.where(number == 0, 0, (127 - TOP + number) << 23)
+    return (power | ((codes >> (code.bits - 1)) << 31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _put(code: tl.constexpr, t, first, second, random, table):
+    TOP: tl.constexpr = (1 << (code.bits - 1)) - 1
+    drawn = (random >> 9).to(tl.int32)
+    x = tl.abs(t) * inverse_of(first, tl.full(t.shape, 1.0, tl.float32))
+    number = tl.minimum(((x.to(tl.int32, bitcast=True) + drawn) >> 23) - 127 + TOP, TOP)
+    one = drawn.to(tl.float32) * (2.0**-23) + (2.0**-24) < x * (2.0 ** (TOP - 1))
+    number = tl.where(x < 2.0 ** (1 - TOP), one.to(tl.int32), number)
+    codes = number | (t < 0).to(tl.int32) << (code.bits - 1)
+    return codes, _levels(code, codes) * first
+
+
+@triton.jit
+def _read(code: tl.constexpr, codes, first, second, table):
+    return _levels(code, codes) * first
+
+
+CODES[NUQSGD] = lambda code: Jitted(code.bits, _scale, _put, _read, terms=squares, draws=True)

@@ -1,0 +1,73 @@
+"""Levels at powers of two, drawn so that the mean is right."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.code import Draws, Layout
+from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, pack, run_total, unpack
+from gradwire.kernels.reference.qsgd import check_bits
+
+
+class NUQSGD(NamedTuple):
+    """Zero or plus or minus ``2**-s, ..., 1/2, 1`` times the Euclidean norm of a segment, so that nothing is biased.
+
+    Above ``2**-s`` random bits are added to the fraction of ``x = |t| / norm``; below, ``2**-s`` is sent with
+    probability ``x * 2**s``. A code is ``number + negative * 2**(bits - 1)``, with number 0 for zero.
+
+    Attributes:
+        bits: Bits a value with its sign: 2, 4 or 8; ``s = 2**(bits - 1) - 2``.
+    """
+
+    bits: int = 4
+
+    def check(self) -> None:
+        """Knows how to pack codes of 2, 4 or 8 bits."""
+        check_bits(self.bits)
+
+    def layout(self, positions: int) -> Layout:
+        """``bits`` a position and 4 bytes a segment."""
+        return Layout(1, positions * self.bits // 8)
+
+    def measure(self, values: list[Tensor]) -> Tensor | None:
+        """The norm, 0 if too small to divide by."""
+        if math.isnan(largest(values)):
+            return None
+        norm = math.sqrt(sum(run_total(t.double().square()) for t in values))
+        return values[0].new_tensor([min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0])
+
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """The number of a level, and above it the sign."""
+        top, random = (1 << (self.bits - 1)) - 1, draws() >> 9
+        x = t.abs() * (1 / scale if scale > 0 else torch.zeros_like(scale))
+        number = ((x.view(torch.int32) + random.int()) >> 23) - 127 + top
+        drawn = random.float() * 2.0**-23 + 2.0**-24 < x * 2.0 ** (top - 1)
+        code = torch.where(x < 2.0 ** (1 - top), drawn.int(), number.clamp(max=top)) | (t < 0).int() << (self.bits - 1)
+        return code, self._values(code) * scale
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Lowest bits first."""
+        return pack(codes, self.bits)
+
+    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+        """Scaled levels."""
+        return self._values(unpack(body, self.bits)) * scales[:, 0]
+
+    def error_bound(self, count: int) -> float:
+        """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for ``count`` values of a segment.
+
+        An eighth between powers; below the smallest, ``l``, at most ``l^2 / 4`` a value, and ``l |x|_1`` in all.
+        """
+        smallest = 2.0 ** (2 - (1 << (self.bits - 1)))
+        return 1 / 8 + min(count * smallest**2 / 4, math.sqrt(count) * smallest)
+
+    def _values(self, codes: Tensor) -> Tensor:
+        top = (1 << (self.bits - 1)) - 1
+        levels = torch.tensor(
+            [0.0, *(2.0 ** (number - top) for number in range(1, top + 1))], device=codes.device, dtype=torch.float32
+        )
+        return torch.cat((levels, -levels))[codes]
