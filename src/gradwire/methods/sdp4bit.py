@@ -19,15 +19,15 @@ class SDP4Bit(DrawnLevels):
 
     Verified against the authors' code (jindajia/SDP4Bit): the transform without random signs, symmetric levels,
     stochastic rounding, blocks of 128 values for 4 bits between nodes. Within a node they send 8 bits of the same
-    transform in blocks of 512, where ``inside=`` has floats, and the node adds up and quantises again. There workers
-    own shards, as with ``gradwire.compress_reduce_scatter``; here owners return averages to all in twice the bits. What
-    of a tensor fills no 32 values is left as it is. Differences of weights in 4 bits, the other half of the paper, are
-    not here.
+    transform in blocks of 512, ``inside="node:smoothed:8"``, add up, and quantise again without leaving the transform.
+    There workers own shards, as with ``gradwire.compress_reduce_scatter``; here owners return averages to all in twice
+    the bits. What of a tensor fills no 32 values is left as it is. Differences of weights in 4 bits, the other half of
+    the paper, are not here.
     """
 
     citation = "Jia et al. 2024, arXiv:2410.15526"
     published = Published(
-        "There sums within a node are of 8 bits a value, shards stay in full precision, and parameters' changes are "
+        'Two levels are `inside="node:smoothed:8"`. There shards stay in full precision, and changes of parameters are '
         "gathered in 4 bits."
     )
     granularities = ("block:128", "layer", "bucket", "model")
