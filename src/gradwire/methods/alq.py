@@ -22,11 +22,6 @@ from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Synchronization
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _State(CodecState):
-    levels: Tensor
-
-
 @register("alq")
 @dataclass(frozen=True, kw_only=True)
 class ALQ(DrawnLevels):
@@ -79,16 +74,18 @@ class ALQ(DrawnLevels):
         """Other bits have other levels."""
         return isinstance(former, type(self)) and former.bits == self.bits
 
-    def init(self, context: Context) -> _State:
+    def init(self, context: Context) -> CodecState:
         """Finds the levels."""
         first = torch.tensor(self.code().levels, dtype=torch.float32)
         names = [slot.name for slot in context.block.slots]
-        levels = context.store.stacked("levels", names, lambda _: first, Kind.SHARED, first.device)
-        return _State(**vars(super().init(context)), levels=levels)
+        context.store.stacked("levels", names, lambda _: first, Kind.SHARED, first.device)
+        return super().init(context)
 
-    def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
+    def synchronize(self, gradient: Tensor, state: CodecState, step: int) -> Synchronization:
         """Takes the chosen route, and where levels are fitted averages counts after it."""
-        code = codes.NonUniform(self.bits, tuple(state.levels[0].tolist()))
+        store, slots = state.context.store, state.context.block.slots
+        kept = [levels for slot in slots if (levels := store.get("levels", slot.name)) is not None]
+        code = codes.NonUniform(self.bits, tuple(kept[0].tolist()))
         if step == 0 or step % (self.every if step >= self.every else 1 << (step.bit_length() - 1)):
             yield from super().synchronize(gradient, replace(state, worker=Quantiser(code)), step)
             return
@@ -97,9 +94,10 @@ class ALQ(DrawnLevels):
 
         def fit(counts: Tensor) -> None:
             if counts.isfinite().all() and counts.any():
-                levels = torch.from_numpy(self.fitted(Magnitudes(counts.numpy()))).float()
-                if (levels.diff() > 0).all():
-                    state.levels.copy_(levels)
+                found = torch.from_numpy(self.fitted(Magnitudes(counts.numpy()))).float()
+                if (found.diff() > 0).all():
+                    for levels in kept:
+                        levels.copy_(found)
 
         learn((yield AllReduceMean(counts)), fit)
 

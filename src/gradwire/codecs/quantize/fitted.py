@@ -96,7 +96,8 @@ class Magnitudes:
         place = np.searchsorted(_HIGH, x).clip(max=BINS - 1)
         low, density = _LOW[place], self._counts[place] / (_HIGH - _LOW)[place]
         parts = np.stack((x - low, (x * x - low * low) / 2, (x * x * x - low * low * low) / 3))
-        return self._sums[:, place] + density * parts
+        found: Float64Array = self._sums[:, place] + density * parts
+        return found
 
 
 def _cumulated(values: Float64Array) -> Float64Array:
@@ -109,4 +110,5 @@ def _inverse(sums: Float64Array, wanted: Float64Array) -> Float64Array:
     place = np.searchsorted(sums[1:], wanted).clip(max=BINS - 1)
     rise = np.diff(sums)[place]
     share = np.divide(wanted - sums[place], rise, out=np.zeros_like(wanted), where=rise > 0)
-    return _LOW[place] + share.clip(0, 1) * (_HIGH - _LOW)[place]
+    found: Float64Array = _LOW[place] + share.clip(0, 1) * (_HIGH - _LOW)[place]
+    return found

@@ -68,4 +68,5 @@ def _places(block: Block) -> tuple[Int64Array, Int64Array]:
 def _counted(first: Int64Array, counts: Int64Array, step: int) -> Int64Array:
     """Of each run so many numbers, from its first one on."""
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(first, counts) + number * step
+    found: Int64Array = np.repeat(first, counts) + number * step
+    return found
