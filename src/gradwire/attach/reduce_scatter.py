@@ -149,7 +149,7 @@ def _check_method(configuration: Configuration) -> None:
     if not (unbiased and alone) or configuration.route != "sharded" or configuration.owner is not None:
         raise ConfigurationError(
             f"{configuration} cannot reduce over shards: without a memory, which would be as large as the unsharded "
-            "gradient, a method must be unbiased, and nobody compresses again; choose qsgd, sdp4bit, natural or terngrad"
+            "gradient, a method must be unbiased, and nobody compresses again; choose qsgd, sdp4bit, natural, terngrad"
         )
 
 
