@@ -35,7 +35,8 @@ class ALQ(DrawnLevels):
     Verified against the authors' code (Tabrizian/learning-to-quantize): levels, norm, closed form. There the
     distribution is a mixture of truncated normals, by mean, deviation and norm of the 20 to 350 largest blocks, the
     weight is the norm, levels are refitted after 100, 2,000 and each 10,000 steps, the model has one set of them, and
-    there are 3 bits, without a level at zero.
+    there are 3 bits, without a level at zero. With 8 bits encoding takes a pass for each of 127 intervals, and is 20
+    times slower than with 4.
 
     Attributes:
         every: Steps between two fits, once that many steps are over.
