@@ -94,8 +94,8 @@ class ALQ(DrawnLevels):
         yield from super().synchronize(gradient, replace(state, worker=Counting(code, counts=counts)), step)
 
         def fit(counts: Tensor) -> None:
-            if counts.isfinite().all() and counts.any():
-                found = torch.from_numpy(self.fitted(Magnitudes(counts.numpy()))).float()
+            if counts.isfinite().all() and counts.min() >= 0 and counts.max() > 0:
+                found = torch.from_numpy(self.fitted(Magnitudes((counts / counts.max()).numpy()))).float()
                 if (found.diff() > 0).all():
                     for levels in kept:
                         levels.copy_(found)

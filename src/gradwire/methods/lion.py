@@ -117,4 +117,4 @@ class LionCub(Lion):
             parts = state.context.block.parts(state.feedback.momentum)
             average = yield AllReduceMean(torch.cat(parts))
             for part, mean in zip(parts, average.split([len(part) for part in parts]), strict=True):
-                part.copy_(mean)
+                part.copy_(torch.where(mean.isfinite(), mean, part))
