@@ -4,8 +4,8 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-# What `make test-integrations` installs and tests; ray is another 500 MB, and a minute.
-EXTRAS ?= accelerate,transformers,lightning
+# What `make test-integrations` installs and tests.
+EXTRAS ?= accelerate,transformers,lightning,ray,torchft
 
 # Half of the tests wait for processes of their own, up to five for each worker.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
@@ -39,7 +39,7 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 
 release-check: $(VENV)/ready
-	.ci/release $(BIN)/python
+	.ci/release $(BIN)/python "$(TORCH)"
 
 # Makes the golden vectors of some METHODS anew, or of all: what they wrote, averaged and remembered.
 golden: $(VENV)/ready

@@ -25,6 +25,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 0.5, "indices": "bitmap"},
     ],
     "deadzone": [{"bits": 1.0}, {"bits": 0.05}, {"bits": 4.0}],
+    "subspace": [{"bits": 1.0, "rank": 2}, {"bits": 0.05, "rank": 1}],
     "dithered": [{"bits": 0.5}, {"bits": 4.0}],
     "dion": [{}, {"rank_fraction": 0.1, "momentum": 0.0}],
     "eden": [{"rotation": 64}, {"bits": 1}, {"bits": 2, "rotation": 256}],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing as mp
 import traceback
 from collections.abc import Callable
+from functools import wraps
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -68,6 +70,23 @@ class Pool:
         return process, ours
 
 
+def ranks(workers: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test whose body runs on every rank of a world."""
+
+    def everywhere(body: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(body)
+
+        @wraps(body)
+        def test(pool: Pool, **given: Any) -> None:
+            pool.run(workers, test, *(given[name] for name in signature.parameters))
+
+        fixture = inspect.Parameter("pool", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        test.__signature__ = signature.replace(parameters=[fixture, *signature.parameters.values()])  # type: ignore[attr-defined]
+        return test
+
+    return everywhere
+
+
 def _serve(rank: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     # A store in a file would have every pair of every new group look for its keys every few milliseconds.
@@ -86,6 +105,6 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
                 names = dist.PrefixStore(f"world-{world}", store)
                 dist.init_process_group("gloo", store=names, rank=rank, world_size=workers)
             torch.manual_seed(0)  # all ranks make the same model
-            pipe.send((True, function(*arguments)))
+            pipe.send((True, inspect.unwrap(function)(*arguments)))
         except BaseException:  # what pytest fails by is no Exception
             pipe.send((False, f"rank {rank}: {traceback.format_exc()}"))

@@ -35,10 +35,11 @@ CONTENDERS = (
     *("eden:bits=1", "eden:bits=2", "eden:bits=4", "powersgd:rank=1", "powersgd:rank=4", "powersgd:rank=16"),
     *("powersgd:rank=1,bits=16", "powersgd:rank=4,bits=16"),
     *("dithered:bits=2", "dithered:bits=4"),
+    *("subspace:bits=0.02", "subspace:bits=0.1", "subspace:bits=0.5", "subspace:bits=2"),
 )
 
 WARM_UP_STEPS = 2
-"""Steps with the same gradient before the one that counts: rooms settle, and PowerSGD finds its subspace."""
+"""Steps with gradients of other batches before the one that counts: rooms settle, and methods learn subspaces."""
 
 LADDER_OF_LEVELS = 2.0 ** np.arange(4, -27, -1.0)
 """Water levels, relative to the mean square of all values."""
@@ -58,18 +59,21 @@ class Recording:
         name: Of what, and when.
         slots: Matrices and convolutions, one after another.
         values: ``float32``, all of them.
+        others: The same of other batches.
     """
 
     name: str
     slots: tuple[Slot, ...]
     values: Tensor
+    others: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, name: str, gradients: Mapping[str, Tensor]) -> Recording:
-        """What the default policy compresses."""
-        large = {key: each for key, each in gradients.items() if not DensePolicy().keeps_dense(tuple(each.shape))}
-        slots = flat_slots([(key, tuple(each.shape)) for key, each in large.items()])
-        return cls(name, slots, torch.cat([each.flatten() for each in large.values()]))
+    def of(cls, name: str, gradients: Sequence[Mapping[str, Tensor]]) -> Recording:
+        """What the default policy compresses of several batches' gradients; the first is the one that counts."""
+        shapes = [(key, tuple(each.shape)) for key, each in gradients[0].items()]
+        slots = flat_slots([(key, shape) for key, shape in shapes if not DensePolicy().keeps_dense(shape)])
+        values, *others = [torch.cat([each[slot.name].flatten() for slot in slots]) for each in gradients]
+        return cls(name, slots, values, tuple(others))
 
     def layers(self) -> list[Float64Array]:
         """The values of each parameter."""
@@ -261,8 +265,8 @@ def measured(recording: Recording, contender: Contender, granularity: str) -> tu
     everything = DensePolicy(below=0, vectors=False)
     choices = Configuration.make(contender.name, dict(contender.options), granularity, route, memory, dense=everything)
     world = LocalWorld(choices, recording.slots, 1)
-    for _ in range(WARM_UP_STEPS + 1):
-        average = recording.values.clone()
+    for values in (*recording.others, recording.values):
+        average = values.clone()
         step = world.average([average])
     error = (average - recording.values).double().square().sum() / recording.values.double().square().sum()
     return 8 * step.written_bytes / len(average), float(error)

@@ -140,7 +140,7 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
     for place, ((dense, *others), axes) in enumerate(
         zip(panels, figure.subplots(lines, columns, squeeze=False).flat, strict=False)
     ):
-        limit = recipes.POINTS if dense.workload == "image" else 100 * recipes.SHARE_OF_LOSS
+        limit = recipes.limit(dense.workload)
         worst = min(max([3 * limit, *(1.2 * row.lost for row in others)]), 8 * limit)
         axes.axhspan(-2 * limit, limit, color="#e4f1ea", zorder=0, linewidth=0)
         axes.axhline(0, color=BASELINE_COLOUR, linewidth=0.8)
@@ -152,7 +152,7 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
         axes.margins(x=0.5)
         axes.set_title(f"{dense.workload}, {cookbook.OPTIMIZER_NAMES[dense.optimizer]}", loc="left", fontsize=10)
         if place % columns == 0:
-            axes.set_ylabel("points lost" if dense.workload == "image" else "% of the loss more")
+            axes.set_ylabel("% of the loss more" if recipes.by_loss(dense.workload) else "points lost")
         if place // columns == lines - 1:
             axes.set_xlabel("times fewer bytes than dense (logarithmic)")
         axes.tick_params(labelsize=9)

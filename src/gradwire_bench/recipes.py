@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -112,7 +112,17 @@ class Row:
     @property
     def keeps(self) -> bool:
         """Whether it loses no more than what may be lost."""
-        return self.lost <= (POINTS if self.workload == "image" else 100 * SHARE_OF_LOSS)
+        return self.lost <= limit(self.workload)
+
+
+def by_loss(workload: Name) -> bool:
+    """Whether a task is judged by its loss, not by the share of its right answers."""
+    return WORKLOADS[workload].kind == "text"
+
+
+def limit(workload: Name) -> float:
+    """What may be lost: percent of the loss, or percentage points."""
+    return 100 * SHARE_OF_LOSS if by_loss(workload) else POINTS
 
 
 def candidates(optimizer: OptimizerName) -> list[Candidate]:
@@ -122,9 +132,13 @@ def candidates(optimizer: OptimizerName) -> list[Candidate]:
 
 
 def trials(
-    done: Sequence[Done], workloads: Sequence[Name], optimizers: Sequence[OptimizerName], workers: int
+    done: Sequence[Done],
+    workloads: Sequence[Name],
+    optimizers: Sequence[OptimizerName],
+    workers: int,
+    methods: Sequence[str] | None = None,
 ) -> list[Trial]:
-    """What is to be trained next, given what was: a trial of every method that is not settled.
+    """What is to be trained next, given what was: a trial of every method that is not settled, or of some alone.
 
     A method begins at its learning rate, tries half and twice it, and goes on to the better side while that helps;
     then the best rate is trained with the other seeds. Dense averages come first, since the others begin at theirs.
@@ -140,16 +154,17 @@ def trials(
                 continue
             best = _best(_tried(results, workload, optimizer, workers, dense))
             for each in others:
+                if methods is not None and each.method not in methods:
+                    continue
                 trial = _next(results, workload, optimizer, workers, each, best * each.rate)
                 if trial is not None:
                     wanted.append(trial)
     return wanted
 
 
-def train(trial: Trial, on_step: Callable[[int, int], object]) -> Done:
-    """Runs a trial; ``on_step`` is called with the steps done and all of them."""
-    steps = STEPS[trial.workload]
-    return Done(trial, run(trial, steps, lambda step: on_step(step, steps)))
+def train(trial: Trial) -> Done:
+    """Runs a trial."""
+    return Done(trial, run(trial, STEPS[trial.workload], lambda step: None))
 
 
 def rows(done: Sequence[Done]) -> list[Row]:
@@ -174,7 +189,7 @@ def rows(done: Sequence[Done]) -> list[Row]:
             scores = [_score(workload, result) for result in same]
             score = statistics.fmean(scores)
             dense = here[0].score if here else score
-            lost = dense - score if workload == "image" else 100 * (score / dense - 1)
+            lost = 100 * (score / dense - 1) if by_loss(workload) else dense - score
             fewer = same[0].dense_bytes / same[0].sent_bytes
             spread = max(scores) - min(scores)
             here.append(Row(workload, optimizer, each.method, rate, len(tried), score, spread, lost, fewer, len(same)))
@@ -229,7 +244,7 @@ def _tried(
     """Goodness by learning rate, of the first seed."""
     takes = _takes(optimizer, candidate)
     return {
-        trial.learning_rate: -_score(workload, result) if workload == "language" else _score(workload, result)
+        trial.learning_rate: -_score(workload, result) if by_loss(workload) else _score(workload, result)
         for trial, result in results.items()
         if (trial.workload, trial.optimizer, trial.workers, trial.method, trial.seed)
         == (workload, takes, workers, candidate.method, 0)
@@ -241,7 +256,7 @@ def _best(tried: Mapping[float, float]) -> float:
 
 
 def _score(workload: Name, result: Result) -> float:
-    return 100 * result.accuracy if workload == "image" else result.loss
+    return result.loss if by_loss(workload) else 100 * result.accuracy
 
 
 def _next(

@@ -107,9 +107,8 @@ def link_rate(link: str) -> int | None:
     try:
         return None if link == NO_LINK else lab.parse_rate(link)
     except ConfigurationError as error:
-        number = link[: len(link) - len(link.lstrip("0123456789."))]
-        hint = did_you_mean(link.lower(), [NO_LINK, f"{number}mbit", f"{number}gbit"])
-        raise ConfigurationError(f"link: {hint}{error} (here: write 'none')") from error
+        hint = did_you_mean(link.lower(), [NO_LINK])
+        raise ConfigurationError(f"link: {hint}{error}, or 'none' for plain loopback") from error
 
 
 def measure_link(

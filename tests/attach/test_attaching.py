@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.attach import handle as handles
 from gradwire.errors import ConfigurationError
-from pool import Pool
+from pool import ranks
 
 Attach = Callable[..., Any]
 
@@ -53,7 +53,9 @@ WRONG: list[tuple[Attach, dict[str, Any], str]] = [
 ]
 
 
-def one_rank_is_wrong(number: int) -> None:
+@pytest.mark.parametrize("number", range(len(WRONG)))
+@ranks(3)
+def test_what_is_wrong_on_one_rank_is_told_to_all(number: int) -> None:
     """Then all of them are; where all ranks are wrong each of them says so; and all can try again."""
     attach, options, message = WRONG[number]
     if dist.get_rank() == 1:
@@ -67,12 +69,8 @@ def one_rank_is_wrong(number: int) -> None:
     attach().close()
 
 
-@pytest.mark.parametrize("number", range(len(WRONG)))
-def test_what_is_wrong_on_one_rank_is_told_to_all(pool: Pool, number: int) -> None:
-    pool.run(3, one_rank_is_wrong, number)
-
-
-def one_rank_does_not_come() -> None:
+@ranks(2)
+def test_a_rank_that_does_not_come_is_named() -> None:
     group, others = dist.new_group(timeout=timedelta(seconds=1)), dist.new_group()
     if dist.get_rank() == 1:
         dist.barrier(others)
@@ -83,11 +81,8 @@ def one_rank_does_not_come() -> None:
     synchronizer(process_group=group).close()
 
 
-def test_a_rank_that_does_not_come_is_named(pool: Pool) -> None:
-    pool.run(2, one_rank_does_not_come)
-
-
-def one_rank_prepares_for_long() -> None:
+@ranks(2)
+def test_a_rank_that_prepares_for_long_is_waited_for() -> None:
     """Longer than the group's timeout."""
     group = dist.new_group(timeout=timedelta(seconds=1))
     usual = handles.rehearse
@@ -103,11 +98,8 @@ def one_rank_prepares_for_long() -> None:
     sync.close()
 
 
-def test_a_rank_that_prepares_for_long_is_waited_for(pool: Pool) -> None:
-    pool.run(2, one_rank_prepares_for_long)
-
-
-def models_in_another_order() -> None:
+@ranks(2)
+def test_models_in_another_order_are_told_apart() -> None:
     models = [network(seed=1), network(seed=2)]
     order = models if dist.get_rank() == 0 else models[::-1]
     with pytest.raises(ConfigurationError, match=r"'weight' has other values on rank 1 than on rank 0; .* same order"):
@@ -117,7 +109,3 @@ def models_in_another_order() -> None:
         gradwire.compress(wrapped[dist.get_rank()], "topk")
     for model in models:
         gradwire.Synchronizer(model.named_parameters(), "topk").close()
-
-
-def test_models_in_another_order_are_told_apart(pool: Pool) -> None:
-    pool.run(2, models_in_another_order)

@@ -21,7 +21,7 @@ from gradwire.attach.trial import Decision, decide
 from gradwire.engine.automatic import AMONG, EXACT
 from gradwire.errors import ConfigurationError
 from models import batch, network
-from pool import Pool
+from pool import Pool, ranks
 
 TOPK, LOW = "topk:ratio=0.1", "acpsgd:rank=2"
 AMONG_TWO = [TOPK, LOW]
@@ -217,14 +217,11 @@ def test_it_chooses_among_averages_in_two_levels(pool: Pool, chosen: str | None)
     assert all(line == first[0] for line, _ in others)
 
 
-def alone() -> None:
+@ranks(1)
+def test_one_worker_has_nothing_to_choose() -> None:
     net = network()
     with closing(gradwire.Synchronizer(net, "auto", among=[TOPK])) as sync:
         assert str(sync.advice) == "dense: there is one worker, and nothing is sent"
-
-
-def test_one_worker_has_nothing_to_choose(pool: Pool) -> None:
-    pool.run(1, alone)
 
 
 def of_shards() -> None:
@@ -281,16 +278,14 @@ def test_nothing_is_chosen_that_was_measured_slower() -> None:
         ({"start": -1}, "start=-1 is out of range"),
     ],
 )
-def test_bad_input_is_refused(pool: Pool, arguments: dict[str, Any], said: str) -> None:
-    pool.run(1, refused, arguments, said)
-
-
-def refused(arguments: dict[str, Any], said: str) -> None:
+@ranks(1)
+def test_bad_input_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         gradwire.compress(DistributedDataParallel(network()), "auto", **arguments)
 
 
-def elsewhere() -> None:
+@ranks(1)
+def test_elsewhere_a_method_is_given() -> None:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     asked: list[Callable[[], object]] = [
@@ -301,10 +296,6 @@ def elsewhere() -> None:
     for ask in asked:
         with pytest.raises(ConfigurationError, match=r"'auto' is for gradwire\.compress and gradwire\.Synchronizer"):
             ask()
-
-
-def test_elsewhere_a_method_is_given(pool: Pool) -> None:
-    pool.run(1, elsewhere)
 
 
 def test_what_is_chosen_among_is_known() -> None:

@@ -16,7 +16,7 @@ import gradwire
 from gradwire import ConfigurationError, methods
 from gradwire.attach.given import check_parameters
 from gradwire.memory import EF21, Diana, Momentum, Residual
-from pool import Pool
+from pool import ranks
 
 VALUES = torch.randn(100)
 
@@ -142,7 +142,8 @@ def test_parameters_are_checked_in_linear_time() -> None:
     assert CountedName.compared < 10 * count
 
 
-def models_that_are_refused() -> None:
+@ranks(1)
+def test_models_that_are_refused() -> None:
     net = nn.Linear(40, 40)
     refused(lambda: gradwire.compress(net, "topk"), "Linear; wrap it in torch.nn.parallel.DistributedData")  # type: ignore[arg-type]
 
@@ -196,11 +197,8 @@ def models_that_are_refused() -> None:
     refused(lambda: gradwire.Synchronizer(meta.named_parameters(), "dense"), "on the meta device; materialise")
 
 
-def test_models_that_are_refused(pool: Pool) -> None:
-    pool.run(1, models_that_are_refused)
-
-
-def ranks_that_differ() -> None:
+@ranks(3)
+def test_ranks_that_differ_all_say_so() -> None:
     rank = dist.get_rank()
     net = nn.Linear(30, 30)
     ratio = 0.1 if rank < 2 else 0.2
@@ -223,11 +221,8 @@ def ranks_that_differ() -> None:
     assert (net.weight.grad == 1).all()
 
 
-def test_ranks_that_differ_all_say_so(pool: Pool) -> None:
-    pool.run(3, ranks_that_differ)
-
-
-def states_that_do_not_fit() -> None:
+@ranks(1)
+def test_states_that_do_not_fit() -> None:
     net = nn.Linear(40, 40)
     sync = gradwire.Synchronizer(net.named_parameters(), "efsignsgd", route="gather")
     net.weight.grad = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
@@ -268,7 +263,3 @@ def states_that_do_not_fit() -> None:
     assert unchanged["step"] == 1
     assert torch.equal(unchanged["tensors"]["residual"]["weight"], residual)
     sync.load_state_dict(state)
-
-
-def test_states_that_do_not_fit(pool: Pool) -> None:
-    pool.run(1, states_that_do_not_fit)

@@ -17,7 +17,7 @@ from gradwire import methods
 from gradwire.wire import ProcessGroupTransport
 from gradwire.wire.transport import timeout_of
 from models import batch, flat, network
-from pool import Pool
+from pool import Pool, ranks
 
 
 def train(model: DistributedDataParallel, steps: range, lr: float = 0.05) -> list[torch.Tensor]:
@@ -60,7 +60,8 @@ def test_ranks_stay_bit_identical_through_bucket_rebuilds(pool: Pool, workers: i
         assert other == first
 
 
-def dense_equals_ddp() -> None:
+@ranks(3)
+def test_dense_is_ddp() -> None:
     ours = DistributedDataParallel(network(), bucket_cap_mb=0.02)
     theirs = DistributedDataParallel(network(), bucket_cap_mb=0.02)
     gradwire.compress(ours, "dense")
@@ -68,11 +69,8 @@ def dense_equals_ddp() -> None:
         torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-7)
 
 
-def test_dense_is_ddp(pool: Pool) -> None:
-    pool.run(3, dense_equals_ddp)
-
-
-def layout_does_not_matter() -> None:
+@ranks(2)
+def test_training_does_not_depend_on_buckets() -> None:
     """State is kept by name: buckets of any size give the same training."""
     results = []
     for cap in (0.02, 25.0):
@@ -84,11 +82,9 @@ def layout_does_not_matter() -> None:
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-5)
 
 
-def test_training_does_not_depend_on_buckets(pool: Pool) -> None:
-    pool.run(2, layout_does_not_matter)
-
-
-def synchronizer_equals_ddp(method: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("method", "options"), [("qsgd", {"bits": 8}), ("acpsgd", {"rank": 2}), ("dense", {})])
+@ranks(2)
+def test_synchronizer_does_what_ddp_does(method: str, options: dict[str, Any]) -> None:
     model = DistributedDataParallel(network())
     gradwire.compress(model, method, **options)
     expected = train(model, range(3))
@@ -107,12 +103,8 @@ def synchronizer_equals_ddp(method: str, options: dict[str, Any]) -> None:
     assert sync.stats().steps == 3
 
 
-@pytest.mark.parametrize(("method", "options"), [("qsgd", {"bits": 8}), ("acpsgd", {"rank": 2}), ("dense", {})])
-def test_synchronizer_does_what_ddp_does(pool: Pool, method: str, options: dict[str, Any]) -> None:
-    pool.run(2, synchronizer_equals_ddp, method, options)
-
-
-def ways_of_training() -> None:
+@ranks(2)
+def test_ways_of_training() -> None:
     for ddp in ({"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}):
         model = DistributedDataParallel(network(), bucket_cap_mb=0.02, **ddp)
         handle = gradwire.compress(model, "topk", ratio=0.05)
@@ -127,10 +119,6 @@ def ways_of_training() -> None:
     nn.functional.cross_entropy(model(inputs), labels).backward()
     assert handle.stats().steps == 1
     handle.close()
-
-
-def test_ways_of_training(pool: Pool) -> None:
-    pool.run(2, ways_of_training)
 
 
 def half_precision(dtype: torch.dtype, granularity: str) -> bytes:
@@ -151,7 +139,8 @@ def test_half_precision_models(pool: Pool, dtype: torch.dtype, granularity: str)
     assert first == second
 
 
-def two_models_and_a_subgroup() -> None:
+@ranks(4)
+def test_two_models_on_a_subgroup() -> None:
     group = dist.new_group([0, 1, 2])
     if dist.get_rank() == 3:
         return
@@ -173,11 +162,19 @@ def two_models_and_a_subgroup() -> None:
             assert all(torch.equal(mine, theirs) for theirs in everyone)
 
 
-def test_two_models_on_a_subgroup(pool: Pool) -> None:
-    pool.run(4, two_models_and_a_subgroup)
-
-
-def resume(method: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("efsignsgd", {}),
+        ("topk", {"ratio": 0.05}),
+        ("powersgd", {"rank": 2}),
+        ("acpsgd", {"rank": 2}),
+        ("randomk", {"ratio": 0.1}),
+        ("qsgd", {"bits": 4}),
+    ],
+)
+@ranks(2)
+def test_a_resumed_run_is_the_same_run(method: str, options: dict[str, Any]) -> None:
     def attach() -> tuple[DistributedDataParallel, gradwire.Handle]:
         model = DistributedDataParallel(network())
         return model, gradwire.compress(model, method, **options)
@@ -196,21 +193,6 @@ def resume(method: str, options: dict[str, Any]) -> None:
     again.close()
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("efsignsgd", {}),
-        ("topk", {"ratio": 0.05}),
-        ("powersgd", {"rank": 2}),
-        ("acpsgd", {"rank": 2}),
-        ("randomk", {"ratio": 0.1}),
-        ("qsgd", {"bits": 4}),
-    ],
-)
-def test_a_resumed_run_is_the_same_run(pool: Pool, method: str, options: dict[str, Any]) -> None:
-    pool.run(2, resume, method, options)
-
-
 def test_state_holds_tensors_and_plain_values_only(pool: Pool, tmp_path: Any) -> None:
     pool.run(1, save_and_load, str(tmp_path / "state.pt"))
 
@@ -226,7 +208,8 @@ def save_and_load(path: str) -> None:
     handle.close()
 
 
-def raise_in_backward() -> None:
+@ranks(1)
+def test_an_error_in_a_method_reaches_the_training_loop() -> None:
     """A method that fails surfaces with its own traceback, and leaves no thread hanging."""
     from gradwire.methods import registry
     from gradwire.methods.floats import Dense
@@ -247,11 +230,8 @@ def raise_in_backward() -> None:
     handle.close()
 
 
-def test_an_error_in_a_method_reaches_the_training_loop(pool: Pool) -> None:
-    pool.run(1, raise_in_backward)
-
-
-def raise_at_once() -> None:
+@ranks(1)
+def test_an_error_in_the_rehearsal_leaves_the_model_as_it_was() -> None:
     """A method that cannot work at all is found when it is attached, and the model stays as it was."""
     from gradwire.methods.floats import Dense
 
@@ -267,18 +247,11 @@ def raise_at_once() -> None:
     handle.close()
 
 
-def test_an_error_in_the_rehearsal_leaves_the_model_as_it_was(pool: Pool) -> None:
-    pool.run(1, raise_at_once)
-
-
-def timeout_is_the_groups_own() -> None:
+@ranks(2)
+def test_collectives_wait_as_long_as_the_users_group() -> None:
     group = dist.new_group(timeout=timedelta(seconds=77))
     sync = gradwire.Synchronizer(network().named_parameters(), "dense", process_group=group)
     transport = sync.wire._transport
     assert isinstance(transport, ProcessGroupTransport)
     assert timeout_of(transport._group) == timedelta(seconds=77)
     sync.close()
-
-
-def test_collectives_wait_as_long_as_the_users_group(pool: Pool) -> None:
-    pool.run(2, timeout_is_the_groups_own)

@@ -18,7 +18,7 @@ from gradwire.engine.configuration import Configuration
 from gradwire.layout import Slot, flat_slots
 from gradwire.local.world import LocalWorld
 from models import SHAPES, gradient
-from pool import Pool
+from pool import ranks
 from sharded import (
     Net,
     close,
@@ -82,7 +82,9 @@ BODIES: list[Body] = [
 ]
 
 
-def natively_and_compressed(body: Body) -> None:
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+@ranks(4)
+def test_dense_is_what_fsdp_averages_itself(body: Body) -> None:
     expected = train(hsdp(), STEPS, body)
     for granularity in ("layer", "model"):
         model = hsdp()
@@ -92,11 +94,6 @@ def natively_and_compressed(body: Body) -> None:
         assert [each.placements for each in model.parameters()] == placements
         assert handle.stats().steps in (len(STEPS), 2 * len(STEPS))
         handle.close()
-
-
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_dense_is_what_fsdp_averages_itself(pool: Pool, body: Body) -> None:
-    pool.run(4, natively_and_compressed, body)
 
 
 def frozen() -> nn.Module:
@@ -153,18 +150,16 @@ def policies() -> dict[str, Callable[[], Any]]:
     }
 
 
-def under_policies() -> None:
+@ranks(4)
+def test_dense_is_what_fsdp_averages_under_other_policies() -> None:
     for name, build in policies().items():
         expected, model = train(build(), STEPS), build()
         with closing(gradwire.compress(model, "dense")):
             assert close(train(model, STEPS), expected, 2e-2 if "bfloat16" in name else 1e-6), name
 
 
-def test_dense_is_what_fsdp_averages_under_other_policies(pool: Pool) -> None:
-    pool.run(4, under_policies)
-
-
-def like_ddp() -> None:
+@ranks(4)
+def test_dense_is_what_ddp_averages() -> None:
     """With FSDP's own mesh of two dimensions, of one and a group of replicas, and of none."""
     expected = parts(_trained(DistributedDataParallel(Net()), "dense"))
     for build, group in WAYS:
@@ -186,7 +181,8 @@ def _trained(model: nn.Module, method: str, steps: range = STEPS, **arguments: A
     return model
 
 
-def begun_late() -> None:
+@ranks(4)
+def test_methods_begin_after_dense_steps() -> None:
     """The first steps are dense, then every parameter's own method begins as if it were attached then."""
     mixed = {"first.*": "qsgd:bits=8", "*": "topk:ratio=0.1"}
     model, expected = hsdp(), hsdp()
@@ -206,7 +202,8 @@ def begun_late() -> None:
         assert not same(found, train(expected, range(3, 5)))
 
 
-def changed() -> None:
+@ranks(4)
+def test_options_change_while_training_goes_on() -> None:
     """By hand and by a schedule the same bits; what is owed comes with the dense average that ends it."""
     dense = gradwire.DensePolicy(below=200)
     model, expected = hsdp(), hsdp()
@@ -224,18 +221,6 @@ def changed() -> None:
         assert not handle.state_dict()["tensors"].keys() - {"p", "q"}
 
 
-def test_options_change_while_training_goes_on(pool: Pool) -> None:
-    pool.run(4, changed)
-
-
-def test_methods_begin_after_dense_steps(pool: Pool) -> None:
-    pool.run(4, begun_late)
-
-
-def test_dense_is_what_ddp_averages(pool: Pool) -> None:
-    pool.run(4, like_ddp)
-
-
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("topk", {"ratio": 0.05}),
     ("acpsgd", {"rank": 2}),
@@ -247,7 +232,9 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def as_synchronized(method: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("method", "options"), METHODS[:3])
+@ranks(4)
+def test_shards_are_averaged_as_by_a_synchronizer(method: str, options: dict[str, Any]) -> None:
     """FSDP reduces over the shards only, and a Synchronizer averages what it leaves over the replicas."""
     reference, dense = hsdp(mesh=hybrid()["shard"]), gradwire.DensePolicy(below=200)
     with closing(
@@ -271,12 +258,9 @@ def as_synchronized(method: str, options: dict[str, Any]) -> None:
         assert handle.stats().steps == len(STEPS)
 
 
-@pytest.mark.parametrize(("method", "options"), METHODS[:3])
-def test_shards_are_averaged_as_by_a_synchronizer(pool: Pool, method: str, options: dict[str, Any]) -> None:
-    pool.run(4, as_synchronized, method, options)
-
-
-def same_bits(method: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("method", "options"), METHODS[1:])
+@ranks(4)
+def test_replicas_have_the_same_bits(method: str, options: dict[str, Any]) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     for reduce in (torch.float32, torch.bfloat16):
@@ -287,11 +271,6 @@ def same_bits(method: str, options: dict[str, Any]) -> None:
             assert all(bool(each.isfinite().all()) for each in parts(model))
             elements = sum(-(-each.shape[0] // 2) * each[0].numel() for each in Net().parameters())  # of padded parts
             assert handle.stats().dense_bytes == len(STEPS) * elements * (2 if half else 4)
-
-
-@pytest.mark.parametrize(("method", "options"), METHODS[1:])
-def test_replicas_have_the_same_bits(pool: Pool, method: str, options: dict[str, Any]) -> None:
-    pool.run(4, same_bits, method, options)
 
 
 def test_padding_between_shards_changes_no_bit() -> None:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import ConfigurationError, GradwireError, WireError
-from pool import Pool
+from pool import Pool, ranks
 from sharded import Net, hsdp, hybrid, loss, parts, replicated, same, train
 
 DENSE = gradwire.DensePolicy(below=200)
@@ -84,7 +84,8 @@ def saved(method: str = "topk", build: Callable[[], Any] = hsdp, steps: int = 2)
     return torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
 
 
-def states() -> dict[str, Any]:
+@ranks(4)
+def test_a_state_belongs_to_a_shard() -> dict[str, Any]:
     state, rank = saved(), dist.get_rank()
     assert state["parameters"]["first.weight"] == {
         "shape": [65 if rank % 2 == 0 else 64, 48],
@@ -113,10 +114,6 @@ def states() -> dict[str, Any]:
     with pytest.raises(ConfigurationError, match="which is part"):
         gradwire.redistribute([gathered[0], {**gathered[1], "rank": 1}], workers=1)
     return {}
-
-
-def test_a_state_belongs_to_a_shard(pool: Pool) -> None:
-    pool.run(4, states)
 
 
 def spoil(model: Any) -> None:
@@ -170,7 +167,8 @@ def refused(action: Callable[[], object], wanted: str, kind: type[Exception] = C
         action()
 
 
-def at_attaching() -> None:
+@ranks(4)
+def test_what_cannot_be_attached_to() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 
     mesh = hybrid()
@@ -207,11 +205,8 @@ def at_attaching() -> None:
     refused(lambda: loss(model, 1).backward(), "the handle was closed", GradwireError)
 
 
-def test_what_cannot_be_attached_to(pool: Pool) -> None:
-    pool.run(4, at_attaching)
-
-
-def in_a_torch_of_another_kind() -> None:
+@ranks(4)
+def test_another_fsdp_is_named() -> None:
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
     model, theirs = hsdp(), FSDPState._root_post_backward_final_callback
@@ -225,11 +220,8 @@ def in_a_torch_of_another_kind() -> None:
     gradwire.compress(model, "topk").close()
 
 
-def test_another_fsdp_is_named(pool: Pool) -> None:
-    pool.run(4, in_a_torch_of_another_kind)
-
-
-def in_backward() -> None:
+@ranks(4)
+def test_what_cannot_be_averaged() -> None:
     from torch.distributed.fsdp import fully_shard
 
     def attached() -> Any:
@@ -284,10 +276,6 @@ def in_backward() -> None:
     refused(lambda: loss(outer, 0).backward(), "sharded further after gradwire.compress")
     for handle in handles:
         handle.close()
-
-
-def test_what_cannot_be_averaged(pool: Pool) -> None:
-    pool.run(4, in_backward)
 
 
 def of_four(rank: int, folder: str, scatter: bool) -> None:

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import gradwire
 from gradwire.wire import AllGather, Meter, Scheduler, Synchronization, local_transports
-from pool import Pool
+from pool import Pool, ranks
 
 
 def attached(way: str) -> tuple[nn.Module, gradwire.Handle]:
@@ -53,7 +53,8 @@ def gloo_threads() -> int:
     return sum("gloo" in name for name in names)
 
 
-def close_and_keep() -> None:
+@ranks(2)
+def test_a_closed_handle_keeps_no_threads_of_the_backend() -> None:
     open_things()  # what earlier tests left ends
     dist.barrier()
     before = gloo_threads()
@@ -67,11 +68,8 @@ def close_and_keep() -> None:
     dist.barrier()
 
 
-def test_a_closed_handle_keeps_no_threads_of_the_backend(pool: Pool) -> None:
-    pool.run(2, close_and_keep)
-
-
-def outlive_the_process_groups() -> None:
+@ranks(1)
+def test_handles_outlive_the_process_groups() -> None:
     """What belongs to a world that is gone can still be closed."""
     net, handle = attached("synchronizer")
     step(net, handle)
@@ -83,11 +81,8 @@ def outlive_the_process_groups() -> None:
     later.close()
 
 
-def test_handles_outlive_the_process_groups(pool: Pool) -> None:
-    pool.run(1, outlive_the_process_groups)
-
-
-def go_on_after_the_process_groups() -> None:
+@ranks(1)
+def test_no_handle_goes_on_after_the_process_groups() -> None:
     for way in ("synchronizer", "ddp"):
         net, handle = attached(way)
         step(net, handle)
@@ -97,10 +92,6 @@ def go_on_after_the_process_groups() -> None:
             with pytest.raises(gradwire.GradwireError, match=message):
                 step(net, handle)
         handle.close()
-
-
-def test_no_handle_goes_on_after_the_process_groups(pool: Pool) -> None:
-    pool.run(1, go_on_after_the_process_groups)
 
 
 def exit_in_a_fork() -> int:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from catalogue import Case, cases
 from gradwire import ConfigurationError, methods
-from pool import Pool
+from pool import Pool, ranks
 
 SHAPES = {"matrix": (64, 96), "filter": (16, 8, 3, 3), "plain": (40, 50), "vector": (300,)}
 EVERYTHING = gradwire.DensePolicy(below=0, vectors=False)
@@ -110,7 +110,8 @@ def test_parameters_with_gaps_in_memory(pool: Pool) -> None:
     pool.run(2, same_averages, FEW, with_gaps)
 
 
-def low_rank_is_found() -> None:
+@ranks(1)
+def test_a_matrix_of_low_rank_is_found_in_columns_too() -> None:
     """As in a contiguous parameter: what is of the method's rank comes back as it was."""
     for lay in (contiguous, permuted):
         attached = Attached(lay, Case("powersgd", {"rank": 4}, "layer", "allreduce", "residual"))
@@ -125,11 +126,8 @@ def low_rank_is_found() -> None:
         attached.handle.close()
 
 
-def test_a_matrix_of_low_rank_is_found_in_columns_too(pool: Pool) -> None:
-    pool.run(1, low_rank_is_found)
-
-
-def converted_too_late() -> None:
+@ranks(1)
+def test_parameters_converted_after_wrapping() -> None:
     """DDP does not notice; that gradients are taken for others must not go unnoticed either."""
     case = Case("powersgd", {"rank": 2}, "layer", "allreduce", "residual")
     for before, after in ((contiguous, permuted), (permuted, contiguous)):
@@ -143,7 +141,3 @@ def converted_too_late() -> None:
             with pytest.raises(ConfigurationError, match=r"memory format of parameter '.*' was changed after DDP"):
                 model(given).backward()
             handle.close()
-
-
-def test_parameters_converted_after_wrapping(pool: Pool) -> None:
-    pool.run(1, converted_too_late)

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import ConfigurationError
-from pool import Pool
+from pool import Pool, ranks
 
 EVERYTHING = gradwire.DensePolicy(below=0, vectors=False)
 
@@ -48,7 +48,8 @@ def expected_squares(net: nn.Module, images: torch.Tensor, labels: torch.Tensor)
     return squares
 
 
-def squares_of_samples() -> None:
+@ranks(1)
+def test_squares_of_samples_are_those_of_single_backward_passes() -> None:
     net, images, labels = net_and_batch()
     expected = expected_squares(net, images, labels)
     handle = gradwire.Synchronizer(net.named_parameters(), "variance", moments="samples", dense=EVERYTHING)
@@ -77,10 +78,6 @@ def squares_of_samples() -> None:
     handle.close()
 
 
-def test_squares_of_samples_are_those_of_single_backward_passes(pool: Pool) -> None:
-    pool.run(1, squares_of_samples)
-
-
 def squares_in_ddp(per: str) -> list[bytes]:
     net, images, labels = net_and_batch(dist.get_rank())
     model = DistributedDataParallel(net)
@@ -107,7 +104,8 @@ def test_in_ddp_squares_are_there_when_buckets_are(pool: Pool, per: str) -> None
     assert first == second
 
 
-def squares_of_microbatches() -> None:
+@ranks(1)
+def test_squares_of_microbatches_are_those_of_backward_passes() -> None:
     net, images, labels = net_and_batch()
     handle = gradwire.Synchronizer(net.named_parameters(), "hybrid", moments="microbatches", dense=EVERYTHING)
     gradwire.SecondMoments(net, handle, per="microbatches")
@@ -126,11 +124,8 @@ def squares_of_microbatches() -> None:
     handle.close()
 
 
-def test_squares_of_microbatches_are_those_of_backward_passes(pool: Pool) -> None:
-    pool.run(1, squares_of_microbatches)
-
-
-def refusals() -> None:
+@ranks(1)
+def test_what_has_no_squares_is_refused() -> None:
     net = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(6, 2))
     handle = gradwire.Synchronizer(net.named_parameters(), "variance", moments="samples", dense=EVERYTHING)
     with pytest.raises(ConfigurationError, match=r"'0\.weight'|'0\.bias'"):
@@ -138,10 +133,6 @@ def refusals() -> None:
     with pytest.raises(ConfigurationError, match="per='microbatches'"):
         gradwire.SecondMoments(net, handle, per="microbatches")
     handle.close()
-
-
-def test_what_has_no_squares_is_refused(pool: Pool) -> None:
-    pool.run(1, refusals)
 
 
 def test_moments_are_checked() -> None:

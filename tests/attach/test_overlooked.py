@@ -100,7 +100,7 @@ def said(body: Body, finds: bool) -> list[str]:
                 body(model)
     finally:
         logger.removeHandler(listener)
-    return lines if dist.get_rank() == 0 else []
+    return [line for line in lines if "still preparing" not in line] if dist.get_rank() == 0 else []
 
 
 def twice(model: DistributedDataParallel) -> None:
@@ -135,7 +135,47 @@ def backward_passes_without_ddp() -> None:
         assert not said(body, False)
 
 
+def state_assigned() -> None:
+    """Plain DDP goes on with parameters that the model has no more."""
+
+    def loaded(model: DistributedDataParallel) -> None:
+        copy.deepcopy(model).module.load_state_dict(network().state_dict(), assign=True)
+        model.load_state_dict(model.state_dict())
+
+    def assigned(model: DistributedDataParallel) -> None:
+        model.module.load_state_dict(network().state_dict(), assign=True)
+
+    assert not said(loaded, False)
+    found = said(assigned, False)
+    assert len(found) == 3 * (dist.get_rank() == 0)
+    assert all("put another parameter in the place of '0.weight', which DDP does not average" in each for each in found)
+
+
+def parameters_replaced() -> None:
+    """Given with names, nobody can know what took their places; but none has a gradient then."""
+
+    def replaced(model: DistributedDataParallel) -> None:
+        net = network()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with closing(gradwire.Synchronizer(net.named_parameters(), "topk")) as sync:
+            for step in range(4):
+                if step == 2:
+                    net.load_state_dict({name: each.clone() for name, each in net.state_dict().items()}, assign=True)
+                optimizer.zero_grad()
+                net(inputs()).sum().backward()
+                sync.synchronize()
+
+    found = said(replaced, False)
+    assert len(found) == 3 * (dist.get_rank() == 0)
+    assert all("no parameter that was given has a gradient" in each for each in found)
+
+
 def refused() -> None:
+    model = DistributedDataParallel(network())
+    with pytest.raises(ConfigurationError, match="the module is a DistributedDataParallel, which averages by itself"):
+        gradwire.Synchronizer(model, "topk")
+    with pytest.raises(ConfigurationError, match="the wrapped model is a DistributedDataParallel itself"):
+        gradwire.compress(DistributedDataParallel(model), "topk")
     net = network()
     delayed: dict[str, Any] = {
         "delay_all_reduce_named_params": [("0.weight", net[0].weight)],
@@ -147,7 +187,15 @@ def refused() -> None:
 
 @pytest.mark.parametrize(
     "law",
-    [converted_later, added_later, renamed, backward_passes_without_ddp, refused],
+    [
+        converted_later,
+        added_later,
+        renamed,
+        backward_passes_without_ddp,
+        state_assigned,
+        parameters_replaced,
+        refused,
+    ],
     ids=lambda law: law.__name__,
 )
 def test_what_ddp_overlooks(pool: Pool, law: Callable[[], None]) -> None:

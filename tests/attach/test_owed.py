@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import ConfigurationError
-from pool import Pool
+from pool import Pool, ranks
 from sharded import Net, hsdp, loss, replicated, train
 
 ALL = gradwire.DensePolicy(below=0, vectors=False)
@@ -127,7 +127,8 @@ def test_estimates_go_to_another_cut(pool: Pool, tmp_path: Path, method: str, op
     pool.run(4, estimates_elsewhere, str(tmp_path), method, options)
 
 
-def shared_in_nodes() -> None:
+@ranks(4)
+def test_estimates_of_nodes() -> None:
     """Each worker of a node knows its own rows; what is saved is all of them."""
     model: Any = DistributedDataParallel(Net())
     with closing(gradwire.compress(model, "ef21", ratio=0.2, dense=ALL, inside=2)) as handle:
@@ -148,11 +149,8 @@ def shared_in_nodes() -> None:
             gradwire.Owed(handle, model).state_dict()
 
 
-def test_estimates_of_nodes(pool: Pool) -> None:
-    pool.run(4, shared_in_nodes)
-
-
-def misfits() -> None:
+@ranks(2)
+def test_another_model_is_told() -> None:
     model = DistributedDataParallel(Net())
     with closing(gradwire.compress(model, "topk")) as handle:
         with pytest.raises(ConfigurationError, match="the model has no parameter"):
@@ -164,7 +162,3 @@ def misfits() -> None:
         with pytest.raises(ConfigurationError, match="the state does not say 'which are estimates'"):
             owed.load_state_dict({name: each for name, each in state.items() if name in handle.averaged.shapes})
         assert dist.get_world_size() == 2
-
-
-def test_another_model_is_told(pool: Pool) -> None:
-    pool.run(2, misfits)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire import ConfigurationError
-from pool import Pool
+from pool import ranks
 from sharded import Net, close, everyone, hsdp, loss, parts, same, same_on_replicas, train
 
 STEPS = range(3)
@@ -19,7 +19,8 @@ ALL_DENSE = gradwire.DensePolicy(below=1 << 30)
 NO_DENSE = gradwire.DensePolicy(below=0, vectors=False)
 
 
-def exact_where_all_is_dense() -> None:
+@ranks(4)
+def test_what_is_not_compressed_is_what_fsdp_reduces_itself() -> None:
     """Uneven shards, parts of one row, one dimension of the mesh and two."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -31,17 +32,18 @@ def exact_where_all_is_dense() -> None:
             assert handle.stats().wire_bytes == handle.stats().dense_bytes * (2 if "mp_policy" in arguments else 1)
 
 
-def test_what_is_not_compressed_is_what_fsdp_reduces_itself(pool: Pool) -> None:
-    pool.run(4, exact_where_all_is_dense)
-
-
 def gradients(model: Any) -> list[Tensor]:
     model.zero_grad()
     loss(model, 0).backward()
     return [each.grad.full_tensor().clone() for each in model.parameters()]
 
 
-def unbiased(method: str, options: dict[str, Any], fewer: float) -> None:
+@pytest.mark.parametrize(
+    ("method", "options", "fewer"),
+    [("qsgd", {"bits": 8}, 3.3), ("qsgd", {"bits": 4}, 5.5), ("sdp4bit", {}, 5.0), ("natural", {}, 3.0)],
+)
+@ranks(4)
+def test_means_are_right_on_average(method: str, options: dict[str, Any], fewer: float) -> None:
     """The mean over many steps of one gradient is FSDP's own, and far fewer bytes are sent."""
     exact, model, rounds = gradients(hsdp(mesh=everyone())), hsdp(mesh=everyone()), 60
     with closing(gradwire.compress_reduce_scatter(model, method, dense=NO_DENSE, **options)) as handle:
@@ -54,15 +56,8 @@ def unbiased(method: str, options: dict[str, Any], fewer: float) -> None:
         assert error <= 2 * spread / rounds**0.5 + 1e-6 * expected.norm()
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "fewer"),
-    [("qsgd", {"bits": 8}, 3.3), ("qsgd", {"bits": 4}, 5.5), ("sdp4bit", {}, 5.0), ("natural", {}, 3.0)],
-)
-def test_means_are_right_on_average(pool: Pool, method: str, options: dict[str, Any], fewer: float) -> None:
-    pool.run(4, unbiased, method, options, fewer)
-
-
-def beside_an_average_over_replicas() -> None:
+@ranks(4)
+def test_with_replicas_and_after_a_restart() -> None:
     """Replicas stay the same bits, whether FSDP averages over them or gradwire does, and a run that goes on, too."""
     schedule = {0: 8, 2: 4}
     for averaged in (False, True):
@@ -88,11 +83,8 @@ def beside_an_average_over_replicas() -> None:
         again.close()
 
 
-def test_with_replicas_and_after_a_restart(pool: Pool) -> None:
-    pool.run(4, beside_an_average_over_replicas)
-
-
-def what_is_refused() -> None:
+@ranks(4)
+def test_misuse_is_told() -> None:
     model = hsdp()
     for method, arguments in (("topk", {}), ("acpsgd", {}), ("signsgd", {}), ("alq", {})):
         with pytest.raises(ConfigurationError, match=r"cannot (reduce over shards|take route|carry)"):
@@ -113,7 +105,3 @@ def what_is_refused() -> None:
         model.scaled = False  # a parameter that takes no part
         with pytest.raises(ConfigurationError, match="took no part in the loss"):
             train(model, range(1))
-
-
-def test_misuse_is_told(pool: Pool) -> None:
-    pool.run(4, what_is_refused)

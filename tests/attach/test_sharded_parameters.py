@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import gradwire
 from gradwire import ConfigurationError
 from local_training import nesterov
-from pool import Pool
+from pool import ranks
 from sharded import Net, close, hsdp, hybrid, inputs, loss, parts, same, same_on_replicas, train
 
 STEPS = range(6)
@@ -38,7 +38,8 @@ def replica() -> int:
     return hybrid()["replicate"].get_local_rank()
 
 
-def beside_tensor_parallelism() -> None:
+@ranks(4)
+def test_a_synchronizer_averages_beside_tensor_parallelism() -> None:
     model = by_rows_and_columns()
     reference = nn.Sequential(nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 10))
     for each, value in zip(reference.parameters(), whole(model), strict=True):
@@ -58,11 +59,8 @@ def beside_tensor_parallelism() -> None:
     assert state["parameters"]["0.weight"]["part"] == f"Shard(dim=0) {dist.get_rank() % 2} of 2 of (64, 48)"
 
 
-def test_a_synchronizer_averages_beside_tensor_parallelism(pool: Pool) -> None:
-    pool.run(4, beside_tensor_parallelism)
-
-
-def over_the_wrong_ranks() -> None:
+@ranks(4)
+def test_ranks_that_hold_different_parts_are_never_averaged() -> None:
     model, mesh = by_rows_and_columns(), hybrid()
     wanted = r"parameter '0\.\w+' is cut over ranks .* hold different parts of it; give the group of its replicas"
     for group in (None, mesh["shard"]):
@@ -72,11 +70,17 @@ def over_the_wrong_ranks() -> None:
             gradwire.periodic(torch.optim.SGD(model.parameters()), process_group=group)
 
 
-def test_ranks_that_hold_different_parts_are_never_averaged(pool: Pool) -> None:
-    pool.run(4, over_the_wrong_ranks)
-
-
-def diloco(arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"method": "dense", "outer": nesterov},
+        {"method": "qsgd", "bits": 4, "outer": nesterov},
+        {"method": "acpsgd", "rank": 2, "fragments": 2, "cut": "layers", "moments": "average"},
+        {"method": "topk", "ratio": 0.1, "fragments": 2, "cut": "strided", "delay": 1},
+    ],
+)
+@ranks(4)
+def test_diloco_over_sharded_models(arguments: dict[str, Any]) -> None:
     """Each replica trains by FSDP2 for itself; what comes of it is what plain replicas of whole models come to."""
     mesh = hybrid()
     model = hsdp(mesh=mesh["shard"])
@@ -109,20 +113,8 @@ def diloco(arguments: dict[str, Any]) -> None:
     assert close(whole(model), parts(reference), 1e-4)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"method": "dense", "outer": nesterov},
-        {"method": "qsgd", "bits": 4, "outer": nesterov},
-        {"method": "acpsgd", "rank": 2, "fragments": 2, "cut": "layers", "moments": "average"},
-        {"method": "topk", "ratio": 0.1, "fragments": 2, "cut": "strided", "delay": 1},
-    ],
-)
-def test_diloco_over_sharded_models(pool: Pool, arguments: dict[str, Any]) -> None:
-    pool.run(4, diloco, arguments)
-
-
-def placed_otherwise() -> None:
+@ranks(4)
+def test_a_gradient_in_other_placements() -> None:
     """A gradient in other placements than its parameter is brought into these first."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -138,7 +130,3 @@ def placed_otherwise() -> None:
         weight.grad = None
         sync.synchronize()
         assert same([weight.grad.full_tensor()], [0 * values])
-
-
-def test_a_gradient_in_other_placements(pool: Pool) -> None:
-    pool.run(4, placed_otherwise)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from pool import Pool
+from pool import Pool, ranks
 
 ALL = gradwire.DensePolicy(below=0, vectors=False)
 METHODS: list[tuple[str, dict[str, Any]]] = [
@@ -120,7 +120,8 @@ def test_what_is_frozen_for_some_steps_is_owed_as_much_after_them(pool: Pool) ->
         pool.run(2, in_a_loop_of_ones_own, method, options)
 
 
-def not_finite() -> None:
+@ranks(2)
+def test_nothing_that_is_not_finite_is_given_back() -> None:
     """A step that is not finite elsewhere leaves nothing in the memory of what took no part."""
     net = Branches()
     model = DistributedDataParallel(net, find_unused_parameters=True)
@@ -132,7 +133,3 @@ def not_finite() -> None:
         owed = gradwire.Owed(handle, model).state_dict()
         assert all(each.isfinite().all() for each in owed.values())
         assert owed["first.weight"].any()
-
-
-def test_nothing_that_is_not_finite_is_given_back(pool: Pool) -> None:
-    pool.run(2, not_finite)

@@ -15,70 +15,17 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from gradwire import ConfigurationError
-from models import flat, same_everywhere
-from pool import Pool
-
-# A linear, a sparse, a low-rank and a quantising method, with and without memories, on all routes and scopes.
-METHODS: list[tuple[str, dict[str, Any]]] = [
-    ("dense", {}),
-    ("topk", {"ratio": 0.05}),
-    ("acpsgd", {"rank": 2}),
-    ("efsignsgd", {"route": "sharded"}),
-    ("qsgd", {"bits": 8, "granularity": "model"}),
-]
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(48, 96), nn.ReLU(), nn.Linear(96, 80), nn.ReLU(), nn.Linear(80, 10))
-
-
-def inputs(step: int, rows: int = 16) -> torch.Tensor:
-    return torch.randn(rows, 48, generator=torch.Generator().manual_seed(1000 * dist.get_rank() + step))
-
-
-class Trained:
-    """A model in several buckets, its handle and optimizer."""
-
-    def __init__(self, net: nn.Module, method: str = "topk", *, cap: float = 0.02, **arguments: Any) -> None:
-        options = {} if method != "topk" else {"ratio": 0.05}
-        ddp = {key: arguments.pop(key) for key in list(arguments) if key in DDP_ARGUMENTS}
-        self.model = DistributedDataParallel(net, bucket_cap_mb=cap, **ddp)  # type: ignore[arg-type]
-        self.handle = gradwire.compress(self.model, method, **(options | arguments))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
-
-    def step(self, *losses: Callable[[], torch.Tensor]) -> None:
-        """One optimizer step; all but the last loss are accumulated without synchronisation."""
-        self.optimizer.zero_grad()
-        with self.model.no_sync():
-            for loss in losses[:-1]:
-                loss().backward()
-        losses[-1]().backward()
-        self.optimizer.step()
-
-    def end(self, steps: int, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-        assert self.handle.stats().steps == steps
-        weights = flat(self.model)
-        assert weights.isfinite().all()
-        assert same_everywhere(weights, group)
-        self.handle.close()
-        return weights
-
-
-DDP_ARGUMENTS = ("gradient_as_bucket_view", "find_unused_parameters", "static_graph", "process_group")
-
-
-def mean_square(
-    model: Any, step: int, *further: Any, rows: int = 16, weight: float = 1.0
-) -> Callable[[], torch.Tensor]:
-    return lambda: model(inputs(step, rows), *further).square().mean() * weight
+from models import same_everywhere
+from pool import ranks
+from trained import METHODS, Branches, Trained, inputs, mean_square, network
 
 
 def total(losses: list[Callable[[], torch.Tensor]]) -> torch.Tensor:
     return torch.stack([loss() for loss in losses]).sum()
 
 
-def accumulation() -> None:
+@ranks(2)
+def test_accumulation() -> None:
     for method, options in METHODS:
         results = []
         for view in (False, True):
@@ -96,26 +43,8 @@ def accumulation() -> None:
     torch.testing.assert_close(at_once.end(2), accumulated.end(2), rtol=1e-3, atol=1e-6)
 
 
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.first, self.second = nn.Linear(48, 40), nn.Linear(48, 40)
-
-    def forward(self, values: torch.Tensor, which: int) -> torch.Tensor:
-        return (self.second if which else self.first)(values)  # type: ignore[no-any-return]
-
-
-def unused_parameters() -> None:
-    for method, options in METHODS:
-        trained = Trained(Branches(), method, cap=0.002, find_unused_parameters=True, **options)
-        for step in range(8):  # first every rank another branch, then all the same one
-            which = (step + dist.get_rank()) % 2 if step < 4 else 1
-            trained.step(mean_square(trained.model, step, which))
-        trained.end(8)
-
-
-def static_graph() -> None:
+@ranks(2)
+def test_static_graph() -> None:
     for method, options in METHODS:
         trained = Trained(network(), method, static_graph=True, **options)
         for step in range(4):
@@ -123,107 +52,8 @@ def static_graph() -> None:
         trained.end(4)
 
 
-def frozen_and_frozen_later() -> None:
-    net = network()
-    net[0].requires_grad_(False)
-    trained = Trained(net)
-    before = net[0].weight.clone()
-    for step in range(3):
-        trained.step(mean_square(trained.model, step))
-    assert torch.equal(before, net[0].weight)
-    trained.end(3)
-
-    net = network()
-    trained = Trained(net, find_unused_parameters=True)
-    for step in range(9):
-        net[0].requires_grad_(not 3 <= step < 6)
-        if step == 3:
-            before = net[0].weight.clone()
-        trained.step(mean_square(trained.model, step))
-        if step == 5:
-            assert torch.equal(before, net[0].weight)
-    assert not torch.equal(before, net[0].weight)
-    trained.end(9)
-
-
-def unfrozen_later() -> None:
-    for granularity in ("layer", "model"):
-        net = network()
-        net[0].requires_grad_(False)
-        trained = Trained(net, granularity=granularity)
-        trained.step(mean_square(trained.model, 0))
-        net[0].requires_grad_(True)
-        net.zero_grad()
-        anew = Trained(net, granularity=granularity)
-        anew.step(mean_square(anew.model, 1))
-        assert same_everywhere(net[0].weight.grad)
-        anew.end(1)
-        trained.handle.close()
-
-        net = network()
-        net[0].requires_grad_(False)
-        trained = Trained(net, granularity=granularity)
-        trained.step(mean_square(trained.model, 0))
-        net[0].requires_grad_(True)
-        with pytest.raises(ConfigurationError, match=r"parameter '0.weight' was frozen when the method was attached"):
-            trained.step(mean_square(trained.model, 1))
-        trained.handle.close()
-
-
-def parameters_that_ddp_ignores() -> None:
-    for granularity in ("layer", "model"):
-        net = network()
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["0.weight"])
-        trained = Trained(net, granularity=granularity)
-        trained.step(mean_square(trained.model, 0))
-        assert same_everywhere(net[2].weight.grad)
-        trained.handle.close()
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.read, self.write = nn.Embedding(50, 40), nn.Linear(40, 50, bias=False)
-        self.write.weight = self.read.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.write(self.read(tokens))  # type: ignore[no-any-return]
-
-
-def shared_parameters() -> None:
-    for method, options in METHODS:
-        trained = Trained(Tied(), method, **options)
-        for step in range(4):
-            tokens = torch.randint(50, (9,), generator=torch.Generator().manual_seed(100 * dist.get_rank() + step))
-            trained.optimizer.zero_grad()
-            trained.model(tokens).square().mean().backward()
-            trained.optimizer.step()
-        trained.end(4)
-    tied = Tied()
-    with pytest.raises(ConfigurationError, match=r"'write.weight' is the parameter 'read.weight' under another name"):
-        gradwire.Synchronizer(tied.named_parameters(remove_duplicate=False), "topk")
-    two = [*network().named_parameters(), *network().named_parameters()]
-    with pytest.raises(ConfigurationError, match=r"two parameters have the name '0.weight'"):
-        gradwire.Synchronizer(two, "topk")
-
-
-def uneven_inputs() -> None:
-    """A rank that has joined gives zeros, so that the others' steps are as if it still trained on nothing."""
-    for method, options in METHODS:
-        for own_steps in (0, 2):
-            steps = own_steps if dist.get_rank() == 0 else 5
-            joined = Trained(network(), method, **options)
-            with joined.model.join():
-                for step in range(steps):
-                    joined.step(mean_square(joined.model, step))
-            zeros = Trained(network(), method, **options)
-            for step in range(5):
-                zeros.step(mean_square(zeros.model, step, weight=float(step < steps)))
-            assert torch.equal(joined.end(5), zeros.end(5)), method
-
-
-def clipping() -> None:
+@ranks(2)
+def test_clipping() -> None:
     for method, options in METHODS:
         trained = Trained(network(), method, **options)
         for step in range(4):
@@ -234,7 +64,8 @@ def clipping() -> None:
         trained.end(4)
 
 
-def compiled() -> None:
+@ranks(2)
+def test_compiled() -> None:
     expected = Trained(network(), cap=25)
     for step in range(4):
         expected.step(mean_square(expected.model, step))
@@ -261,7 +92,8 @@ class Checkpointed(nn.Module):
         return checkpoint(self.net[3:], half, use_reentrant=self.reentrant)
 
 
-def checkpointing() -> None:
+@ranks(2)
+def test_checkpointing() -> None:
     for method, options in METHODS:
         weights = []
         for reentrant, static in [(None, False), (False, False), (True, False), (True, True)]:
@@ -272,7 +104,8 @@ def checkpointing() -> None:
         assert all(torch.equal(weights[0], other) for other in weights[1:]), method
 
 
-def autocast() -> None:
+@ranks(2)
+def test_autocast() -> None:
     for method, options in METHODS:
         trained = Trained(network(), method, **options)
 
@@ -281,7 +114,8 @@ def autocast() -> None:
         trained.end(4)
 
 
-def changing_batches_and_evaluation() -> None:
+@ranks(2)
+def test_changing_batches_and_evaluation() -> None:
     trained = Trained(network())
     for step in range(4):
         trained.step(mean_square(trained.model, step, rows=1 + 3 * step + dist.get_rank()))
@@ -293,7 +127,8 @@ def changing_batches_and_evaluation() -> None:
     trained.end(4)
 
 
-def two_losses_of_one_forward() -> None:
+@ranks(2)
+def test_two_losses_of_one_forward() -> None:
     """Two backward passes through one forward are not averaged by DDP itself; the backward pass of their sum is."""
     trained = Trained(network())
     for step in range(4):
@@ -314,7 +149,8 @@ def two_losses_of_one_forward() -> None:
     sync.close()
 
 
-def gradients_with_a_graph() -> None:
+@ranks(2)
+def test_gradients_with_a_graph() -> None:
     """In one's own loop: the same bits as without, and averages have no part in the graph."""
     for method, options in METHODS:
         averages = []
@@ -334,7 +170,8 @@ def gradients_with_a_graph() -> None:
         assert torch.equal(*averages), method
 
 
-def in_inference_mode() -> None:
+@ranks(2)
+def test_in_inference_mode() -> None:
     """Where no graph is kept at all gradients are averaged, too, and missing ones can be written to later."""
     net = Branches()
     sync = gradwire.Synchronizer(net, "topk", ratio=0.05)
@@ -347,61 +184,8 @@ def in_inference_mode() -> None:
     sync.close()
 
 
-def own_loop_with_missing_gradients() -> None:
-    for method, options in METHODS:
-        net = Branches()
-        sync = gradwire.Synchronizer(net.named_parameters(), method, **options)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-        for step in range(6):
-            optimizer.zero_grad()
-            if step != 3 or dist.get_rank() == 0:  # in step 3 a rank has no data at all
-                net(inputs(step), (step + dist.get_rank()) % 2).square().mean().backward()
-            if step == 5:
-                net.second.requires_grad_(False)
-                before = net.second.weight.clone()
-                optimizer.zero_grad()
-            sync.synchronize()
-            optimizer.step()
-        assert torch.equal(before, net.second.weight)
-        assert same_everywhere(flat(net))
-        sync.close()
-    net = Branches()
-    net.second.requires_grad_(False)
-    sync = gradwire.Synchronizer(net.named_parameters(), "topk")
-    sync.synchronize()
-    net.second.requires_grad_(True)
-    with pytest.raises(ConfigurationError, match=r"parameter 'second.weight' was frozen when the method was attached"):
-        sync.synchronize()
-    sync.close()
-
-
-WAYS = [
-    accumulation,
-    unused_parameters,
-    static_graph,
-    frozen_and_frozen_later,
-    unfrozen_later,
-    parameters_that_ddp_ignores,
-    shared_parameters,
-    uneven_inputs,
-    clipping,
-    compiled,
-    checkpointing,
-    autocast,
-    changing_batches_and_evaluation,
-    two_losses_of_one_forward,
-    gradients_with_a_graph,
-    in_inference_mode,
-    own_loop_with_missing_gradients,
-]
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_way_of_training(pool: Pool, way: Callable[[], None]) -> None:
-    pool.run(2, way)
-
-
-def groups_that_overlap() -> None:
+@ranks(3)
+def test_groups_that_overlap() -> None:
     """Rank 1 trains two models with different others; nobody waits for who has no part in it."""
     members = {"first": [0, 1], "second": [1, 2]}
     groups = {name: dist.new_group(ranks) for name, ranks in members.items()}
@@ -417,17 +201,10 @@ def groups_that_overlap() -> None:
         each.end(4, groups[name])
 
 
-def test_groups_that_overlap(pool: Pool) -> None:
-    pool.run(3, groups_that_overlap)
-
-
-def refused_by_ddp_or_gradwire() -> None:
+@ranks(2)
+def test_what_is_refused() -> None:
     with pytest.raises(RuntimeError, match="meta"):
         DistributedDataParallel(nn.Linear(40, 40, device="meta"))
     model = DistributedDataParallel(nn.EmbeddingBag(9, 4, sparse=True, mode="sum"))
     with pytest.raises(ConfigurationError, match="sparse=True; gradwire averages dense gradients only"):
         gradwire.compress(model, "topk")
-
-
-def test_what_is_refused(pool: Pool) -> None:
-    pool.run(2, refused_by_ddp_or_gradwire)

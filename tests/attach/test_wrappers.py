@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import gradwire
 from gradwire import ConfigurationError
-from pool import Pool
+from pool import Pool, ranks
 
 
 class FabricModule(nn.Module):
@@ -101,7 +101,8 @@ def backward(model: nn.Module) -> list[Tensor]:
     return [each.grad.clone() for each in model.parameters() if each.grad is not None]
 
 
-def models_in_wrappers() -> None:
+@ranks(1)
+def test_models_in_wrappers() -> None:
     def compiled(module: nn.Module) -> Any:
         return torch.compile(module, backend="eager")
 
@@ -123,11 +124,8 @@ def models_in_wrappers() -> None:
     handle.close()
 
 
-def test_models_in_wrappers(pool: Pool) -> None:
-    pool.run(1, models_in_wrappers)
-
-
-def reducer_in_python() -> None:
+@ranks(1)
+def test_a_reducer_that_knows_no_hooks() -> None:
     usual, torch._dynamo.config.optimize_ddp = torch._dynamo.config.optimize_ddp, "python_reducer"  # type: ignore[assignment]
     try:
         model = DistributedDataParallel(network())
@@ -136,11 +134,8 @@ def reducer_in_python() -> None:
     refused(lambda: gradwire.compress(model, "topk"), "optimize_ddp='python_reducer'.* 'ddp_optimizer'")
 
 
-def test_a_reducer_that_knows_no_hooks(pool: Pool) -> None:
-    pool.run(1, reducer_in_python)
-
-
-def optimizers_in_wrappers() -> None:
+@ranks(2)
+def test_optimizers_in_wrappers() -> None:
     for wrap in (
         AcceleratedOptimizer,
         FabricOptimizer,
@@ -159,11 +154,8 @@ def optimizers_in_wrappers() -> None:
     refused(lambda: gradwire.periodic(net), "optimizer is a Linear; give a torch.optim.Optimizer")  # type: ignore[arg-type]
 
 
-def test_optimizers_in_wrappers(pool: Pool) -> None:
-    pool.run(2, optimizers_in_wrappers)
-
-
-def groups() -> None:
+@ranks(4)
+def test_meshes_and_other_things_for_groups() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     net = network()
     parameters = list(net.named_parameters())
@@ -183,11 +175,8 @@ def groups() -> None:
         refused(lambda: gradwire.Synchronizer(parameters, "dense", process_group=first), "not in the process group")
 
 
-def test_meshes_and_other_things_for_groups(pool: Pool) -> None:
-    pool.run(4, groups)
-
-
-def distributed_tensors() -> None:
+@ranks(1)
+def test_distributed_tensors() -> None:
     from torch.distributed.tensor import Shard, distribute_module, distribute_tensor  # seconds
 
     mesh = init_device_mesh("cpu", (1,))
@@ -203,10 +192,6 @@ def distributed_tensors() -> None:
     sync = gradwire.Synchronizer(network().named_parameters(), "dense")
     assert torch.equal(sync.average({"weight": net.weight.detach()})["weight"], net.weight.to_local())
     sync.close()
-
-
-def test_distributed_tensors(pool: Pool) -> None:
-    pool.run(1, distributed_tensors)
 
 
 def copies(folder: str) -> None:

@@ -14,7 +14,7 @@ from gradwire import cli, kernels
 from gradwire.kernels import codes
 from gradwire_bench import gpu, gpu_report, models, report, shapes
 from kernel_inputs import block_of
-from pool import Pool
+from pool import ranks
 
 CPU = torch.device("cpu")
 BLOCKS = {"layers": block_of([70, 64, 33])}
@@ -63,7 +63,8 @@ def test_a_wrong_bit_is_found() -> None:
     assert {type(code) for code in gpu.CODES} == set(codes.ALL) - {codes.Integers}
 
 
-def steps_without_a_gpu() -> None:
+@ranks(1)
+def test_what_is_measured() -> None:
     def once(run: object, *others: object) -> float:
         run()
         return 1e-3
@@ -97,7 +98,3 @@ class Small(nn.Module):
 
     def forward(self, values: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return (self.layer(values) - wanted).square().mean()
-
-
-def test_what_is_measured(pool: Pool) -> None:
-    pool.run(1, steps_without_a_gpu)

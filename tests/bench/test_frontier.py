@@ -56,7 +56,9 @@ def test_the_frontier_of_values_taken_one_by_one_is_not_crossed_without_a_patter
     that it does, cost up to 3.5 dB: more than on any gradient that was seen."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(80, 150, generator=generator) * torch.randn(80, 150, generator=generator)
-    recording = Recording.of("noise, 1 steps in", {"w": noise, "bias": torch.ones(7)})
+    recording = Recording.of(
+        "noise, 1 steps in", [{"w": each, "bias": torch.ones(7)} for each in (noise, noise.flip(0))]
+    )
     assert len(recording.values) == noise.numel()
     chosen = ["deadzone:bits=0.1", "deadzone:bits=1.0", "deadzone:bits=4.0", "topk:ratio=0.05", "qsgd:bits=4"]
     told: list[int] = []

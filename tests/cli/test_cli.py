@@ -162,7 +162,7 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["bench", "sync", "--link", "fast"], "'fast'"),
         (["bench", "sync", "--shapes", "resnet51"], "resnet50"),
         (["bench", "sync", "--method", "topkk"], "topk"),
-        (["bench", "sync", "--link", "1gbits"], "did you mean '1gbit'"),
+        (["bench", "sync", "--link", "1gbits"], "did you mean 1gbit"),
         (["analyze", "topkk"], "did you mean 'topk'"),
         (["analyze", "topk:ration=0.1"], "did you mean 'ratio'"),
         (["analyze", "topk:memroy=none"], "did you mean 'memory'"),

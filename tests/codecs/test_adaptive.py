@@ -20,7 +20,7 @@ from gradwire.codecs.select import EitherSide, Fixed
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE, Feedback, Store
-from pool import Pool
+from pool import ranks
 
 SLOTS = flat_slots([("matrix", (30, 50)), ("vector", (77,))])
 BLOCK = Block.cut(SLOTS, Granularity("layer"))
@@ -166,7 +166,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def resume(name: str) -> None:
+@pytest.mark.parametrize("name", OPTIONS)
+@ranks(2)
+def test_resume_is_bit_identical(name: str) -> None:
     """Six steps in one go end with the bits of three, a saved state, and three more in a fresh handle."""
     rank = dist.get_rank()
 
@@ -198,11 +200,6 @@ def resume(name: str) -> None:
     sync.load_state_dict(state)
     assert run(sync, named, range(3, 6)) == whole
     sync.close()
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_resume_is_bit_identical(pool: Pool, name: str) -> None:
-    pool.run(2, resume, name)
 
 
 def test_adaptive_keeps_what_is_at_least_half_the_largest() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire import cli
-from gradwire.cost import units
+from gradwire import cli, units
 from gradwire.cost.advice import Candidate, advise, candidates
 from gradwire.cost.clock import Clock, Cost
 from gradwire.cost.costs import Profile, profile

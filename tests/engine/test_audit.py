@@ -17,7 +17,7 @@ from catalogue import OPTIONS
 from gradwire import ConfigurationError, methods
 from gradwire.engine.guards.audit import Deviation
 from gradwire.wire.meter import all_reduce_bytes
-from pool import Pool
+from pool import Pool, ranks
 
 STEPS = 3
 
@@ -47,7 +47,8 @@ def averages(method: str, options: dict[str, Any], audit_every: int) -> tuple[by
     return landed, handle.stats()
 
 
-def an_audit_changes_no_bit() -> None:
+@ranks(3)
+def test_an_audit_changes_no_bit_and_is_metered() -> None:
     """Of one method for each kind of request and route: an audit does not ask which it is."""
     numel = sum(parameter.numel() for parameter in network().parameters())
     firsts = {route: name for name in reversed(methods.names()) for route in methods.get(name).routes}
@@ -62,10 +63,6 @@ def an_audit_changes_no_bit() -> None:
         assert before.audit is None
         assert after.audit is not None
         assert after.audit.step == 2
-
-
-def test_an_audit_changes_no_bit_and_is_metered(pool: Pool) -> None:
-    pool.run(3, an_audit_changes_no_bit)
 
 
 def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -120,7 +117,8 @@ class Writer:
         self.written.append((tag, scalar_value, global_step))
 
 
-def audits_are_logged_and_written() -> None:
+@ranks(2)
+def test_audits_are_logged_and_written() -> None:
     lines: list[str] = []
     listener = logging.Handler()
     listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -160,11 +158,8 @@ def audits_are_logged_and_written() -> None:
     again.close()
 
 
-def test_audits_are_logged_and_written(pool: Pool) -> None:
-    pool.run(2, audits_are_logged_and_written)
-
-
-def audits_that_are_refused() -> None:
+@ranks(2)
+def test_audits_that_are_refused() -> None:
     net = network()
     for audit_every in (-1, 2.5, True, "often"):
         model = DistributedDataParallel(net)
@@ -173,10 +168,6 @@ def audits_that_are_refused() -> None:
         gradwire.compress(model, "topk")
     with pytest.raises(ConfigurationError, match="rank 0 has 'audit_every=5', rank 1 has 'audit_every=6'"):
         gradwire.Synchronizer(net.named_parameters(), "topk", audit_every=5 + dist.get_rank())
-
-
-def test_audits_that_are_refused(pool: Pool) -> None:
-    pool.run(2, audits_that_are_refused)
 
 
 def test_deviations_of_nothing() -> None:

@@ -25,7 +25,7 @@ from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import OWED
 from models import SHAPES, batch, network
-from pool import Pool
+from pool import Pool, ranks
 
 SLOTS = flat_slots(list(SHAPES.items()))
 WORKERS = 2
@@ -245,7 +245,9 @@ class OwnLoop(Run):
         return torch.cat([each.grad.view(-1) for each in self.net.parameters() if each.grad is not None])
 
 
-def by_hand_and_by_schedule(kind: Callable[..., Run]) -> None:
+@pytest.mark.parametrize("kind", [Run, OwnLoop])
+@ranks(2)
+def test_a_handle_changes(kind: Callable[..., Run]) -> None:
     dense = gradwire.DensePolicy(below=200)
     scheduled, run = kind("topk", ratio={0: 0.25, 3: 0.05}, dense=dense), kind("topk", ratio=0.25, dense=dense)
     for number in range(3):
@@ -274,12 +276,8 @@ def by_hand_and_by_schedule(kind: Callable[..., Run]) -> None:
         each.handle.close()
 
 
-@pytest.mark.parametrize("kind", [Run, OwnLoop])
-def test_a_handle_changes(pool: Pool, kind: Callable[..., Run]) -> None:
-    pool.run(2, by_hand_and_by_schedule, kind)
-
-
-def refused() -> None:
+@ranks(2)
+def test_ranks_change_together_or_not_at_all() -> None:
     """Whoever changes alone or otherwise is told so, and nothing is changed."""
     rank, group = dist.get_rank(), dist.new_group(timeout=timedelta(seconds=1))
     run = OwnLoop("topk", ratio=0.1, process_group=group)
@@ -312,10 +310,6 @@ def refused() -> None:
     run.handle.close()
     with pytest.raises(gradwire.GradwireError, match="was closed, and there is nothing to change"):
         run.handle.change(ratio=0.2)
-
-
-def test_ranks_change_together_or_not_at_all(pool: Pool) -> None:
-    pool.run(2, refused)
 
 
 def forgetting() -> list[str]:

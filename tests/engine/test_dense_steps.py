@@ -20,7 +20,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from models import batch, network
-from pool import Pool
+from pool import ranks
 
 WORKERS = 2
 SLOTS = flat_slots([("vector", (40,)), ("weight", (40, 50)), ("filter", (30, 4, 3, 3)), ("bias", (17,))])
@@ -192,7 +192,8 @@ class Run:
         return torch.cat([each.grad.view(-1) for each in self.model.parameters() if each.grad is not None])
 
 
-def off_and_on() -> None:
+@ranks(2)
+def test_a_handle_is_paused_and_goes_on() -> None:
     """Steps 0 and 1 are dense for they are the first, 4 for a pause that a restart falls into."""
     dense, plain, run = Run("dense"), Run("topk", ratio=0.1), Run("topk", ratio=0.1, start=2)
     exact = [dense.step(number) for number in range(7)]
@@ -219,11 +220,8 @@ def off_and_on() -> None:
         run.handle.pause()
 
 
-def test_a_handle_is_paused_and_goes_on(pool: Pool) -> None:
-    pool.run(2, off_and_on)
-
-
-def not_together() -> None:
+@ranks(2)
+def test_ranks_pause_together_or_not_at_all() -> None:
     """Whoever pauses alone is told so, and nothing is changed."""
     group = dist.new_group(timeout=timedelta(seconds=1))
     net = network()
@@ -243,7 +241,3 @@ def not_together() -> None:
     handle.synchronize()
     assert handle.engine.dense_steps == 1
     handle.close()
-
-
-def test_ranks_pause_together_or_not_at_all(pool: Pool) -> None:
-    pool.run(2, not_together)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire import ConfigurationError
-from pool import Pool
+from pool import ranks
 
 RATES = [0.0, 0.5, 0.3, 0.0, 0.0, 0.07, 0.01, 0.0]
 WEIGHED: list[tuple[str, dict[str, Any]]] = [
@@ -29,7 +29,8 @@ def gradient(rank: int, step: int = 0) -> torch.Tensor:
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(100 * rank + step))
 
 
-def updates_add_up() -> None:
+@ranks(2)
+def test_updates_and_memories_add_up_to_what_was_due() -> None:
     """Updates applied plus rate times memories are the updates due, with a bad step and a resumed run in between."""
     for method, options in WEIGHED:
         current = [RATES[0]]
@@ -65,11 +66,8 @@ def updates_add_up() -> None:
         sync.close()
 
 
-def test_updates_and_memories_add_up_to_what_was_due(pool: Pool) -> None:
-    pool.run(2, updates_add_up)
-
-
-def refusals() -> None:
+@ranks(1)
+def test_rates_are_checked() -> None:
     named = [("weight", torch.nn.Parameter(torch.zeros(SHAPE)))]
     with pytest.raises(ConfigurationError, match=r"learning_rate=0\.1 cannot be called; give a function"):
         gradwire.Synchronizer(named, "topk", learning_rate=0.1)
@@ -81,11 +79,8 @@ def refusals() -> None:
             gradwire.Synchronizer(named, "topk", memory=carried, learning_rate=lambda: 0.1)
 
 
-def test_rates_are_checked(pool: Pool) -> None:
-    pool.run(1, refusals)
-
-
-def a_bad_rate_on_the_way() -> None:
+@ranks(1)
+def test_a_bad_rate_on_the_way_ends_nothing() -> None:
     """Is refused before the step begins; the run goes on as if it had not been given."""
     found = []
     for rates in ([0.5, 0.1], [0.5, -1.0, float("nan"), 0.1]):
@@ -104,7 +99,3 @@ def a_bad_rate_on_the_way() -> None:
         found.append((parameter.grad, sync.state_dict()["tensors"]["residual"]["weight"]))
         sync.close()
     assert all(map(torch.equal, *found))
-
-
-def test_a_bad_rate_on_the_way_ends_nothing(pool: Pool) -> None:
-    pool.run(1, a_bad_rate_on_the_way)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire import ConfigurationError
 from models import batch, flat, network
-from pool import Pool
+from pool import ranks
 
 TRAINED: list[tuple[str, dict[str, Any]]] = [
     ("dense", {}),
@@ -58,7 +58,8 @@ def trained(scaler: GradScaler | None, method: str, options: dict[str, Any], ddp
     return flat(net)
 
 
-def scales_change_nothing() -> None:
+@ranks(2)
+def test_a_change_of_scale_changes_no_bit() -> None:
     for method, options in TRAINED:
         for ddp in (True, False):
             expected = trained(None, method, options, ddp)
@@ -67,11 +68,8 @@ def scales_change_nothing() -> None:
             assert scaler.get_scale() >= 2.0**20
 
 
-def test_a_change_of_scale_changes_no_bit(pool: Pool) -> None:
-    pool.run(2, scales_change_nothing)
-
-
-def overflowing_scales_are_skipped() -> None:
+@ranks(2)
+def test_skipped_steps_leave_nothing() -> None:
     """From a scale that overflows, training goes on as if the steps that were skipped had not been."""
     for method, options in TRAINED[1:4]:
         expected = trained(None, method, options)
@@ -80,11 +78,8 @@ def overflowing_scales_are_skipped() -> None:
         assert torch.equal(trained(GradScaler("cpu", enabled=False), method, options), expected), method
 
 
-def test_skipped_steps_leave_nothing(pool: Pool) -> None:
-    pool.run(2, overflowing_scales_are_skipped)
-
-
-def half_precision() -> None:
+@ranks(2)
+def test_half_precision_is_remembered_in_full() -> None:
     """A residual is kept in float32 and in units of the loss, whatever the gradient's dtype and scale."""
     for dtype in (torch.float16, torch.bfloat16):
         for granularity in ("layer", "model"):
@@ -118,11 +113,8 @@ def half_precision() -> None:
             sync.close()
 
 
-def test_half_precision_is_remembered_in_full(pool: Pool) -> None:
-    pool.run(2, half_precision)
-
-
-def squares_in_units_of_the_loss() -> None:
+@ranks(1)
+def test_squares_are_in_units_of_the_loss() -> None:
     found = []
     for scale in (1.0, 2.0**9):
         net = nn.Linear(48, 96)
@@ -145,11 +137,8 @@ def squares_in_units_of_the_loss() -> None:
             assert torch.equal(tensor, found[1][field][name]), (field, name)
 
 
-def test_squares_are_in_units_of_the_loss(pool: Pool) -> None:
-    pool.run(1, squares_in_units_of_the_loss)
-
-
-def refusals() -> None:
+@ranks(2)
+def test_scalers_are_checked() -> None:
     net = network()
     with pytest.raises(ConfigurationError, match=re.escape("grad_scaler is a float; give the torch.amp.GradScaler")):
         gradwire.Synchronizer(net.named_parameters(), "topk", grad_scaler=1024.0)
@@ -167,7 +156,3 @@ def refusals() -> None:
     sync.synchronize()
     assert sync.stats().steps == 1
     sync.close()
-
-
-def test_scalers_are_checked(pool: Pool) -> None:
-    pool.run(2, refusals)

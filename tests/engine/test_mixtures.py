@@ -20,7 +20,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from models import batch, network
-from pool import Pool
+from pool import ranks
 
 WORKERS = 2
 SHAPES = {
@@ -228,7 +228,8 @@ def gradient(method: Methods, group: dist.ProcessGroup | None = None) -> list[di
     return found
 
 
-def over_ddp() -> None:
+@ranks(2)
+def test_methods_share_the_buckets_of_a_model() -> None:
     """Other methods share the buckets, so nothing that depends on a bucket may be seen."""
     mixed = {"0.*": "topk:ratio=0.1", "*.weight": "acpsgd:rank=2", "*": "dense"}
     together = gradient(mixed)
@@ -244,7 +245,3 @@ def over_ddp() -> None:
             assert all(torch.equal(together[step][name], alone[step][name]) for name in names), (pattern, step)
     with pytest.raises(ConfigurationError, match=r"ranks differ: rank 0 has .patterns='0\.\*', '\*'., rank 1 has"):
         gradient({"0.*": "topk", "*": "qsgd"} if dist.get_rank() == 0 else {"1.*": "topk", "*": "qsgd"})
-
-
-def test_methods_share_the_buckets_of_a_model(pool: Pool) -> None:
-    pool.run(2, over_ddp)

@@ -10,10 +10,11 @@ from torch import nn
 
 import gradwire
 from gradwire import Stats
-from pool import Pool
+from pool import ranks
 
 
-def counts() -> None:
+@ranks(2)
+def test_what_was_counted_since() -> None:
     net = nn.Linear(60, 50)
     sync = gradwire.Synchronizer(net.named_parameters(), "qsgd", bits=4, audit_every=2)
     noise = torch.Generator().manual_seed(dist.get_rank())
@@ -35,10 +36,6 @@ def counts() -> None:
     assert [each.audit and each.audit.step for each in steps] == [0, None, 2]
     assert steps[1].as_dict("gradwire/recent/")["gradwire/recent/ratio"] == steps[1].ratio > 1
     sync.close()
-
-
-def test_what_was_counted_since(pool: Pool) -> None:
-    pool.run(2, counts)
 
 
 def test_one_line() -> None:

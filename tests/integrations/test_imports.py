@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-PACKAGES = ("accelerate", "transformers", "lightning", "ray")
+PACKAGES = ("accelerate", "transformers", "lightning", "ray", "torchft")
 
 
 def test_gradwire_imports_none_of_them() -> None:

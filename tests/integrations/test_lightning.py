@@ -60,7 +60,7 @@ def trainer(folder: str, callback: Any, epochs: int, **arguments: Any) -> Any:
         "use_distributed_sampler": False,
     }
     usual |= {"enable_model_summary": False, "logger": False, "enable_checkpointing": False}
-    return Trainer(default_root_dir=folder, callbacks=[callback], **{**usual, **arguments})
+    return Trainer(default_root_dir=folder, **{"callbacks": [callback], **usual, **arguments})
 
 
 def callback(method: str, **options: Any) -> Any:
@@ -131,6 +131,28 @@ def test_another_number_of_workers_owes_as_much(pool: Pool, tmp_path: Path) -> N
 
 
 @launched()
+def dense_or_not_at_all(folder: str, method: str | None) -> tuple[Tensor, int]:
+    """Two micro-batches a step, and clipping."""
+    each = callback(method) if method else None
+    net = module()
+    batches = [batch(dist.get_rank(), step) for step in range(6)]
+    data = torch.utils.data.DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    arguments = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+    trainer(folder, each, 2, callbacks=[each] if each else [], **arguments).fit(net, data)
+    steps = each.attachment.stats().steps if each else 6
+    if each:
+        each.attachment.close()
+    return flat(net), steps
+
+
+def test_dense_is_what_lightning_does(pool: Pool, tmp_path: Path) -> None:
+    (ours, steps), _ = pool.run(2, dense_or_not_at_all, str(tmp_path), "dense")
+    (theirs, _), _ = pool.run(2, dense_or_not_at_all, str(tmp_path), None)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    assert steps == 6
+
+
+@launched()
 def fits_again(folder: str) -> None:
     each = callback("topk", ratio=0.05)
     net = module()
@@ -169,40 +191,83 @@ def test_the_scaler_is_handed_on(pool: Pool, tmp_path: Path) -> None:
     pool.run(2, scales_losses, str(tmp_path))
 
 
-@launched()
-def with_fabric(folder: str, method: str) -> tuple[bytes, bytes]:
+def fabric_with(method: str | None) -> tuple[Any, Any, Any, Any]:
+    """A callback, a Fabric that has it, and what that made of model and optimizer."""
     from lightning.fabric import Fabric
 
-    def made() -> tuple[Any, Any, Any, Any]:
-        each = callback(method)
-        fabric = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy="ddp", callbacks=[each])
-        fabric.launch()
-        net = network()
-        return (each, fabric, *fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)))
+    each = callback(method) if method else None
+    callbacks = [each] if each else []
+    fabric = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy="ddp", callbacks=callbacks)
+    fabric.launch()
+    net = network()
+    return (each, fabric, *fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)))
 
-    def train(fabric: Any, model: Any, optimizer: Any) -> bytes:
-        for inputs, labels in loader():
-            optimizer.zero_grad()
+
+def train_fabric(fabric: Any, model: Any, optimizer: Any) -> Tensor:
+    """An epoch of whole steps, after two micro-batches that are one step, and clipped."""
+    first, second, third = loader()
+    for last, (inputs, labels) in ((False, first), (True, second), (True, third)):
+        with fabric.no_backward_sync(model, enabled=not last):
             fabric.backward(nn.functional.cross_entropy(model(inputs), labels))
+        if last:
+            fabric.clip_gradients(model, optimizer, max_norm=0.5)
             optimizer.step()
-        return flat(model).numpy().tobytes()
+            optimizer.zero_grad()
+    return flat(model)
 
-    each, fabric, model, optimizer = made()
-    train(fabric, model, optimizer)
+
+@launched()
+def with_fabric(folder: str, method: str) -> tuple[bytes, bytes]:
+    each, fabric, model, optimizer = fabric_with(method)
+    train_fabric(fabric, model, optimizer)
     fabric.save(f"{folder}/fabric.ckpt", {"model": model, "optimizer": optimizer, "gradwire": each})
-    straight = train(fabric, model, optimizer)
-    assert each.attachment.figures()["gradwire/steps"] == 6
+    straight = train_fabric(fabric, model, optimizer)
+    assert each.attachment.figures()["gradwire/steps"] == 4
     each.attachment.close()
-    each, fabric, model, optimizer = made()
+    each, fabric, model, optimizer = fabric_with(method)
     fabric.load(f"{folder}/fabric.ckpt", {"model": model, "optimizer": optimizer, "gradwire": each})
-    resumed = train(fabric, model, optimizer)
+    resumed = train_fabric(fabric, model, optimizer)
     each.attachment.close()
-    return straight, resumed
+    return straight.numpy().tobytes(), resumed.numpy().tobytes()
 
 
 def test_fabric(pool: Pool, tmp_path: Path) -> None:
     results = pool.run(2, with_fabric, str(tmp_path), "topk")
     assert len({each for result in results for each in result}) == 1
+
+
+@launched()
+def fabric_dense_or_not_at_all(method: str | None) -> Tensor:
+    each, fabric, model, optimizer = fabric_with(method)
+    weights = train_fabric(fabric, model, optimizer)
+    if each:
+        each.attachment.close()
+    return weights
+
+
+def test_dense_is_what_fabric_does(pool: Pool) -> None:
+    (ours, _), (theirs, _) = (pool.run(2, fabric_dense_or_not_at_all, method) for method in ("dense", None))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+@launched()
+def fabric_saves_or_loads(folder: str, saves: bool) -> Tensor:
+    each, fabric, model, optimizer = fabric_with("topk")
+    state = {"model": model, "gradwire": each}
+    if saves:
+        train_fabric(fabric, model, optimizer)
+        fabric.save(f"{folder}/fabric.ckpt", state)
+    else:
+        fabric.load(f"{folder}/fabric.ckpt", state)
+    remembered = owed(each.attachment)
+    each.attachment.close()
+    return remembered
+
+
+def test_another_number_of_fabrics_workers_owes_as_much(pool: Pool, tmp_path: Path) -> None:
+    before = torch.stack(pool.run(3, fabric_saves_or_loads, str(tmp_path), True))
+    after = torch.stack(pool.run(2, fabric_saves_or_loads, str(tmp_path), False))
+    torch.testing.assert_close(after.mean(0), before.mean(0))
 
 
 @launched()

@@ -1,4 +1,4 @@
-"""Ray Train, through the example: the workers' states go through Ray's checkpoints."""
+"""Ray Train, through the example: the workers' states go through Ray's checkpoints, also to fewer workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import torch
 
 import with_ray
 
-ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000)
+ray.init(num_cpus=3, include_dashboard=False, object_store_memory=100_000_000)
 
 def weights(result):
     with result.checkpoint.as_directory() as folder:
@@ -38,7 +38,10 @@ folder = sys.argv[1]
 straight = with_ray.run(folder + "/straight", 4, 2, 2)
 with_ray.run(folder + "/again", 2, 2, 2)
 again = with_ray.run(folder + "/again", 4, 2, 2)
-print(json.dumps({"weights": [weights(straight), weights(again)], "metrics": again.metrics}))
+with_ray.run(folder + "/fewer", 2, 2, 3)
+fewer = with_ray.run(folder + "/fewer", 4, 2, 2)
+results = [straight, again, fewer]
+print(json.dumps({"weights": [weights(each) for each in results], "metrics": [each.metrics for each in results]}))
 """
 
 
@@ -60,9 +63,11 @@ def test_a_run_that_goes_on_gives_the_same_bits(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"weights"')))
-    straight, again = said["weights"]
+    straight, again, fewer = said["weights"]
     assert straight == again
-    assert straight[1] == ["gradwire-rank-0.pt", "gradwire-rank-1.pt", "model.pt"]
-    assert said["metrics"]["step"] == 4
-    assert said["metrics"]["gradwire/steps"] == 2
-    assert said["metrics"]["gradwire/ratio"] > 1
+    assert straight[0] != fewer[0]
+    assert straight[1] == fewer[1] == ["gradwire-rank-0.pt", "gradwire-rank-1.pt", "model.pt"]
+    for metrics in said["metrics"][1:]:
+        assert metrics["step"] == 4
+        assert metrics["gradwire/steps"] == 2
+        assert metrics["gradwire/ratio"] > 1

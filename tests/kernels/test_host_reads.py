@@ -38,6 +38,7 @@ READS = {
     "oktopk": "positions and regions",
     "sidco": "statistics of magnitudes",
     "strom": "counts of what reaches the threshold",
+    "subspace": "the step that fits, and whether values are finite",
     "threshold": "counts of what reaches the threshold",
     "variance": "counts of what is sent",
 }

@@ -22,7 +22,7 @@ from gradwire.local_sgd.fragments import Piece, cut
 from gradwire.local_sgd.schedule import Cut, Schedule
 from local_training import ByHand, backward, eager_nesterov, loss, nesterov, network, sgd, train
 from models import flat, gathered, same_everywhere
-from pool import Pool
+from pool import Pool, ranks
 
 
 def p_local_steps_and_a_quantised_average() -> None:
@@ -83,7 +83,8 @@ def every_method(names: list[str]) -> list[str]:
     return wrong
 
 
-def means_are_conserved() -> None:
+@ranks(3)
+def test_means_are_conserved() -> None:
     """With error feedback, what all workers moved together is what was taken plus what is remembered."""
     for name, route in [("topk", "gather"), ("efsignsgd", "gather"), ("qsgd", "gather"), ("powersgd", "allreduce")]:
         net = network()
@@ -111,7 +112,8 @@ def means_are_conserved() -> None:
         handle.close()
 
 
-def a_period_of_one_is_data_parallel_training() -> None:
+@ranks(3)
+def test_a_period_of_one_is_data_parallel_training() -> None:
     """Up to the rounding of ``x - (x - (x - lr g))``."""
     net, other = network(), network()
     optimizer = sgd(net, momentum=0.9)
@@ -124,7 +126,9 @@ def a_period_of_one_is_data_parallel_training() -> None:
     handle.close()
 
 
-def every_coordinate_once_a_period(cut: Any) -> None:
+@pytest.mark.parametrize("cut", ["contiguous", "strided", "layers"])
+@ranks(3)
+def test_sparse_parameter_averaging(cut: Any) -> None:
     """Sparse parameter averaging: each step averages one fragment, and nothing else is touched."""
     net = network()
     optimizer = sgd(net)
@@ -175,7 +179,9 @@ def streaming_equals_its_definition(fragments: int, delay: int, mix: float) -> N
     handle.close()
 
 
-def eager_updates_equal_their_definition(fragments: int) -> None:
+@pytest.mark.parametrize("fragments", [1, 3])
+@ranks(2)
+def test_eager_updates_are_their_definition(fragments: int) -> None:
     """Without momentum to the letter: ``x -= lr ((own - own before) / n + average before)``, on each worker.
 
     After synchronising, every average was taken once, and nothing of the guesses is left.
@@ -215,7 +221,8 @@ def eager_updates_equal_their_definition(fragments: int) -> None:
     handle.close()
 
 
-def eager_momentum_is_that_of_averages() -> None:
+@ranks(2)
+def test_momentum_of_eager_updates_is_that_of_averages() -> None:
     """An outer optimizer with momentum: what ranks share is DiLoCo's with averages that come a period late."""
     net, rate, every = network(), 0.7, 3
     optimizer = sgd(net)
@@ -260,7 +267,8 @@ def recipes() -> list[str]:
     return found
 
 
-def muloco() -> None:
+@ranks(2)
+def test_muloco() -> None:
     """Muon for matrices and AdamW for the rest, a handle each; with and without compression, and 2 bits dense."""
     ends, compressed = [], ({"method": "topk", "ratio": 0.1}, {"method": "qgz", "bits": 2})
     for choices in ({"method": "dense"}, *({**each, "memory": memories.Residual(beta=0.9)} for each in compressed)):
@@ -375,28 +383,6 @@ def test_every_method_averages_changes(pool: Pool, workers: int) -> None:
     assert all(wrong == [] for wrong in pool.run(workers, every_method, list(methods.names())))
 
 
-def test_means_are_conserved(pool: Pool) -> None:
-    pool.run(3, means_are_conserved)
-
-
-def test_a_period_of_one_is_data_parallel_training(pool: Pool) -> None:
-    pool.run(3, a_period_of_one_is_data_parallel_training)
-
-
-@pytest.mark.parametrize("cut", ["contiguous", "strided", "layers"])
-def test_sparse_parameter_averaging(pool: Pool, cut: str) -> None:
-    pool.run(3, every_coordinate_once_a_period, cut)
-
-
-@pytest.mark.parametrize("fragments", [1, 3])
-def test_eager_updates_are_their_definition(pool: Pool, fragments: int) -> None:
-    pool.run(2, eager_updates_equal_their_definition, fragments)
-
-
-def test_momentum_of_eager_updates_is_that_of_averages(pool: Pool) -> None:
-    pool.run(2, eager_momentum_is_that_of_averages)
-
-
 @pytest.mark.parametrize(("fragments", "delay", "mix"), [(1, 0, 1.0), (1, 3, 1.0), (3, 1, 0.5), (2, 5, 0.25)])
 def test_streaming_diloco_is_its_definition(pool: Pool, fragments: int, delay: int, mix: float) -> None:
     """With one fragment, no delay and nothing mixed in that is DiLoCo's."""
@@ -405,10 +391,6 @@ def test_streaming_diloco_is_its_definition(pool: Pool, fragments: int, delay: i
 
 def test_bits_do_not_depend_on_how_much_is_averaged_at_once(pool: Pool) -> None:
     assert all(pool.run(2, stretches_of_any_length, [1, 1500, 1 << 20])[0])
-
-
-def test_muloco(pool: Pool) -> None:
-    pool.run(2, muloco)
 
 
 def test_recipes(pool: Pool) -> None:

@@ -9,10 +9,11 @@ import gradwire
 from gradwire import ConfigurationError
 from local_training import network, sgd, train
 from models import flat, same_everywhere
-from pool import Pool
+from pool import ranks
 
 
-def by_hand_and_by_schedule() -> None:
+@ranks(2)
+def test_options_change_between_averages() -> None:
     """After two averages, which is 8 local steps; a run that goes on gives the same bits."""
     found = []
     for schedule in (False, True):
@@ -42,11 +43,8 @@ def by_hand_and_by_schedule() -> None:
     assert torch.equal(*found)
 
 
-def test_options_change_between_averages(pool: Pool) -> None:
-    pool.run(2, by_hand_and_by_schedule)
-
-
-def changes_that_are_refused() -> None:
+@ranks(2)
+def test_stretches_stay_as_they_were_cut() -> None:
     net = network()
     handle = gradwire.periodic(sgd(net), every=4, method="qsgd", fragments=2)
     with pytest.raises(ConfigurationError, match="'block:256' cannot take the place of 'block:512', by which"):
@@ -62,7 +60,3 @@ def changes_that_are_refused() -> None:
     handle.close()
     with pytest.raises(ConfigurationError, match="fragments=2 count their averages one by one"):
         gradwire.periodic(sgd(net), every=4, method="qsgd", fragments=2, bits={0: 4, 2: 8})
-
-
-def test_stretches_stay_as_they_were_cut(pool: Pool) -> None:
-    pool.run(2, changes_that_are_refused)

@@ -15,10 +15,23 @@ from gradwire import GradwireError
 from gradwire.local_sgd import fragments
 from local_training import network, sgd, train
 from models import flat, same_everywhere
-from pool import Pool
+from pool import ranks
 
 
-def nobody_takes_what_is_not_finite(method: str, options: dict[str, Any], stretch: int, layer: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("dense", {}),
+        ("topk", {"ratio": 0.1}),
+        ("efsignsgd", {"moments": "average"}),
+        ("powersgd", {"rank": 2, "fragments": 1}),
+        ("threshold", {"threshold": 0.001}),
+        ("ef21", {"ratio": 0.1}),
+    ],
+)
+@pytest.mark.parametrize(("stretch", "layer"), [(1 << 20, 0), (500, 0), (500, 2)])
+@ranks(2)
+def test_nobody_takes_what_is_not_finite(method: str, options: dict[str, Any], stretch: int, layer: int) -> None:
     usual, fragments.STRETCH_ELEMENTS = fragments.STRETCH_ELEMENTS, stretch
     try:
         what_is_not_finite_is_dropped(method, options, layer)
@@ -57,7 +70,8 @@ def what_is_not_finite_is_dropped(method: str, options: dict[str, Any], bad: int
     handle.close()
 
 
-def a_worker_that_does_not_come() -> None:
+@ranks(2)
+def test_a_worker_that_does_not_come() -> None:
     group = dist.new_group(timeout=timedelta(seconds=2))
     net = network()
     optimizer = sgd(net)
@@ -71,7 +85,8 @@ def a_worker_that_does_not_come() -> None:
     handle.close()
 
 
-def an_average_that_fails_half_way() -> None:
+@ranks(2)
+def test_an_average_that_fails_half_way() -> None:
     """Leaves the model where local steps took it, whatever of the average had landed."""
     net = nn.Sequential(nn.Linear(20, 64), nn.Linear(64, 30))
     torch.manual_seed(2)
@@ -108,7 +123,8 @@ def an_average_that_fails_half_way() -> None:
     again.close()
 
 
-def periods_that_differ() -> None:
+@ranks(2)
+def test_periods_that_differ() -> None:
     """What a function gives for later periods is known only then, and so is a step that a rank has left out."""
     rank = dist.get_rank()
     net = network()
@@ -118,33 +134,3 @@ def periods_that_differ() -> None:
         train(net, handle._optimizer, range(3, 5))
     dist.barrier()
     handle.close()
-
-
-def test_periods_that_differ(pool: Pool) -> None:
-    pool.run(2, periods_that_differ)
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("dense", {}),
-        ("topk", {"ratio": 0.1}),
-        ("efsignsgd", {"moments": "average"}),
-        ("powersgd", {"rank": 2, "fragments": 1}),
-        ("threshold", {"threshold": 0.001}),
-        ("ef21", {"ratio": 0.1}),
-    ],
-)
-@pytest.mark.parametrize(("stretch", "layer"), [(1 << 20, 0), (500, 0), (500, 2)])
-def test_nobody_takes_what_is_not_finite(
-    pool: Pool, method: str, options: dict[str, Any], stretch: int, layer: int
-) -> None:
-    pool.run(2, nobody_takes_what_is_not_finite, method, options, stretch, layer)
-
-
-def test_an_average_that_fails_half_way(pool: Pool) -> None:
-    pool.run(2, an_average_that_fails_half_way)
-
-
-def test_a_worker_that_does_not_come(pool: Pool) -> None:
-    pool.run(2, a_worker_that_does_not_come)

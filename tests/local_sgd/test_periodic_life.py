@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,113 +17,11 @@ import gradwire
 from gradwire import ConfigurationError
 from local_training import nesterov, network, sgd, train
 from models import flat, gathered, same_everywhere
-from pool import Pool
+from pool import ranks
 
 
-def refused(message: str, net: nn.Module, optimizer: Any = None, **arguments: Any) -> None:
-    before, taken = flat(net), optimizer if optimizer is not None else sgd(net)
-    with pytest.raises(ConfigurationError, match=message):
-        gradwire.periodic(taken, **arguments)
-    assert torch.equal(flat(net), before)
-    assert not getattr(taken, "_optimizer_step_post_hooks", None)
-
-
-def attachments_that_are_refused() -> None:
-    net, other = network(), network()
-    refused("optimizer is a Sequential; give a torch.optim.Optimizer", net, net)
-    refused("every=0 is out of range; choose a whole number of local steps >= 1", net, every=0)
-    refused("every=2.5 is out of range", net, every=2.5)
-    refused(r"every\(0\)=0 is out of range", net, every=lambda period: period)
-    refused("fragments=9 is out of range; a period of every=8 local steps", net, fragments=9)
-    refused("fragments=0 is out of range", net, fragments=0)
-    refused("fragments=7 is out of range; 6 parameters cannot be cut into so many", net, fragments=7, cut="layers")
-    refused("cut='rows' is not known; choose 'contiguous', 'strided', 'layers'", net, cut="rows")
-    refused("delay=8 is out of range; choose fewer local steps", net, delay=8)
-    refused("delay=-1 is out of range", net, delay=-1)
-    refused("mix=0 is out of range; choose 0 < mix <= 1", net, mix=0)
-    refused("mix=1.5 is out of range", net, mix=1.5)
-    refused("mix=nan is out of range", net, mix=float("nan"))
-    refused("delay=1 and mix=1.0 are not possible with eager=True", net, delay=1, eager=True)
-    refused("moments='half' is not known; choose 'keep', 'reset', 'average'", net, moments="half")
-    refused("warmup_steps=-1 is out of range", net, warmup_steps=-1)
-    refused("moments='reset' starts whole parameters anew", net, moments="reset", fragments=2)
-    refused("'topkk' is not known; did you mean 'topk'", net, method="topkk")
-    refused("ratio=2 is out of range", net, method="topk", ratio=2)
-    refused("momentum of gradients", net, method="topk", memory="dgc")
-    refused("momentum of gradients", net, method="signum")
-    refused("'dense' has no option 'verify'; did you mean 'verify_every'", net, verify=True)
-    refused("verify_every=-1 is out of range; choose a whole number of", net, verify_every=-1)
-    refused("powersgd cannot work on cut='contiguous'", net, method="powersgd", fragments=2)
-    refused("names 2 of the 6 that the optimizer has", net, parameters=list(net.named_parameters())[:2])
-    refused("outer is an optimizer over 6 parameters of which 0", net, outer=sgd(other))
-    refused("among the parameters given is a Parameter; give a module, or names", net, parameters=net.parameters())
-    refused("two parameters have the name 'same'", net, parameters=[("same", each) for each in net.parameters()])
-    local = sgd(net)
-    refused("outer is the optimizer of the local steps itself", net, local, outer=local)
-    refused("outer is a float; give", net, outer=0.7)
-    refused("outer made a list", net, outer=lambda parameters: parameters)
-    refused("outer made an optimizer over other tensors", net, outer=lambda parameters: nesterov(parameters[:1]))
-    stepped = sgd(net, momentum=0.9)
-    flat_before = copy.deepcopy(net.state_dict())
-    train(net, stepped, range(1))
-    net.load_state_dict(flat_before)
-    refused("outer has taken steps already", net, outer=stepped)
-    net.zero_grad()
-    double = network().double()
-    refused("dtype torch.float64", double)
-    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("nodes", "local"))
-    refused("device mesh of 2 dimensions", net, process_group=mesh)
-
-    optimizer = sgd(net)
-    handle = gradwire.periodic(optimizer)
-    with pytest.raises(ConfigurationError, match="averaged periodically already"):
-        gradwire.periodic(optimizer)
-    assert "every=8" in repr(handle)
-    handle.close()
-    assert not optimizer._optimizer_step_post_hooks
-    gradwire.periodic(optimizer).close()
-
-
-def optimizers_that_get_others() -> None:
-    """A parameter that is stepped and not averaged is noticed with the next average, before anything is sent."""
-    net = network()
-    net[0].requires_grad_(False)
-    optimizer = sgd(net)
-    handle = gradwire.periodic(optimizer, every=2)
-    train(net, optimizer, range(2))
-    net[0].requires_grad_(True)
-    with pytest.raises(ConfigurationError, match=r"'0\.0' was frozen when the method was attached"):
-        train(net, optimizer, range(2, 4))
-    handle.close()
-
-    net = network()
-    optimizer = sgd(net[2:])
-    handle = gradwire.periodic(optimizer, every=2)
-    train(net, optimizer, range(2))
-    optimizer.add_param_group({"params": list(net[0].parameters())})
-    with pytest.raises(ConfigurationError, match="the optimizer has 6 parameters, others than the 4"):
-        train(net, optimizer, range(2, 4))
-    assert handle.syncs == 1
-    handle.close()
-
-
-def models_that_differ() -> None:
-    rank = dist.get_rank()
-    net = network()
-    with torch.no_grad():
-        net[2].weight[0, 0] += rank == 1
-    named = list(net.named_parameters())
-    refused("'2.weight' has other values on rank 1 than on rank 0.*broadcast=True", net, parameters=named)
-    refused("rank 0 has 'every=4', rank 1 has 'every=5'", net, every=4 + rank)
-    refused("rank 0 has 'outer=none', rank 1 has 'outer=made by a function'", net, outer=nesterov if rank else None)
-    if rank == 1:
-        net.to(memory_format=torch.contiguous_format)
-    gradwire.periodic(sgd(net), broadcast=True).close()
-    assert same_everywhere(flat(net))
-    assert torch.equal(flat(net), flat(network()))
-
-
-def nothing_is_done_between() -> None:
+@ranks(3)
+def test_nothing_is_done_between() -> None:
     net = network()
     optimizer = sgd(net)
     handle = gradwire.periodic(optimizer, every=10)
@@ -138,7 +37,8 @@ def nothing_is_done_between() -> None:
     handle.close()
 
 
-def growing_periods_after_a_warmup() -> None:
+@ranks(2)
+def test_periods_grow_after_a_warmup() -> None:
     net = network()
     optimizer = sgd(net)
     handle = gradwire.periodic(optimizer, every=lambda period: 1 + period, warmup_steps=3, outer=nesterov)
@@ -168,7 +68,9 @@ def growing_periods_after_a_warmup() -> None:
     short.close()
 
 
-def half_precision(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@ranks(2)
+def test_half_precision(dtype: torch.dtype) -> None:
     """What an average moves by less than half precision tells is kept in the float32 anchor."""
     net = nn.Linear(40, 40, bias=False).to(dtype)
     with torch.no_grad():
@@ -184,7 +86,18 @@ def half_precision(dtype: torch.dtype) -> None:
     handle.close()
 
 
-def moments(kind: str, fragments: int, cut: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fragments", "cut"),
+    [
+        ("keep", 1, "layers"),
+        ("reset", 1, "layers"),
+        ("reset", 2, "layers"),
+        ("average", 1, "layers"),
+        ("average", 2, "strided"),
+    ],
+)
+@ranks(2)
+def test_moments(kind: str, fragments: int, cut: str) -> None:
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     handle = gradwire.periodic(optimizer, every=2, moments=kind, fragments=fragments, cut=cut)  # type: ignore[arg-type]
@@ -212,7 +125,8 @@ def moments(kind: str, fragments: int, cut: str) -> None:
     handle.close()
 
 
-def steps_are_counted_and_not_averaged() -> None:
+@ranks(3)
+def test_steps_are_counted_and_not_averaged() -> None:
     """A third of 7 is no float, and a count of steps has the shape of a scalar."""
     scale = nn.Parameter(torch.ones(()))
     optimizer = torch.optim.Adam([scale], lr=1e-3)
@@ -224,7 +138,8 @@ def steps_are_counted_and_not_averaged() -> None:
     handle.close()
 
 
-def buffers_are_averaged() -> None:
+@ranks(3)
+def test_buffers_are_averaged() -> None:
     net = nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Linear(16, 5))
     torch.manual_seed(1)
     for layer in net:
@@ -246,7 +161,23 @@ def buffers_are_averaged() -> None:
     handle.close()
 
 
-def stop_and_go_on(arguments: dict[str, Any], stop: int) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "stop"),
+    [
+        ({"every": 4, "method": "qsgd", "memory": "residual"}, 8),
+        ({"every": 4, "method": "topk", "ratio": 0.1, "outer": nesterov}, 6),
+        (
+            {"every": 6, "fragments": 3, "delay": 3, "mix": 0.5, "method": "qsgd", "moments": "average"}
+            | {"outer": nesterov, "verify_every": 1},
+            11,
+        ),
+        ({"every": 4, "fragments": 2, "cut": "layers", "delay": 3, "method": "acpsgd", "rank": 2}, 9),
+        ({"every": 3, "eager": True, "fragments": 2, "method": "topk", "ratio": 0.1, "outer": nesterov}, 7),
+        ({"every": 5, "fragments": 5, "cut": "strided", "warmup_steps": 3, "method": "dense"}, 7),
+    ],
+)
+@ranks(2)
+def test_a_stopped_run_goes_on(arguments: dict[str, Any], stop: int) -> None:
     """Bit for bit what an uninterrupted run does, wherever in a period it stops."""
 
     def attach() -> tuple[nn.Module, torch.optim.Optimizer, gradwire.Periodic]:
@@ -281,19 +212,21 @@ def stop_and_go_on(arguments: dict[str, Any], stop: int) -> None:
     later.close()
 
 
-def state_is_plain(path: str) -> None:
+@ranks(2)
+def test_state_is_plain(tmp_path: Path) -> None:
     net = network()
     optimizer = sgd(net)
     handle = gradwire.periodic(optimizer, every=4, delay=2, outer=nesterov, method="topk", ratio=0.1)
     train(net, optimizer, range(5))
-    where = f"{path}/{dist.get_rank()}"
+    where = tmp_path / str(dist.get_rank())
     torch.save(handle.state_dict(), where)
     handle.load_state_dict(torch.load(where, weights_only=True))
     train(net, optimizer, range(5, 8))
     handle.close()
 
 
-def across_nodes_and_within() -> None:
+@ranks(4)
+def test_across_nodes_and_within() -> None:
     """Two nodes of two: gradients averaged within a node in every step, parameters across nodes every fourth."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "local"))
     net = network()
@@ -315,7 +248,8 @@ def across_nodes_and_within() -> None:
     outer.close()
 
 
-def an_optimizer_of_the_same_parameters() -> None:
+@ranks(2)
+def test_an_optimizer_of_the_same_parameters() -> None:
     """Gives what a function gives, groups and all, also for pieces of parameters."""
     results = []
     for as_instance in (False, True):
@@ -333,119 +267,3 @@ def an_optimizer_of_the_same_parameters() -> None:
         results.append(flat(net))
         handle.close()
     assert torch.equal(*results)
-
-
-def test_attachments_that_are_refused(pool: Pool) -> None:
-    pool.run(1, attachments_that_are_refused)
-
-
-def test_optimizers_that_get_others(pool: Pool) -> None:
-    pool.run(2, optimizers_that_get_others)
-
-
-def test_models_that_differ(pool: Pool) -> None:
-    pool.run(2, models_that_differ)
-
-
-def test_nothing_is_done_between(pool: Pool) -> None:
-    pool.run(3, nothing_is_done_between)
-
-
-def test_periods_grow_after_a_warmup(pool: Pool) -> None:
-    pool.run(2, growing_periods_after_a_warmup)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(pool: Pool, dtype: torch.dtype) -> None:
-    pool.run(2, half_precision, dtype)
-
-
-@pytest.mark.parametrize(
-    ("kind", "fragments", "cut"),
-    [
-        ("keep", 1, "layers"),
-        ("reset", 1, "layers"),
-        ("reset", 2, "layers"),
-        ("average", 1, "layers"),
-        ("average", 2, "strided"),
-    ],
-)
-def test_moments(pool: Pool, kind: str, fragments: int, cut: str) -> None:
-    pool.run(2, moments, kind, fragments, cut)
-
-
-def test_steps_are_counted_and_not_averaged(pool: Pool) -> None:
-    pool.run(3, steps_are_counted_and_not_averaged)
-
-
-def test_buffers_are_averaged(pool: Pool) -> None:
-    pool.run(3, buffers_are_averaged)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stop"),
-    [
-        ({"every": 4, "method": "qsgd", "memory": "residual"}, 8),
-        ({"every": 4, "method": "topk", "ratio": 0.1, "outer": nesterov}, 6),
-        (
-            {"every": 6, "fragments": 3, "delay": 3, "mix": 0.5, "method": "qsgd", "moments": "average"}
-            | {"outer": nesterov, "verify_every": 1},
-            11,
-        ),
-        ({"every": 4, "fragments": 2, "cut": "layers", "delay": 3, "method": "acpsgd", "rank": 2}, 9),
-        ({"every": 3, "eager": True, "fragments": 2, "method": "topk", "ratio": 0.1, "outer": nesterov}, 7),
-        ({"every": 5, "fragments": 5, "cut": "strided", "warmup_steps": 3, "method": "dense"}, 7),
-    ],
-)
-def test_a_stopped_run_goes_on(pool: Pool, arguments: dict[str, Any], stop: int) -> None:
-    pool.run(2, stop_and_go_on, arguments, stop)
-
-
-def test_state_is_plain(pool: Pool, tmp_path: Any) -> None:
-    pool.run(2, state_is_plain, str(tmp_path))
-
-
-def test_across_nodes_and_within(pool: Pool) -> None:
-    pool.run(4, across_nodes_and_within)
-
-
-def test_an_optimizer_of_the_same_parameters(pool: Pool) -> None:
-    pool.run(2, an_optimizer_of_the_same_parameters)
-
-
-def parameters_that_came_later() -> None:
-    """Those added to the optimizer, or unfrozen, are in no average: nobody goes on as if they were."""
-    for unfreeze in (False, True):
-        net, more = network(), nn.Linear(3, 2)
-        optimizer = sgd(net)
-        if unfreeze:
-            net[0].requires_grad_(False)
-        handle = gradwire.periodic(optimizer, every=2)
-        train(net, optimizer, range(2))
-        if unfreeze:
-            net[0].requires_grad_(True)
-        else:
-            optimizer.add_param_group({"params": more.parameters()})
-        optimizer.step()
-        before = flat(net)
-        message = (
-            "'0.0' was frozen when the method" if unfreeze else "the optimizer has 8 parameters, others than the 6"
-        )
-        with pytest.raises(ConfigurationError, match=message):
-            handle.synchronize()
-        with pytest.raises(ConfigurationError, match=message):
-            optimizer.step()
-        assert handle.stats().wire_bytes > 0
-        assert flat(net).shape == before.shape
-        handle.close()
-        again = gradwire.periodic(optimizer, every=2, outer=nesterov, broadcast=True)
-        train(net, optimizer, range(2))
-        assert same_everywhere(flat(net))
-        net[0].requires_grad_(False)
-        with pytest.raises(ConfigurationError, match=r"'0\.0' was trained when averaging began and is frozen now"):
-            again.synchronize()
-        again.close()
-
-
-def test_parameters_that_came_later(pool: Pool) -> None:
-    pool.run(2, parameters_that_came_later)

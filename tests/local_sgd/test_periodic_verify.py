@@ -19,7 +19,7 @@ from gradwire.engine.unit import Unit
 from gradwire.wire import CheckedTransport, ProcessGroupTransport
 from local_training import nesterov, network, sgd, train
 from models import flat, same_everywhere
-from pool import Pool
+from pool import Pool, ranks
 
 Spoil = Callable[[gradwire.Periodic, nn.Module], None]
 
@@ -45,7 +45,8 @@ def attached(method: str, options: dict[str, Any]) -> tuple[nn.Module, gradwire.
     return net, gradwire.periodic(sgd(net, momentum=0.9), **{**every, **options})
 
 
-def verified_equals_plain() -> None:
+@ranks(3)
+def test_verified_averages_are_the_same_bits() -> None:
     for method, options in METHODS:
         found, sent = [], []
         for further in ({}, {"verify_every": 1}, {"verify_every": 3}):
@@ -121,38 +122,8 @@ def spoilt_parameter(handle: gradwire.Periodic, net: nn.Module) -> None:
         net.get_parameter("3.weight")[2] += 0.1
 
 
-def every_rank_raises(spoil: Spoil, which: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
-    for number, (method, options) in enumerate(cases):
-        net, handle = attached(method, {**options, "verify_every": 1 + number % 3})
-        train(net, handle._optimizer, range(4))
-        handle.synchronize()
-        if dist.get_rank() == 1:
-            spoil(handle, net)
-        match = rf"after \d+ averages of fragment \d what they left is not .*'{which}.*ranks 0, 2 against rank 1"
-        with pytest.raises(gradwire.DivergenceError, match=match):
-            train(net, handle._optimizer, range(4, 13))
-        with pytest.raises(gradwire.GradwireError, match="an earlier step failed"):
-            train(net, handle._optimizer, range(13, 17))
-        handle.close()
-
-
-def the_last_average_is_compared(spoil: Spoil, which: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
-    for method, options in cases:
-        net, handle = attached(method, {**options, "verify_every": 100})
-        train(net, handle._optimizer, range(4))
-        handle.synchronize()
-        if dist.get_rank() == 1:
-            spoil(handle, net)
-        train(net, handle._optimizer, range(4, 5))
-        match = rf"after \d+ averages of fragment \d what they left is not .*'{which}.*ranks 0, 2 against rank 1"
-        with pytest.raises(gradwire.DivergenceError, match=match):
-            handle.synchronize()
-        with pytest.raises(gradwire.GradwireError, match="an earlier step failed"):
-            handle.synchronize()
-        handle.close()
-
-
-def what_is_no_drift() -> None:
+@ranks(3)
+def test_local_changes_and_dropped_averages_are_no_drift() -> None:
     for method, options in METHODS:
         net, handle = attached(method, {**options, "verify_every": 1})
         train(net, handle._optimizer, range(5))
@@ -168,14 +139,11 @@ def what_is_no_drift() -> None:
         handle.close()
 
 
-def choices_that_differ() -> None:
+@ranks(2)
+def test_all_ranks_verify_or_none() -> None:
     net = network()
     with pytest.raises(gradwire.ConfigurationError, match=r"rank 0 has 'verify_every=0', rank 1 has 'verify_every=1'"):
         gradwire.periodic(sgd(net), verify_every=dist.get_rank())
-
-
-def test_verified_averages_are_the_same_bits(pool: Pool) -> None:
-    pool.run(3, verified_equals_plain)
 
 
 def test_flipped_bits_are_found(pool: Pool) -> None:
@@ -195,20 +163,37 @@ DRIFTS = pytest.mark.parametrize(
 
 
 @DRIFTS
-def test_every_rank_raises_when_ranks_drift(pool: Pool, spoil: Spoil, which: str, cases: list[Any]) -> None:
-    pool.run(3, every_rank_raises, spoil, which, cases)
+@ranks(3)
+def test_every_rank_raises_when_ranks_drift(spoil: Spoil, which: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
+    for number, (method, options) in enumerate(cases):
+        net, handle = attached(method, {**options, "verify_every": 1 + number % 3})
+        train(net, handle._optimizer, range(4))
+        handle.synchronize()
+        if dist.get_rank() == 1:
+            spoil(handle, net)
+        match = rf"after \d+ averages of fragment \d what they left is not .*'{which}.*ranks 0, 2 against rank 1"
+        with pytest.raises(gradwire.DivergenceError, match=match):
+            train(net, handle._optimizer, range(4, 13))
+        with pytest.raises(gradwire.GradwireError, match="an earlier step failed"):
+            train(net, handle._optimizer, range(13, 17))
+        handle.close()
 
 
 @DRIFTS
+@ranks(3)
 def test_the_last_average_is_compared_when_all_synchronize(
-    pool: Pool, spoil: Spoil, which: str, cases: list[Any]
+    spoil: Spoil, which: str, cases: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    pool.run(3, the_last_average_is_compared, spoil, which, cases)
-
-
-def test_local_changes_and_dropped_averages_are_no_drift(pool: Pool) -> None:
-    pool.run(3, what_is_no_drift)
-
-
-def test_all_ranks_verify_or_none(pool: Pool) -> None:
-    pool.run(2, choices_that_differ)
+    for method, options in cases:
+        net, handle = attached(method, {**options, "verify_every": 100})
+        train(net, handle._optimizer, range(4))
+        handle.synchronize()
+        if dist.get_rank() == 1:
+            spoil(handle, net)
+        train(net, handle._optimizer, range(4, 5))
+        match = rf"after \d+ averages of fragment \d what they left is not .*'{which}.*ranks 0, 2 against rank 1"
+        with pytest.raises(gradwire.DivergenceError, match=match):
+            handle.synchronize()
+        with pytest.raises(gradwire.GradwireError, match="an earlier step failed"):
+            handle.synchronize()
+        handle.close()

@@ -16,7 +16,7 @@ from gradwire.kernels import cpu, reference
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import Store
-from pool import Pool
+from pool import Pool, ranks
 
 SHAPE = (40, 50)
 
@@ -307,7 +307,8 @@ def test_narrowing_is_exact_on_average_and_never_off_by_more_than_a_unit() -> No
     assert 0.75 <= error.square().sum() / variance.sum() <= 1.25
 
 
-def half_residuals() -> None:
+@ranks(1)
+def test_a_residual_of_half_the_size_loses_nothing_but_roundings() -> None:
     """Average and memory add up to what was put in, within a unit in the last place of bfloat16 a step."""
     for method, options in HALVED:
         named = [(name, torch.nn.Parameter(torch.zeros(SHAPE))) for name in ("first", "second")]
@@ -345,10 +346,6 @@ HALVED: list[tuple[str, dict[str, object]]] = [
     ("randomk", {"ratio": 0.1}),
     ("bf16", {}),
 ]
-
-
-def test_a_residual_of_half_the_size_loses_nothing_but_roundings(pool: Pool) -> None:
-    pool.run(1, half_residuals)
 
 
 def owners_in_half() -> list[bytes]:

@@ -17,7 +17,7 @@ from gradwire.errors import PayloadError
 from gradwire.methods.method import CodecMethod
 from gradwire.routes import check_largest
 from hostile import Decoding, decodings, named_decodings, spoilt, victims
-from pool import Pool
+from pool import ranks
 
 EXAMPLES = 8
 SHAPES = range(1, 14)
@@ -52,15 +52,20 @@ def lie_to_decoders(found: list[Decoding]) -> None:
             assert each.check(program, only_compiled=True) == fits, f"{each.name}: {tuple(rows.shape)} {rows.dtype}"
 
 
-def lie_to_decoders_of(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in methods.names() if issubclass(methods.get(name), CodecMethod)])
+@ranks(1)
+def test_decoders_refuse_or_decode_any_bytes(name: str) -> None:
     lie_to_decoders(decodings(name))
 
 
-def lie_to_named_decoders() -> None:
+@ranks(1)
+def test_named_codecs_refuse_or_decode_any_bytes() -> None:
     lie_to_decoders(named_decodings())
 
 
-def lie_on_the_way(name: str) -> None:
+@pytest.mark.parametrize("name", methods.names())
+@ranks(1)
+def test_methods_live_through_any_answer_or_refuse_it(name: str) -> None:
     found = victims(name)
 
     @fixed
@@ -73,20 +78,6 @@ def lie_on_the_way(name: str) -> None:
         assert victim.check(number, b""), f"{victim.case} refused what honest workers sent"
         for program in other_shapes(victim.recorded[number % len(victim.recorded)]):
             assert not victim.check(number, program, only_compiled=True), f"{victim.case} took another shape"
-
-
-@pytest.mark.parametrize("name", [name for name in methods.names() if issubclass(methods.get(name), CodecMethod)])
-def test_decoders_refuse_or_decode_any_bytes(pool: Pool, name: str) -> None:
-    pool.run(1, lie_to_decoders_of, name)
-
-
-def test_named_codecs_refuse_or_decode_any_bytes(pool: Pool) -> None:
-    pool.run(1, lie_to_named_decoders)
-
-
-@pytest.mark.parametrize("name", methods.names())
-def test_methods_live_through_any_answer_or_refuse_it(pool: Pool, name: str) -> None:
-    pool.run(1, lie_on_the_way, name)
 
 
 @pytest.mark.parametrize("method", ["atomo", "gradiveq"])

@@ -18,7 +18,7 @@ from gradwire.attach import buckets
 from gradwire.engine.guards.rollback import Rollback
 from gradwire.local.world import LocalWorld
 from models import batch, flat, gradient, network, parameters
-from pool import Pool
+from pool import Pool, ranks
 
 INF = float("inf")
 # In the last bucket, in the first one but dense by policy, and in the first one; on one worker, or on all of them.
@@ -167,16 +167,14 @@ def trained(bad: set[int], method: str, options: dict[str, Any]) -> torch.Tensor
     return flat(model)
 
 
-def trained_both_ways() -> None:
+@ranks(2)
+def test_training_goes_on_as_if_bad_steps_had_not_been() -> None:
     for method, options in TRAINED:
         assert torch.equal(trained(set(), method, options), trained({0, 1, 4}, method, options)), method
 
 
-def test_training_goes_on_as_if_bad_steps_had_not_been(pool: Pool) -> None:
-    pool.run(2, trained_both_ways)
-
-
-def loaded_between() -> None:
+@ranks(2)
+def test_a_bad_step_goes_back_to_what_was_loaded() -> None:
     """A state loaded between steps, with another layout or before the first step, is what a bad step goes back to."""
     for case in (
         Case("topk", {"ratio": 0.1}, "layer", "sharded", "residual"),
@@ -196,10 +194,6 @@ def loaded_between() -> None:
         assert bits(sync) == expected
         assert sync.engine.step == 1
         sync.close()
-
-
-def test_a_bad_step_goes_back_to_what_was_loaded(pool: Pool) -> None:
-    pool.run(2, loaded_between)
 
 
 def squares_are_forgotten() -> list[bytes]:
@@ -229,7 +223,8 @@ def test_squares_of_a_bad_step_are_forgotten(pool: Pool) -> None:
         assert with_bad == without
 
 
-def half_overflows() -> None:
+@ranks(2)
+def test_an_average_beyond_the_parameters_range_is_not_finite() -> None:
     """Compensated values grow beyond the range of half-precision parameters, though not of float32."""
     for dtype, granularity, share in (
         (torch.float16, "layer", 0.75),
@@ -250,11 +245,8 @@ def half_overflows() -> None:
         sync.close()
 
 
-def test_an_average_beyond_the_parameters_range_is_not_finite(pool: Pool) -> None:
-    pool.run(2, half_overflows)
-
-
-def taken_back_without_being_asked() -> None:
+@ranks(2)
+def test_estimates_that_would_part_are_taken_back_unasked() -> None:
     """EF21's estimates would part company for good; of other memories nobody pays for a copy who did not ask for it."""
     for method, options, rolls_back in (("ef21", {}, True), ("qsgd", {"memory": "ef21"}, True), ("topk", {}, False)):
         named = parameters()
@@ -267,14 +259,7 @@ def taken_back_without_being_asked() -> None:
         sync.close()
 
 
-def test_estimates_that_would_part_are_taken_back_unasked(pool: Pool) -> None:
-    pool.run(2, taken_back_without_being_asked)
-
-
-def test_rollback_is_checked(pool: Pool) -> None:
-    pool.run(1, refused)
-
-
-def refused() -> None:
+@ranks(1)
+def test_rollback_is_checked() -> None:
     with pytest.raises(gradwire.ConfigurationError, match=r"rollback='yes' is not known; choose True, False, or None"):
         gradwire.Synchronizer(parameters(), "topk", rollback="yes")

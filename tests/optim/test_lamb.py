@@ -12,7 +12,7 @@ import gradwire
 from gradwire.optim import OneBitLamb
 from local_training import backward, network, train
 from models import flat
-from pool import Pool
+from pool import ranks
 
 FREEZE, RATE, DECAY = 4, 0.01, 0.1
 
@@ -47,7 +47,8 @@ class Layer:
         self.parameter -= RATE * rate * update
 
 
-def with_dense_averages_it_is_lamb() -> None:
+@ranks(2)
+def test_with_dense_averages_it_is_lamb() -> None:
     ours, theirs = network(), network()
     settings = {"lr": RATE, "weight_decay": DECAY, "floor": 0.0, "method": "dense"}
     optimizer = OneBitLamb(ours.named_parameters(), FREEZE, **settings)
@@ -66,7 +67,3 @@ def with_dense_averages_it_is_lamb() -> None:
     torch.testing.assert_close(flat(ours), flat(theirs), rtol=0, atol=2e-5)
     optimizer.close()
     sync.close()
-
-
-def test_with_dense_averages_it_is_lamb(pool: Pool) -> None:
-    pool.run(2, with_dense_averages_it_is_lamb)

@@ -18,7 +18,7 @@ from compressed_adam import KINDS, MEASURED_EVERY_STEP, MET, bytes_of, made, mee
 from gradwire.optim import ZeroOneAdam
 from local_training import backward, network, train
 from models import flat, gathered, same_everywhere
-from pool import Pool
+from pool import Pool, ranks
 
 
 def it_is_adam_while_the_variance_is_measured(kind: str) -> None:
@@ -330,7 +330,8 @@ def test_the_variance_is_measured_ever_less_often_and_then_no_more(pool: Pool) -
     assert pool.run(2, measured_steps)[0] == [0, 1, 2, 4, 6, 10, 14, 22]
 
 
-def meets_in_the_middle() -> None:
+@ranks(3)
+def test_workers_meet_at_the_mean_of_where_they_went() -> None:
     """Without compression, workers meet at the mean of where they went, up to the decay of their steps since."""
     for decay, near in ((0.0, 1e-6), (0.1, 1e-4)):
         net = network()
@@ -343,11 +344,8 @@ def meets_in_the_middle() -> None:
         optimizer.close()
 
 
-def test_workers_meet_at_the_mean_of_where_they_went(pool: Pool) -> None:
-    pool.run(3, meets_in_the_middle)
-
-
-def averages_of_tensors() -> None:
+@ranks(2)
+def test_a_synchronizer_averages_other_tensors() -> None:
     net = network()
     sync = gradwire.Synchronizer(net.named_parameters(), "dense")
     backward(net, 0)
@@ -366,11 +364,8 @@ def averages_of_tensors() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_momenta_keep_their_length(pool: Pool, kind: str) -> None:
-    pool.run(1, momenta_keep_their_length, kind)
-
-
-def momenta_keep_their_length(kind: str) -> None:
+@ranks(1)
+def test_momenta_keep_their_length(kind: str) -> None:
     """As published, unless another method is asked for: one worker's first signs are ``|m|_2 / sqrt(d)``."""
     net = nn.Linear(40, 30)
     optimizer = made(kind, net, freeze_step=1, **MEASURED_EVERY_STEP[kind])
@@ -383,7 +378,3 @@ def momenta_keep_their_length(kind: str) -> None:
     torch.testing.assert_close(signs.norm(), momentum.norm())
     assert signs.abs().max() <= 1.0001 * signs.abs().min()
     optimizer.close()
-
-
-def test_a_synchronizer_averages_other_tensors(pool: Pool) -> None:
-    pool.run(2, averages_of_tensors)

@@ -18,7 +18,7 @@ from gradwire.memory import Residual
 from gradwire.routes import SharedLevels
 from gradwire.wire.meter import all_reduce_bytes
 from kernel_inputs import BLOCKS, KEY, blocks, covered, gradients, normal, residuals, same
-from pool import Pool
+from pool import Pool, ranks
 
 CODES = [(8, 0, 3), (4, 64, 2), (2, 0, 1), (8, 512, 5), (4, 104, 7)]
 
@@ -87,7 +87,9 @@ def test_the_largest_sums_decode_to_the_largest_values(pool: Pool, workers: int,
     pool.run(workers, extremes, bits)
 
 
-def ternary(clip: float) -> None:
+@pytest.mark.parametrize("clip", [0.0, 2.5])
+@ranks(3)
+def test_terngrad_shares_its_scale_and_adds_up(clip: float) -> None:
     """What comes back is a whole number of n-th parts of the largest of the workers' bounds."""
     parameter = torch.nn.Parameter(torch.zeros(40, 100))
     sync = gradwire.Synchronizer([("weight", parameter)], "terngrad", clip=clip, route="allreduce")
@@ -104,11 +106,6 @@ def ternary(clip: float) -> None:
     torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-4)
     assert counts.abs().max() <= workers + 1e-3
     assert counts[3, 7].round() == workers % 2  # 50 and -50 are as far as the scale goes, with any draw
-
-
-@pytest.mark.parametrize("clip", [0.0, 2.5])
-def test_terngrad_shares_its_scale_and_adds_up(pool: Pool, clip: float) -> None:
-    pool.run(3, ternary, clip)
 
 
 def test_terngrad_has_as_few_bits_as_sums_fit() -> None:

@@ -15,7 +15,7 @@ from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.routes.regions import Regions, largest
-from pool import Pool
+from pool import Pool, ranks
 
 SHAPES = {"wide": (60, 50), "deep": (20, 100)}
 NUMEL, RATIO = 5000, 0.02
@@ -134,7 +134,9 @@ def test_regions_outlive_a_restart(pool: Pool) -> None:
         assert torch.equal(first, second)
 
 
-def one_bad_value(bad: float) -> None:
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+@ranks(3)
+def test_a_bad_value_reaches_all_and_stays_nowhere(bad: float) -> None:
     parameters, sync = attached()
     for step in range(3):
         tensors = gradient(dist.get_rank(), step)
@@ -144,11 +146,6 @@ def one_bad_value(bad: float) -> None:
         assert bool(average.isfinite().all()) == (step != 1)
     assert flat(sync.state_dict()["tensors"]["residual"]).isfinite().all()
     sync.close()
-
-
-@pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_a_bad_value_reaches_all_and_stays_nowhere(pool: Pool, bad: float) -> None:
-    pool.run(3, one_bad_value, bad)
 
 
 def test_largest_prefers_low_indices() -> None:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import gradwire
 from gradwire import ConfigurationError
-from pool import Pool
+from pool import Pool, ranks
 
 PAIRS = [(0, 2), (1, 3)]
 
@@ -59,7 +59,8 @@ def test_two_groups_in_one_checkpoint(pool: Pool, tmp_path: Path) -> None:
     pool.run(4, each_rank_gets_its_own, str(tmp_path))
 
 
-def another_group_is_refused() -> None:
+@ranks(4)
+def test_states_of_another_group() -> None:
     """A rank of another group may have the same number there; and a saved state says whose it is."""
     sync = synchronizer(own_group(PAIRS))
     step(sync)
@@ -83,10 +84,6 @@ def another_group_is_refused() -> None:
             assert torch.equal(residual(other.state_dict()), residual(received[2 * (rank % 2) + 1]))
         other.close()
     sync.close()
-
-
-def test_states_of_another_group(pool: Pool) -> None:
-    pool.run(4, another_group_is_refused)
 
 
 def bare_handle_is_refused(folder: str) -> None:

@@ -23,7 +23,7 @@ from catalogue import OPTIONS, Case
 from gradwire import methods
 from gradwire.memory import EF21, Momentum
 from models import batch, flat, network
-from pool import SECONDS, Pool
+from pool import SECONDS, Pool, ranks
 
 STEPS = 5
 
@@ -110,15 +110,12 @@ def test_before_buckets_are_rebuilt_too(pool: Pool) -> None:
     pool.run(2, all_stopped_and_not, LAYERS[:2], 0)
 
 
-def ways_of_ddp() -> None:
+@ranks(3)
+def test_ways_of_ddp() -> None:
     efsignsgd = Case("efsignsgd", {}, "bucket", "sharded", "residual")
     stopped_and_not(efsignsgd, 1, find_unused_parameters=True)
     stopped_and_not(efsignsgd, 3, static_graph=True)
     stopped_and_not(efsignsgd, 3, gradient_as_bucket_view=True)
-
-
-def test_ways_of_ddp(pool: Pool) -> None:
-    pool.run(3, ways_of_ddp)
 
 
 def loaded_into_a_handle_that_has_trained(case: Case) -> None:
@@ -197,7 +194,8 @@ def test_states_of_all_ranks_in_one_distributed_checkpoint(pool: Pool, tmp_path:
     pool.run(workers, in_one_checkpoint, str(tmp_path))
 
 
-def during_a_step() -> None:
+@ranks(2)
+def test_no_state_is_taken_during_a_step() -> None:
     """Half a step is no state: it is neither given nor overwritten; after it, all is as usual."""
     run = Run(LAYERS[1])
     run.steps(range(2))
@@ -218,10 +216,6 @@ def during_a_step() -> None:
     assert run.handle.state_dict()["step"] == 3
     run.steps(range(3, STEPS))
     run.handle.close()
-
-
-def test_no_state_is_taken_during_a_step(pool: Pool) -> None:
-    pool.run(2, during_a_step)
 
 
 KILLED = [

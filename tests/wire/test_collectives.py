@@ -23,7 +23,7 @@ from gradwire.wire import (
     Request,
 )
 from gradwire.wire.fusion import issue
-from pool import Pool
+from pool import Pool, ranks
 
 
 def issued(requests: list[Request]) -> tuple[list[torch.Tensor], int]:
@@ -80,14 +80,11 @@ def test_all_requests_of_a_round_are_answered(pool: Pool, workers: int) -> None:
     assert sum(metered) == reduced + broadcast + 52 * paired + 3 * 52 * others * workers
 
 
-def infinity_is_the_largest() -> None:
+@ranks(3)
+def test_infinity_survives_a_maximum() -> None:
     bad = torch.tensor([1.0, torch.inf if dist.get_rank() == 1 else 2.0])
     (answer,), _ = issued([AllReduceMax(bad)])
     assert answer.tolist() == [1.0, torch.inf]
-
-
-def test_infinity_survives_a_maximum(pool: Pool) -> None:
-    pool.run(3, infinity_is_the_largest)
 
 
 def three_rounds_of_pairs(workers: int) -> None:

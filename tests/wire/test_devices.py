@@ -25,7 +25,7 @@ from gradwire.wire.sibling import _options_of, backends_of, sibling_of
 from gradwire.wire.transport import ProcessGroupTransport, timeout_of
 from gradwire.wire.watch import Watch
 from gradwire.wire.wire import LOOK_SECONDS
-from pool import Pool
+from pool import ranks
 
 CUDA = torch.device("cuda", 0)
 
@@ -133,7 +133,8 @@ def test_what_a_device_is_at_for_too_long_fails_the_wire() -> None:
     assert LOOK_SECONDS < 10
 
 
-def a_group_of_gloo() -> None:
+@ranks(2)
+def test_a_backend_that_cannot_carry_the_tensors_is_refused() -> None:
     group = dist.new_group(timeout=timedelta(seconds=77))
     assert isinstance(group, dist.ProcessGroup)
     check_backend(group, torch.device("cpu"))
@@ -144,11 +145,8 @@ def a_group_of_gloo() -> None:
     assert backends_of(dist.new_group(backend="cpu:gloo")) == {"cpu": "gloo"}
 
 
-def test_a_backend_that_cannot_carry_the_tensors_is_refused(pool: Pool) -> None:
-    pool.run(2, a_group_of_gloo)
-
-
-def pairs_are_grouped() -> None:
+@ranks(2)
+def test_what_pairs_swap_is_issued_at_once() -> None:
     """NCCL hangs where two ranks first receive from each other and then send."""
     group = dist.group.WORLD
     assert group is not None
@@ -163,10 +161,6 @@ def pairs_are_grouped() -> None:
     assert all((answer == partner).all() for answer in answers)
     transfers = [[each.op for each in call.args[0]] for call in grouped.call_args_list]
     assert transfers == 2 * [[dist.irecv, dist.isend]]
-
-
-def test_what_pairs_swap_is_issued_at_once(pool: Pool) -> None:
-    pool.run(2, pairs_are_grouped)
 
 
 @pytest.mark.parametrize("backends", ["cpu:gloo,cuda:gloo", "cuda:nccl", "cpu:gloo,cuda:nccl"])
@@ -184,7 +178,8 @@ def test_nccl_goes_before_backward(backends: str) -> None:
         assert options is None
 
 
-def a_gradient_is_made_by_its_owner() -> None:
+@ranks(1)
+def test_a_missing_gradient_is_made_on_the_callers_stream() -> None:
     """What another thread makes belongs to that thread's stream on a device."""
     makers: list[threading.Thread] = []
     real = torch.empty_like
@@ -205,11 +200,8 @@ def a_gradient_is_made_by_its_owner() -> None:
     sync.close()
 
 
-def test_a_missing_gradient_is_made_on_the_callers_stream(pool: Pool) -> None:
-    pool.run(1, a_gradient_is_made_by_its_owner)
-
-
-def half_precision_is_staged_on_the_wires_stream() -> None:
+@ranks(1)
+def test_what_the_wire_works_on_is_its_streams() -> None:
     """What is made on one stream and freed on another may be handed out while it is still read."""
     within: list[bool] = []
     made: list[bool] = []
@@ -235,11 +227,8 @@ def half_precision_is_staged_on_the_wires_stream() -> None:
     handle.close()
 
 
-def test_what_the_wire_works_on_is_its_streams(pool: Pool) -> None:
-    pool.run(1, half_precision_is_staged_on_the_wires_stream)
-
-
-def patience_on_a_device() -> None:
+@ranks(2)
+def test_a_devices_backend_has_more_patience_than_the_wire() -> None:
     """The group is asked for its name with a tensor on the device; here that one is on the CPU."""
     group = dist.new_group(timeout=timedelta(seconds=77))
     assert isinstance(group, dist.ProcessGroup)
@@ -248,10 +237,6 @@ def patience_on_a_device() -> None:
     assert timeout_of(sibling) == timedelta(seconds=154)
     assert ProcessGroupTransport(sibling, timeout_of(group))._timeout == timedelta(seconds=77)
     dist.destroy_process_group(sibling)
-
-
-def test_a_devices_backend_has_more_patience_than_the_wire(pool: Pool) -> None:
-    pool.run(2, patience_on_a_device)
 
 
 @pytest.mark.parametrize("capturing", [True, False])

@@ -28,7 +28,7 @@ from gradwire.wire import (
 )
 from gradwire.wire.checked import SEAL_BYTES, checksum_of, checksums
 from gradwire.wire.fusion import issue
-from pool import Pool
+from pool import Pool, ranks
 
 
 def requests_of_all_kinds(rank: int, workers: int, size: int) -> list[Request]:
@@ -68,7 +68,8 @@ def test_checked_payloads_arrive_as_they_are_and_are_metered(pool: Pool) -> None
     assert checked - plain == 4 * SEAL_BYTES * (3 * 2 + 3 * 2 + 2 + 2)
 
 
-def flipped_bits_are_found() -> None:
+@ranks(2)
+def test_a_flipped_bit_is_found_with_its_sender() -> None:
     group = dist.group.WORLD
     assert group is not None
     flipping = Flipping(group)
@@ -88,10 +89,6 @@ def flipped_bits_are_found() -> None:
                 continue
             with pytest.raises(gradwire.PayloadError, match=f"{name} of .* from rank {flipping.sender} to rank"):
                 flight()
-
-
-def test_a_flipped_bit_is_found_with_its_sender(pool: Pool) -> None:
-    pool.run(2, flipped_bits_are_found)
 
 
 def test_checksums_see_every_bit_and_every_order() -> None:
@@ -171,7 +168,9 @@ class Spoiled(Guard):
         self._step += 1
 
 
-def spoiled_averages_are_found(way: str) -> None:
+@pytest.mark.parametrize("way", ["ddp", "synchronizer"])
+@ranks(3)
+def test_every_rank_raises_when_averages_differ(way: str) -> None:
     for method, options in (("powersgd", {"rank": 2}), ("topk", {"ratio": 0.1})):
         verified = {**options, "verify_every": 2}
         pairs = zip(trained(way, method, verified), trained(way, method, options), strict=True)
@@ -180,12 +179,8 @@ def spoiled_averages_are_found(way: str) -> None:
             trained(way, method, verified, Spoiled(1))
 
 
-@pytest.mark.parametrize("way", ["ddp", "synchronizer"])
-def test_every_rank_raises_when_averages_differ(pool: Pool, way: str) -> None:
-    pool.run(3, spoiled_averages_are_found, way)
-
-
-def bad_intervals() -> None:
+@ranks(1)
+def test_an_interval_out_of_range_is_refused() -> None:
     for every in (True, -3, 1.5):
         with pytest.raises(gradwire.ConfigurationError, match=r"verify_every=.*or 0 for never"):
             gradwire.Synchronizer(network().named_parameters(), "dense", verify_every=every)  # type: ignore[arg-type]
@@ -193,7 +188,3 @@ def bad_intervals() -> None:
         gradwire.ConfigurationError, match=r"'dense' has no option 'verify'; did you mean 'verify_every'"
     ):
         gradwire.Synchronizer(network().named_parameters(), "dense", verify=True)
-
-
-def test_an_interval_out_of_range_is_refused(pool: Pool) -> None:
-    pool.run(1, bad_intervals)

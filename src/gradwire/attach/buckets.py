@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from torch import Tensor
 
-from gradwire.attach.handle import Handle
+from gradwire.attach.averaged import Averaged
 from gradwire.engine import Unit
+from gradwire.engine.engine import Engine
 from gradwire.layout import Slot, flat_slots
-from gradwire.wire.wire import TensorFuture
+from gradwire.wire.wire import TensorFuture, Wire
 
 BUCKET_ELEMENTS = 25 * 2**20 // 4
 """DDP's bucket size, in float32 elements."""
@@ -26,6 +28,14 @@ def _nothing(index: int) -> None:
     """Where nothing is to be done."""
 
 
+class Averaging(Protocol):
+    """What averages them, as a handle does."""
+
+    averaged: Averaged
+    engine: Engine
+    wire: Wire
+
+
 class Buckets:
     """A handle's parameters in buckets of DDP's size, last ones first, as their gradients come.
 
@@ -38,10 +48,10 @@ class Buckets:
         units: Each bucket's, in the order of their averages.
     """
 
-    def __init__(self, handle: Handle, alignment: int = 1) -> None:
+    def __init__(self, handle: Averaging, alignment: int = 1) -> None:
         self._handle = handle
         shapes = list(handle.averaged.shapes.items())
-        cut = [shapes] if handle.configuration.whole else _in_buckets(shapes)
+        cut = [shapes] if handle.engine.configuration.whole else _in_buckets(shapes)
         self.units: list[Unit] = [handle.engine.unit(self._slots(each, alignment)) for each in cut]
 
     def _slots(self, shapes: Shapes, alignment: int) -> tuple[Slot, ...]:

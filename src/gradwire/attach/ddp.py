@@ -273,6 +273,11 @@ def _checked(given: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> 
     for hook in [hook.__qualname__ for hook, state in model._comm_hooks if not isinstance(state, _Detached)]:
         raise ConfigurationError(f"the model has the communication hook {hook!r} already; DDP takes one; wrap it anew")
     for name, module in model.module.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise ConfigurationError(
+                f"{name or 'the wrapped model'} is a DistributedDataParallel itself, which averages densely whatever "
+                "is done around it; wrap the model once"
+            )
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise ConfigurationError(f"{name or 'the model'} has sparse=True; gradwire averages dense gradients only")
     begun = any(parameter.grad is not None for parameter in model.parameters())

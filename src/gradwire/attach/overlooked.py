@@ -7,7 +7,7 @@ import weakref
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,7 +35,8 @@ class Overlooked:
         self._tree = Tree(model.module)
         self._names = {id(each): name for name, each in parameters}
         self._frozen = list(frozen)
-        self._aloud = engine.rank == 0 and not model.static_graph  # which puts averages off to the end
+        self._first = engine.rank == 0
+        self._aloud = self._first and not model.static_graph  # which puts averages off to the end
         self._waiting = False
         self._used: set[str] = set()
         self.unused = Unused(engine.give_back, ask=True) if model.find_unused_parameters else None
@@ -45,6 +46,7 @@ class Overlooked:
         for name, each in parameters if self.unused is not None else parameters[-1:]:
             hook = partial(_on_gradient, weakref.ref(self), name, each.dtype, each.device)
             each.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        model.module.register_load_state_dict_post_hook(_Loaded(self))
 
     def check(self) -> None:
         """To be called before a step's first bucket is averaged.
@@ -65,6 +67,21 @@ class Overlooked:
             self._frozen = [(name, each) for name, each in new if name not in ignored]
             self._tree.look()
         check_left_out(self._frozen)
+
+    def on_load(self) -> None:
+        """Told that the model has loaded a state, after which it may have other parameters."""
+        model = self._model()
+        if model is None or not self._first:
+            return
+        known = set(self._names.values())
+        now = model.module.named_parameters()
+        replaced = [name for name, each in now if name in known and id(each) not in self._names]
+        if replaced:
+            _log.warning(
+                "load_state_dict(assign=True) put another parameter in the place of %r, which DDP does not average; "
+                "where the model is trained on, ranks drift apart; load without assign, or wrap and attach anew",
+                replaced[0],
+            )
 
     def on_bucket(self, bucket: GradBucket) -> None:
         """Told that DDP brings gradients."""
@@ -89,6 +106,21 @@ class Overlooked:
                     "backward pass for each forward pass; where its gradients are used, ranks drift apart"
                 )
             self._waiting = True
+
+
+class _Loaded:
+    """What a module calls when it has loaded a state; a copy of the module has nobody to tell."""
+
+    def __init__(self, overlooked: Overlooked | None = None) -> None:
+        self._overlooked = None if overlooked is None else weakref.ref(overlooked)
+
+    def __call__(self, module: nn.Module, incompatible: object) -> None:
+        follower = None if self._overlooked is None else self._overlooked()
+        if follower is not None:
+            follower.on_load()
+
+    def __reduce__(self) -> tuple[type[_Loaded], tuple[()]]:
+        return _Loaded, ()
 
 
 def _on_gradient(

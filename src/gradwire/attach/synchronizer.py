@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.buckets import Buckets
 from gradwire.attach.given import check_left_out, check_named, default_group
@@ -27,6 +29,8 @@ from gradwire.engine.policy import DensePolicy
 from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Memory
+
+_log = logging.getLogger("gradwire")
 
 Tensors = Mapping[str, Tensor]
 """Tensors by the name of the parameter that they are shaped as."""
@@ -72,6 +76,7 @@ class Synchronizer(Handle):
     """
 
     _tree: Tree | None = None
+    _aloud = True
 
     def __init__(
         self,
@@ -100,7 +105,13 @@ class Synchronizer(Handle):
         with RollCall(workers) as roll_call:
             configuration, guarding = configure(method, options, choices), Guarding(choices)
             if isinstance(parameters, torch.nn.Module):
-                self._tree = Tree(unwrapped_model(parameters))
+                module = unwrapped_model(parameters)
+                if isinstance(module, DistributedDataParallel):
+                    raise ConfigurationError(
+                        "the module is a DistributedDataParallel, which averages by itself; give it to "
+                        "gradwire.compress, or the module inside, which then must not run through DDP"
+                    )
+                self._tree = Tree(module)
                 parameters = self._tree.named_parameters()
             given = check_named(parameters)
             self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
@@ -138,6 +149,13 @@ class Synchronizer(Handle):
             missing = {
                 each: torch.empty_like(each) for _, each in self._named if each.grad is None and each.requires_grad
             }
+        if not gradients and self._tree is None and self._aloud:
+            self._aloud = False
+            _log.warning(
+                "no parameter that was given has a gradient, so all count as zero here; that is right where this rank "
+                "had nothing to train on, but where others took the parameters' places since, as fully_shard and "
+                "load_state_dict(assign=True) have them do, attach anew"
+            )
         self._unused.names.update(name for name, each in self._named if not each.requires_grad)
         self._average(gradients, partial(_take_for_gradient, missing))
 

@@ -126,7 +126,8 @@ class ParameterGroup:
 
     def check_free(self) -> None:
         """Raises ConfigurationError if gradients have come already."""
-        begun = [self._inner._partial_reduce_output, *(each.unsharded_accumulated_grad for each in self._members)]
+        waiting = [getattr(each, "unsharded_accumulated_grad", None) for each in self._members]  # gone in 2.15
+        begun = [self._inner._partial_reduce_output, *waiting]
         if any(each is not None for each in (*begun, *(each.grad for each in self.parameters))):
             raise ConfigurationError(
                 "the model has run a backward pass already; call gradwire.compress right after fully_shard(...), or "
@@ -147,7 +148,8 @@ class ParameterGroup:
                 "set_force_sum_reduction_for_comms"
             )
         for each in self._members:
-            dtype = inner.mp_policy.reduce_dtype or inner.mp_policy.param_dtype or each.sharded_param.dtype
+            policy = each.mp_policy  # the group's before 2.15, too
+            dtype = policy.reduce_dtype or policy.param_dtype or each.sharded_param.dtype
             if dtype == torch.float16:
                 raise ConfigurationError(
                     f"the parameter group of {self._name!r} reduces in float16, which FSDP divides after the average; "

@@ -57,7 +57,7 @@ def frontier(
             source = task.locate(dataset)
             for count in dict.fromkeys(steps):
                 status.update(f"training the {task.what} for {count} steps")
-                (gradients,) = real_gradients(source, 1, count, workload=task)
+                gradients = real_gradients(source, 1 + bench.WARM_UP_STEPS, count, workload=task)
                 recordings.append(bench.Recording.of(f"{task.what}, {count} steps in", gradients))
         found = bench.measure(recordings, chosen, lambda done, total, now: status.update(f"{done} of {total}  {now}"))
     for each in found:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from gradwire.cli.arguments import Json, Positive, TunedWorkload
+from gradwire.cli.arguments import Jobs, Json, Methods, Positive, TunedWorkload
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from gradwire.errors import ConfigurationError, did_you_mean
 
 OptimizerName = Literal["sgd", "momentum", "adamw"]
 
 
 def recipes(
     *,
-    workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ["image", "language"],  # noqa: B006
+    workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ["image", "gpt", "language"],  # noqa: B006
     optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
     keeping: Annotated[bool, Parameter(negative=())] = False,
     json: Json = None,
@@ -35,7 +33,7 @@ def recipes(
     ```
 
     Args:
-        workload: image is a CNN, language a GRU; may be repeated.
+        workload: image is a CNN, gpt a small transformer, language a GRU; may be repeated.
         optimizer: What takes the averages; momentum is SGD with momentum 0.9; may be repeated.
         keeping: Only lines that keep the accuracy.
         json: Write the rows to this file too.
@@ -56,10 +54,12 @@ def recipes(
 
 @bench.command(name="recipes")
 def bench_recipes(
+    method: Methods = None,
     *,
-    workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ["image", "language"],  # noqa: B006
+    workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ["image", "gpt", "language"],  # noqa: B006
     optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
     workers: Positive = 4,
+    jobs: Jobs = None,
     out: Path = Path("results/recipes.json"),
     docs: Path | None = None,
 ) -> None:
@@ -69,31 +69,43 @@ def bench_recipes(
 
     ```
     gradwire bench recipes --workload image --optimizer adamw
+    gradwire bench recipes deadzone:bits=0.1 powersgd:rank=4 --workload gpt
     gradwire bench recipes --docs docs
     ```
 
     Args:
-        workload: image is a CNN, language a GRU; may be repeated.
+        method: Lines to train; all that are known to this command if not given.
+        workload: image is a CNN, gpt a small transformer, language a GRU; may be repeated.
         optimizer: What takes the averages; momentum is SGD with momentum 0.9; may be repeated.
-        workers: Workers, all in this process.
+        workers: Workers of a training, all in one process.
+        jobs: Trainings that run side by side; as many as there are cores if not given.
         out: Where trainings are kept.
         docs: Write the page recipes.md and its picture to this folder.
     """
     from gradwire_bench import cookbook, pictures, report
     from gradwire_bench import recipes as measured
+    from gradwire_bench.abreast import abreast
     from gradwire_bench.progress import bars
 
     console = new_console()
+    known = [each.method for each in measured.CANDIDATES]
+    for each in method or ():
+        if each not in known:
+            raise ConfigurationError(
+                f"no recipe is tried for {each!r}; {did_you_mean(each, known)}they are {', '.join(known)}"
+            )
     done = measured.load(out)
-    with bars(console) as progress:
-        task = progress.add_task("", start=False, news="")
-        while wanted := measured.trials(done, workload, optimizer, workers):
-            trial = wanted[0]
-            what = f"{trial.workload} {trial.optimizer} {trial.method} at {trial.learning_rate:g}, seed {trial.seed}"
-            progress.reset(task, description=what, news=f"{len(wanted)} methods to settle")
-            step = partial(_show_step, progress, task)
-            done.append(measured.train(trial, step))
-            report.write_json(out, report.document("bench.recipes", trainings=measured.plain(done)))
+    with bars(console) as progress, abreast(measured.train, jobs or os.cpu_count() or 1) as train:
+        task = progress.add_task("", news="")
+        while wanted := measured.trials(done, workload, optimizer, workers, method):
+            progress.reset(task, total=len(wanted), description=f"{len(wanted)} methods to settle")
+            for trial, future in train(wanted):
+                done.append(future.result())
+                report.write_json(out, report.document("bench.recipes", trainings=measured.plain(done)))
+                what = (
+                    f"{trial.workload} {trial.optimizer} {trial.method} at {trial.learning_rate:g}, seed {trial.seed}"
+                )
+                progress.update(task, advance=1, news=what)
     rows = [row for row in measured.rows(done) if row.workload in workload and row.optimizer in optimizer]
     for table in cookbook.tables(rows):
         console.print(table)
@@ -102,7 +114,3 @@ def bench_recipes(
         pictures.recipes_plot(rows, docs / cookbook.PICTURE)
         report.write_text(docs / "recipes.md", cookbook.page(rows, report.machine_line()))
         console.print(f"Wrote {docs / 'recipes.md'}", soft_wrap=True)
-
-
-def _show_step(progress: Progress, task: TaskID, step: int, steps: int) -> None:
-    progress.update(task, completed=step, total=steps)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gradwire.cli.arguments import Dataset
+from gradwire.cli.arguments import Dataset, Jobs
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gradwire_bench.suite.plan import Plan
 
 Filters = Annotated[list[str] | None, Parameter(name="--only", negative=())]
-Jobs = Annotated[int | None, Parameter(validator=Number(gte=1))]
 Flag = Annotated[bool, Parameter(negative=())]
 
 REPORT = "report.html"
@@ -54,7 +53,7 @@ def suite(
     ```
 
     Args:
-        preset: small, in some 25 minutes on two cores; full, over several sittings; or a .toml file of your own.
+        preset: small, in under 20 minutes on two cores; full, over several sittings; or a .toml file of your own.
         out: Folder for the records (cells.jsonl) and the report (report.html).
         only: axis=value, such as link=1gbit; may be repeated, and values of one axis are alternatives. The axes are
             kind, workload, method, granularity, optimizer, rate, workers, link, steps, batch, seed.

@@ -63,13 +63,13 @@ def group(block: Block) -> list[Matrices]:
     """The matrices of a block, one group for each shape, in order of first appearance."""
     by_shape: dict[tuple[int, int], list[Slot]] = {}
     for slot in block.slots:
-        by_shape.setdefault(_as_matrix(slot.shape), []).append(slot)
+        by_shape.setdefault(as_rows(slot.shape), []).append(slot)
     return [Matrices(tuple(slots), n, m) for (n, m), slots in by_shape.items()]
 
 
 def gains(shape: tuple[int, ...], rank: int) -> bool:
     """Whether factors of this rank are smaller than a tensor of this shape."""
-    n, m = _as_matrix(shape)
+    n, m = as_rows(shape)
     return min(rank, n, m) * (n + m) < n * m
 
 
@@ -111,5 +111,6 @@ def orthonormal_rows(rows: Tensor) -> Tensor:
     return basis
 
 
-def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+def as_rows(shape: tuple[int, ...]) -> tuple[int, int]:
+    """A parameter's first dimension, and all others together."""
     return (shape[0], math.prod(shape[1:])) if shape else (1, 1)

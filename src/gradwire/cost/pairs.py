@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.cost.units import written
 from gradwire.errors import ConfigurationError
+from gradwire.units import written
 from gradwire.wire import ProcessGroupTransport, Transport
 
 SMALL, LARGE = 1 << 10, 1 << 22

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from gradwire.cost import shapes, units, user
+from gradwire import units
+from gradwire.cost import shapes, user
 from gradwire.cost.costs import profile
 from gradwire.cost.gpus import GPUS
 from gradwire.cost.network import Level, Links

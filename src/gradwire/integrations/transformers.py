@@ -9,6 +9,7 @@ from typing import Any
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
+from gradwire.integrations.ranks import workers
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -76,6 +77,11 @@ class _Checkpoints(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Goes on from the checkpoint, when the model has been wrapped."""
+        if workers() > 1 and not self._attachment.handles:
+            raise ConfigurationError(
+                "the trainer trains a model that is not wrapped in DDP, as after evaluate() or predict() before "
+                "the first train(), so ranks would drift apart; evaluate after training, or with another Trainer"
+            )
         folder = get_last_checkpoint(args.output_dir) if self._resumes_from is True else self._resumes_from
         self._resumes_from = None
         if folder:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from decimal import Decimal
 
-from gradwire.errors import ConfigurationError
+from gradwire import units
 
 MIN_RATE = 1_000_000
 """Slowest link a lab offers, in bits per second."""
 
 MAX_RATE = 100_000_000_000
 """Fastest link a lab offers, in bits per second."""
-
-_UNITS = {"bit": 1, "kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(bit|kbit|mbit|gbit)", re.IGNORECASE | re.ASCII)
 
 _BURST_SECONDS = 1e-3
 _MIN_BURST_BYTES = 8192
@@ -27,8 +22,8 @@ def parse_rate(text: str) -> int:
     """Reads a link rate.
 
     Args:
-        text: A number and a unit, such as `"100mbit"`, `"2.5gbit"` or `"1 Gbit"`. Units are decimal bits per second:
-            bit, kbit, mbit, gbit; letter case does not matter.
+        text: A number and a unit, such as `"100mbit"`, `"2.5gbit"` or `"1 Gbit"`, as :func:`gradwire.units.rate` has
+            them.
 
     Returns:
         The rate in bits per second.
@@ -36,19 +31,7 @@ def parse_rate(text: str) -> int:
     Raises:
         ConfigurationError: The text is not a rate, or is outside 1mbit to 100gbit.
     """
-    match = _RATE.fullmatch(text.strip()) if isinstance(text, str) else None
-    if match is None:
-        raise ConfigurationError(
-            f"rate {text!r} is not a link rate: write a number and one of bit, kbit, mbit or gbit, "
-            'such as "100mbit" or "2.5gbit", or give None for plain loopback'
-        )
-    rate = int(Decimal(match[1]) * _UNITS[match[2].lower()])
-    if not MIN_RATE <= rate <= MAX_RATE:
-        raise ConfigurationError(
-            f"rate {text!r} is {rate} bits per second, outside what a lab can shape: give 1mbit to 100gbit, "
-            "or None for plain loopback"
-        )
-    return rate
+    return round(units.rate(text, "rate", MIN_RATE, MAX_RATE))
 
 
 @dataclass(frozen=True)

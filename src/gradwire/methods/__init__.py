@@ -6,7 +6,7 @@ from gradwire.methods.adaptive import Adaptive
 from gradwire.methods.alq import ALQ, AMQ
 from gradwire.methods.atomo import Atomo
 from gradwire.methods.blocksgdm import BlockSGDM
-from gradwire.methods.deadzone import DeadZone, Dithered
+from gradwire.methods.deadzone import DeadZone, Dithered, Subspace
 from gradwire.methods.demo import DeMo
 from gradwire.methods.dgc import DGC
 from gradwire.methods.dion import Dion
@@ -103,6 +103,7 @@ __all__ = [
     "SketchML",
     "SketchedSGD",
     "Strom",
+    "Subspace",
     "TernGrad",
     "ThreeLC",
     "Threshold",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gradwire.codecs.quantize import DeadZone as Levels
 from gradwire.codecs.quantize import Dithered as DitheredLevels
+from gradwire.codecs.quantize import SubspaceDeadZone
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
 
@@ -75,3 +76,40 @@ class Dithered(CodecMethod):
         So large that ``1 / bound`` of the values are sent, in 68 bits at most, if 10 % of the room are to spare.
         """
         return 75 / self.bits
+
+
+@register("subspace")
+@dataclass(frozen=True, kw_only=True)
+class Subspace(CodecMethod):
+    """Rows of each matrix as coordinates in a few directions that past averages had, and what is left, as ``deadzone``.
+
+    A gradient is nearly of low rank. All ranks learn directions from the averages, a step of subspace iteration each,
+    so that those take no bytes; coordinates are levels of nearly the same step as the rest, so that a layer gets as
+    many as its energy deserves.
+
+    Attributes:
+        bits: For each value, 0.005 to 8, with the coordinates' share.
+        rank: Directions of each matrix, 1 to 64.
+    """
+
+    citation = "gradwire; subspace iteration: Halko et al. 2011, arXiv:0909.4061"
+    routes = ("gather",)
+    granularities = ("model", "bucket")
+    why_granularity = "all coordinates share a step"
+    memory = "residual"
+    bias = "contractive"
+    wire_bits = DeadZone.wire_bits
+
+    bits: float = 0.1
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        self.codec()
+
+    def codec(self) -> SubspaceDeadZone:
+        """Levels of coordinates and of the rest."""
+        return SubspaceDeadZone(self.bits, self.rank)
+
+    def error_bound(self, numel: int) -> float:
+        """Neither rounding leaves more than there was."""
+        return 1.0

@@ -38,7 +38,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "oktopk",
         "demo",
     ),
-    "as few bits as you ask for": ("deadzone", "dithered"),
+    "as few bits as you ask for": ("deadzone", "subspace", "dithered"),
     "as many as the data asks for": ("threshold", "adaptive", "sidco", "adacomp", "strom", "variance", "hybrid"),
     "low rank": ("powersgd", "acpsgd", "atomo", "gradiveq", "dion"),
 }

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -80,13 +80,22 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
     return None
 
 
+class _Transfer(NamedTuple):
+    """A tensor that is sent to a rank, or comes from it."""
+
+    tensor: Tensor
+    peer: int
+    sent: bool = False
+
+
 class ProcessGroupTransport:
     """Collectives of a ``torch.distributed`` process group, issued asynchronously.
 
     What fails, or takes longer than the timeout, raises :class:`~gradwire.errors.WireError`.
 
     Args:
-        group: The group; nothing else may issue collectives on it while the wire does. Closing destroys it.
+        group: The group; nothing else may issue collectives on it while the wire does. Closing destroys it, unless
+            torch keeps no record of it, as of those that torchft makes.
         timeout: How long a collective may take, the group's if None; on other devices than the CPU it must be shorter
             than that, or the backend ends the process before anybody can say what happened.
     """
@@ -95,8 +104,9 @@ class ProcessGroupTransport:
         self._group = group
         self._timeout = timeout_of(group) if timeout is None else timeout
         self._watch = Watch(self._timeout)
-        self.rank = dist.get_rank(group)
-        self.world_size = dist.get_world_size(group)
+        self._recorded = group in distributed_c10d._world.pg_map
+        self.rank = group.rank()
+        self.world_size = group.size()
 
     def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
         """Sums ``buffer`` over all workers, or takes the largest values, in place."""
@@ -118,7 +128,7 @@ class ProcessGroupTransport:
             return lambda: payload
         received = torch.empty_like(payload)
         return self._begin_all(
-            f"exchange with rank {partner}", received, [self._receive(received, partner), self._send(payload, partner)]
+            f"exchange with rank {partner}", received, [_Transfer(received, partner), _Transfer(payload, partner, True)]
         )
 
     def all_gather(self, payload: Tensor, straight: bool = False) -> Pending:
@@ -144,14 +154,8 @@ class ProcessGroupTransport:
         """Posts all transfers at once: row ``r`` of ``payloads`` to rank ``r``, and ``rows`` from the others."""
         rows[self.rank].copy_(payloads[self.rank])
         others = [(self.rank + distance) % self.world_size for distance in range(1, self.world_size)]
-        receiving = [self._receive(rows[other], other) for other in others]
-        return self._begin_all(name, rows, receiving + [self._send(payloads[other], other) for other in others])
-
-    def _receive(self, target: Tensor, source: int) -> dist.P2POp:
-        return dist.P2POp(dist.irecv, target, group=self._group, group_peer=source)
-
-    def _send(self, payload: Tensor, target: int) -> dist.P2POp:
-        return dist.P2POp(dist.isend, payload, group=self._group, group_peer=target)
+        receiving = [_Transfer(rows[other], other) for other in others]
+        return self._begin_all(name, rows, receiving + [_Transfer(payloads[other], other, True) for other in others])
 
     def look(self) -> None:
         """Raises WireError if a device has been at a collective for longer than the timeout."""
@@ -175,16 +179,27 @@ class ProcessGroupTransport:
             dist.destroy_process_group(self._group)
         del self._group
 
-    def _begin_all(self, name: str, result: Tensor, transfers: list[dist.P2POp]) -> Pending:
+    def _begin_all(self, name: str, result: Tensor, transfers: list[_Transfer]) -> Pending:
         """Issues transfers as one.
 
         NCCL does one after the other otherwise, and two ranks that both receive first wait for each other for ever.
         """
-        return self._begin(name, result, lambda: dist.batch_isend_irecv(transfers) if transfers else [])
+        group = self._group
+
+        def start() -> list[dist.Work]:
+            if result.device.type == "cpu":
+                return [(group.send if each.sent else group.recv)([each.tensor], each.peer, 0) for each in transfers]
+            each_way = {True: dist.isend, False: dist.irecv}
+            together = [
+                dist.P2POp(each_way[sent], tensor, group=group, group_peer=peer) for tensor, peer, sent in transfers
+            ]
+            return dist.batch_isend_irecv(together) if together else []
+
+        return self._begin(name, result, start)
 
     def _begin(self, name: str, result: Tensor, start: Callable[[], dist.Work | list[dist.Work] | None]) -> Pending:
         """Issues what fills ``result``; a work handle's own result differs between backends."""
-        if self._group not in distributed_c10d._world.pg_map:
+        if self._recorded and self._group not in distributed_c10d._world.pg_map:
             raise GradwireError(
                 "the process group was destroyed, and this handle's with it; close handles before "
                 "torch.distributed.destroy_process_group, and attach again in the next one"
@@ -215,7 +230,7 @@ class ProcessGroupTransport:
         """Says what failed where the backend does not."""
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # the latter where torch's log has no record of the group
             limit = None if self._timeout is None else self._timeout.total_seconds()
             raise WireError(operation, time.monotonic() - issued, limit, str(error)) from error
 

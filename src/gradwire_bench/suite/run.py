@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from functools import cache
+from functools import cache, partial
 from typing import Any
-
-import torch
 
 from gradwire_bench import frontier, kernels, periodic, sync, train, trial
 from gradwire_bench import shapes as shape_sets
+from gradwire_bench.abreast import abreast
 from gradwire_bench.contenders import Contender
 from gradwire_bench.data import Dataset
 from gradwire_bench.gradients import real_gradients
@@ -67,26 +64,17 @@ class Runner:
             news("", len(heat))
 
     def _beside_one_another(self, cells: Sequence[Cell], news: News) -> None:
-        """Each in a process of its own with one thread, so many at once as there are jobs."""
+        """So many at once as there are jobs."""
         if not cells:
             return
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(self.jobs, len(cells)), context, _one_thread) as pool:
-            try:
-                going: dict[Future[tuple[dict[str, Any], float, str | None]], Cell] = {
-                    pool.submit(measure, cell, self.dataset): cell for cell in cells
-                }
-                for future in as_completed(going):
-                    cell = going[future]
-                    try:
-                        result, seconds, error = future.result()
-                    except Exception as caught:  # a process that died
-                        result, seconds, error = {}, 0.0, reason(caught)
-                    self.ledger.add(Record.now(cell, result, seconds, cell.command(self.command), error))
-                    news(f"{cell.workload} {cell.contender}, seed {cell.seed}", 1)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with abreast(partial(measure, dataset=self.dataset), min(self.jobs, len(cells))) as run:
+            for cell, future in run(cells):
+                try:
+                    result, seconds, error = future.result()
+                except Exception as caught:  # a process that died
+                    result, seconds, error = {}, 0.0, reason(caught)
+                self.ledger.add(Record.now(cell, result, seconds, cell.command(self.command), error))
+                news(f"{cell.workload} {cell.contender}, seed {cell.seed}", 1)
 
 
 def heats(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
@@ -125,7 +113,7 @@ def _coded(cell: Cell, dataset: Dataset) -> dict[str, Any]:
 @cache
 def _recording(name: str, dataset: Dataset, steps: int, seed: int) -> frontier.Recording:
     workload = WORKLOADS[name]
-    (gradients,) = real_gradients(workload.locate(dataset), 1, steps, seed, workload)
+    gradients = real_gradients(workload.locate(dataset), 1 + frontier.WARM_UP_STEPS, steps, seed, workload)
     return frontier.Recording.of(workload.what, gradients)
 
 
@@ -231,7 +219,3 @@ def figures(row: train.TrainRow | sync.SyncRow) -> tuple[dict[str, Any], str | N
     left_out = {"method", "label", "link", "error", "targets", "reached", "steps_begun", "steps_done", "speedup"}
     left_out |= {"ratio_to_ddp", "ratio_to_torch_powersgd"}
     return {name: value for name, value in dataclasses.asdict(row).items() if name not in left_out}, None
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)

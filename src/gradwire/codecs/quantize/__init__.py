@@ -6,6 +6,7 @@ from gradwire.codecs.quantize.inceptionn import Inceptionn
 from gradwire.codecs.quantize.names import BUCKET, names, parse, register
 from gradwire.codecs.quantize.quantile import Quantile
 from gradwire.codecs.quantize.quantiser import Quantiser
+from gradwire.codecs.quantize.subspace import SubspaceDeadZone
 from gradwire.codecs.quantize.zero_runs import ZeroRuns
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Inceptionn",
     "Quantile",
     "Quantiser",
+    "SubspaceDeadZone",
     "ZeroRuns",
     "names",
     "parse",

@@ -1,4 +1,4 @@
-"""What the compiled kernels share: compensated values, defined sums, hashes, and three vector instructions."""
+"""What the compiled kernels share: how they are compiled, defined sums, hashes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from numba.core import config
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
-from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._disk import keep
-from gradwire.kernels.reference._torch import CHUNK, LANES
+from gradwire.kernels.reference._torch import LANES
 from gradwire.layout import Float32Array as Float32Array
 from gradwire.layout import Float64Array as Float64Array
-from gradwire.layout import Int64Array
 from gradwire.randomness import FIRST_FACTOR, SECOND_FACTOR
 
 INLINED: Any = {
@@ -43,6 +41,14 @@ def compiled(function: Callable[..., Any]) -> Any:
 def inlined(function: Callable[..., Any]) -> Any:
     """As :func:`compiled`, for what is called so often that its callers are to contain it."""
     return _compiled(function, INLINED)
+
+
+def written_out(function: Callable[..., Any]) -> Any:
+    """As :func:`inlined`, for what returns arrays: its callers are compiled as if it stood there.
+
+    So whether references to arrays are counted is for them to say.
+    """
+    return _compiled(function, {"inline": "always"})
 
 
 def summing(function: Callable[..., Any]) -> Any:
@@ -90,35 +96,11 @@ def array(values: Tensor) -> Any:
     return values.detach().numpy()
 
 
-def values_and_memory(gradient: Tensor, residual: Tensor | None) -> tuple[Float32Array, Float32Array, bool]:
-    """Arrays of the gradient and the residual, and whether there is one.
-
-    Without a residual the gradient stands in for it, so that ``0 * gradient + 1 * gradient`` is ``t``.
-    """
-    values = array(gradient)
-    return (values, values, False) if residual is None else (values, array(residual), True)
-
-
-def compensation(source: Compensated) -> tuple[Float32Array, Float32Array, bool, np.float32, np.float32]:
-    """Gradient, residual, whether there is one, and the weights that make ``t`` of them."""
-    values, memory, keep = values_and_memory(source.gradient, source.residual)
-    return values, memory, keep, np.float32(source.beta if keep else 0), np.float32(source.gamma if keep else 1)
-
-
 def rows_of_bytes(payloads: Tensor) -> tuple[UInt8Array, int]:
     """The memory of strided payload rows as one contiguous array, and the distance of rows in bytes."""
     rows, size = payloads.shape
     stride = payloads.stride(0) if rows > 1 else size
     return array(payloads.as_strided(((rows - 1) * stride + size,), (1,))), stride
-
-
-@inlined
-def compensate(
-    gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32, t: Float32Array
-) -> None:
-    """``t = beta * residual + gamma * gradient``."""
-    for i in range(t.size):
-        t[i] = beta * residual[i] + gamma * gradient[i]
 
 
 @compiled
@@ -131,51 +113,12 @@ def largest_magnitude(t: Float32Array) -> np.uint32:
     return largest
 
 
-@inlined
-def largest_compensated(
-    gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32
-) -> np.uint32:
-    """Bits of the largest ``|t|``."""
-    largest = np.uint32(0)
-    for i in range(gradient.size):
-        t = np.float32(beta * residual[i] + gamma * gradient[i])
-        largest = max(largest, np.uint32(t.view(np.uint32) & MAGNITUDE))
-    return largest
-
-
 @compiled
 def keep_finite(t: Float32Array, residual: Float32Array) -> None:
     """``residual = t`` where ``t`` is finite."""
     for i in range(t.size):
         if abs(t[i]) < np.float32(np.inf):
             residual[i] = t[i]
-
-
-@allocating
-def add_compensated(
-    runs: Int64Array, gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32
-) -> bool:
-    """``residual = t`` over the runs, where finite; returns whether all is."""
-    t = np.empty(PIECE, np.float32)
-    finite = True
-    for run in range(len(runs)):
-        start, length = runs[run, 0], runs[run, 1]
-        for first in range(0, length, PIECE):
-            low, high = start + first, start + min(first + PIECE, length)
-            compensate(gradient[low:high], residual[low:high], beta, gamma, t[: high - low])
-            finite = store_compensated(t[: high - low], residual[low:high]) and finite
-    return finite
-
-
-@compiled
-def store_compensated(t: Float32Array, residual: Float32Array) -> bool:
-    """``residual = t`` where finite; returns whether all is."""
-    if largest_magnitude(t) >= INFINITE:
-        keep_finite(t, residual)
-        return False
-    for i in range(t.size):
-        residual[i] = t[i]
-    return True
 
 
 @compiled
@@ -201,48 +144,6 @@ def sum_of_magnitudes(t: Float32Array, lanes: Float64Array) -> float:
     for i in range(t.size - whole):
         lanes[i] += np.float64(abs(t[whole + i]))
     return float(sum_of_lanes(lanes))
-
-
-@compiled
-def total_magnitude(
-    gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32, lanes: Float64Array
-) -> float:
-    """Sum of ``|t|`` over one run, in the order the reference defines; not finite if any ``t`` is not."""
-    total = 0.0
-    for first in range(0, gradient.size, CHUNK):
-        g, r = gradient[first : first + CHUNK], residual[first : first + CHUNK]
-        lanes[:] = 0.0
-        whole = g.size // LANES * LANES
-        for row in range(0, whole, LANES):
-            g_row, r_row = g[row : row + LANES], r[row : row + LANES]
-            for i in range(LANES):
-                lanes[i] += np.float64(abs(beta * r_row[i] + gamma * g_row[i]))
-        for i in range(g.size - whole):
-            lanes[i] += np.float64(abs(beta * r[whole + i] + gamma * g[whole + i]))
-        total += sum_of_lanes(lanes)
-    return total
-
-
-@compiled
-def total_square(
-    gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32, lanes: Float64Array
-) -> float:
-    """Sum of ``t * t`` over one run, in the order the reference defines; not finite if any ``t`` is not."""
-    total = 0.0
-    for first in range(0, gradient.size, CHUNK):
-        g, r = gradient[first : first + CHUNK], residual[first : first + CHUNK]
-        lanes[:] = 0.0
-        whole = g.size // LANES * LANES
-        for row in range(0, whole, LANES):
-            g_row, r_row = g[row : row + LANES], r[row : row + LANES]
-            for i in range(LANES):
-                t = np.float64(beta * r_row[i] + gamma * g_row[i])
-                lanes[i] += t * t
-        for i in range(g.size - whole):
-            t = np.float64(beta * r[whole + i] + gamma * g[whole + i])
-            lanes[i] += t * t
-        total += sum_of_lanes(lanes)
-    return total
 
 
 @compiled

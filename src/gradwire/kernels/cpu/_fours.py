@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradwire.kernels.cpu._compiled import Float32Array, reordering
+from gradwire.kernels.cpu._source import Source
 from gradwire.kernels.cpu._vectors import WIDTH, load, multiply_add, splat, store, sum_of_vector, where_finite
 
 FOUR = 4
@@ -104,17 +105,15 @@ def _put_sums(p: Float32Array, k: int, column: int, sums: Vectors) -> None:
 
 @reordering
 def put_dots(
-    start: int,
-    values: Float32Array,
-    memory: Float32Array,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     q: Float32Array,
     p: Float32Array,
     k: int,
     row: int,
 ) -> None:
     """``p[k:k + 4, row:row + 4] = q[k:k + 4] @ t.T``."""
+    _, _, values, memory, _, beta, gamma = source
+    start = source.runs[0, 0]
     n, m = p.shape[1], q.shape[1]
     whole = m // WIDTH * WIDTH
     betas, gammas, zero = splat(beta), splat(gamma), splat(np.float32(0))
@@ -139,11 +138,7 @@ def put_dots(
 
 @reordering
 def accumulate(
-    start: int,
-    values: Float32Array,
-    memory: Float32Array,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     p: Float32Array,
     q: Float32Array,
     k: int,
@@ -152,6 +147,8 @@ def accumulate(
     high: int,
 ) -> None:
     """``q[k:k + 4] += p[k:k + 4, row:row + 4] @ t`` between two columns."""
+    _, _, values, memory, _, beta, gamma = source
+    start = source.runs[0, 0]
     n, m = p.shape[1], q.shape[1]
     whole = low + (high - low) // WIDTH * WIDTH
     betas, gammas = splat(beta), splat(gamma)
@@ -189,11 +186,7 @@ def all_finite(factors: Float32Array, low: int, high: int) -> bool:
 
 @reordering
 def keep_rest(
-    start: int,
-    values: Float32Array,
-    memory: Float32Array,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     p: Float32Array,
     q: Float32Array,
     row: int,
@@ -201,6 +194,8 @@ def keep_rest(
     high: int,
 ) -> None:
     """``residual = t - p.T @ q`` for four rows, between two columns, where finite."""
+    _, _, values, memory, _, beta, gamma = source
+    start = source.runs[0, 0]
     n, m = p.shape[1], q.shape[1]
     whole = low + (high - low) // WIDTH * WIDTH
     r0, r1, r2, r3 = places_of(start, row, n, m)
@@ -235,10 +230,9 @@ def keep_vector(memory: Float32Array, place: int, rest: Vector) -> None:
 
 
 @reordering
-def keep(
-    values: Float32Array, memory: Float32Array, beta: np.float32, gamma: np.float32, first: int, last: int
-) -> None:
+def keep(source: Source, first: int, last: int) -> None:
     """``residual = t`` between two elements."""
+    _, _, values, memory, _, beta, gamma = source
     whole = first + (last - first) // WIDTH * WIDTH
     betas, gammas = splat(beta), splat(gamma)
     for i in range(first, whole, WIDTH):
@@ -248,10 +242,9 @@ def keep(
 
 
 @reordering
-def keep_finite(
-    values: Float32Array, memory: Float32Array, beta: np.float32, gamma: np.float32, first: int, last: int
-) -> None:
+def keep_finite(source: Source, first: int, last: int) -> None:
     """``residual = t`` between two elements, where finite."""
+    _, _, values, memory, _, beta, gamma = source
     for i in range(first, last):
         t = beta * memory[i] + gamma * values[i]
         if abs(t) < np.float32(np.inf):
@@ -259,9 +252,9 @@ def keep_finite(
 
 
 @reordering
-def take_back(start: int, memory: Float32Array, p: Float32Array, q: Float32Array, rows: int, columns: int) -> None:
+def take_back(source: Source, p: Float32Array, q: Float32Array, rows: int, columns: int) -> None:
     """Adds again what was subtracted from the first rows and columns, where finite."""
-    m = q.shape[1]
+    m, start, memory = q.shape[1], source.runs[0, 0], source.residual
     for row in range(rows):
         for k in range(len(q)):
             for j in range(columns):

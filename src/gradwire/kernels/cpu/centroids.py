@@ -13,13 +13,10 @@ from gradwire.kernels.cpu._compiled import (
     UInt8Array,
     allocating,
     array,
-    compensate,
-    compensation,
     compiled,
     keep_finite,
-    total_magnitude,
-    total_square,
 )
+from gradwire.kernels.cpu._source import Source, compensation, form, total_magnitude, total_square
 from gradwire.kernels.cpu.rotation import _flip, _hadamard, _restore
 from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.rotation import LARGEST
@@ -30,10 +27,10 @@ from gradwire.randomness import MASK32, run_keys
 def centroids_encode(
     pieces: Int64Array, source: Compensated, centroids: Tensor, keys: UInt64Array, scales: Tensor, codes: Tensor
 ) -> None:
-    values, memory, keeps, memory_weight, weight = compensation(source)
     table = array(centroids)
     boundaries = (table[1:] + table[:-1]) / np.float32(2)
-    _encode(pieces, values, memory, keeps, memory_weight, weight, table, boundaries, keys, array(scales), array(codes))
+    values = Source(pieces, np.empty(0, np.int64), *compensation(source))
+    _encode(pieces, values, table, boundaries, keys, array(scales), array(codes))
 
 
 def centroids_decode(
@@ -54,11 +51,7 @@ def centroids_decode(
 @allocating
 def _encode(
     pieces: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keeps: bool,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     centroids: Float32Array,
     boundaries: Float32Array,
     keys: UInt64Array,
@@ -75,12 +68,12 @@ def _encode(
     for number in range(len(pieces)):
         start, length, size = pieces[number, 0], pieces[number, 1], pieces[number, 2]
         position, counter, run = pieces[number, 3], pieces[number, 4], pieces[number, 5]
-        memory = residual[start : start + length]
-        compensate(gradient[start : start + length], memory, beta, gamma, t[:length])
-        measured = math.sqrt(total_square(t[:length], t[:length], np.float32(0), np.float32(1), lanes) / size)
+        memory = source.residual[start : start + length]
+        form(source, start, start + length, t)
+        measured = math.sqrt(total_square(t[:length], lanes) / size)
         if not SMALLEST_SCALE <= measured < np.inf:
             scales[number] = 0.0 if np.isfinite(measured) else np.nan
-            if keeps:
+            if source.keep:
                 keep_finite(t[:length], memory)
             continue
         scale = np.float32(measured)
@@ -98,10 +91,10 @@ def _encode(
                 codes[i] += np.uint8(rotated[i] > boundary)
         for i in range(size):
             products[i] = centroids[codes[i]] * rotated[i]
-        along = total_magnitude(products[:size], products[:size], np.float32(0), np.float32(1), lanes)
+        along = total_magnitude(products[:size], lanes)
         scales[number] = np.float32(min(np.float64(scale) * size / along, LARGEST))
         _pack(codes[:size], bits, packed[position * bits // 8 :])
-        if keeps:
+        if source.keep:
             for i in range(size):
                 rotated[i] = centroids[codes[i]]
             _hadamard(rotated, size)

@@ -15,13 +15,10 @@ from gradwire.kernels.cpu._compiled import (
     UInt8Array,
     UInt32Array,
     array,
-    compensate,
-    compensation,
     compiled,
     halves,
     hash32,
     inlined,
-    keep_finite,
     sum_of_magnitudes,
 )
 from gradwire.kernels.cpu._instructions import reaching_mask, store64, trailing_zeros
@@ -34,6 +31,7 @@ from gradwire.kernels.cpu._levels import (
     offsets_of,
     threshold_of,
 )
+from gradwire.kernels.cpu._source import Source, numel, of_segment, settle, source_of
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.kernels.reference.deadzone import HEAD, LARGEST, LIMIT, SMALLEST_SCALE, deadzone_room
 from gradwire.kernels.reference.deadzone_codes import ESCAPE, LEVEL_CLASSES, RAW, codes
@@ -47,7 +45,7 @@ MOST = 56
 def deadzone_scales(block: Block, source: Compensated) -> Tensor:
     scales = np.empty(block.segment_count, np.float32)
     t, lanes = np.empty(CHUNK, np.float32), np.empty(LANES, np.float64)
-    _scales(block.runs, block.segments, *compensation(source), t, lanes, scales)
+    _scales(source_of(block, source), t, lanes, scales)
     return from_numpy(scales)
 
 
@@ -81,37 +79,17 @@ def deadzone_dither(block: Block, values: Tensor, steps: Tensor, key: int, out: 
 
 
 @compiled
-def _scales(
-    runs: Int64Array,
-    segments: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
-    t: Float32Array,
-    lanes: Float64Array,
-    scales: Float32Array,
-) -> None:
-    for segment in range(segments.size - 1):
-        total, numel = 0.0, 0
-        for run in range(segments[segment], segments[segment + 1]):
+def _scales(source: Source, t: Float32Array, lanes: Float64Array, scales: Float32Array) -> None:
+    for segment in range(scales.size):
+        values, total = of_segment(source, segment), 0.0
+        for start, length, _ in values.runs:
             of_run = 0.0
-            start, length = runs[run, 0], runs[run, 1]
-            for first in range(start, start + length, CHUNK):
-                last = min(first + CHUNK, start + length)
-                g, r, chunk = gradient[first:last], residual[first:last], t[: last - first]
-                compensate(g, r, beta, gamma, chunk)
-                magnitude = sum_of_magnitudes(chunk, lanes)
-                if keep and magnitude < np.inf:
-                    for i in range(chunk.size):
-                        r[i] = chunk[i]
-                elif keep:
-                    keep_finite(chunk, r)
-                of_run += magnitude
+            for low in range(start, start + length, CHUNK):
+                high = min(low + CHUNK, start + length)
+                settle(source, low, high, t)
+                of_run += sum_of_magnitudes(t[: high - low], lanes)
             total += of_run
-            numel += length
-        mean = np.float32(total / numel)
+        mean = np.float32(total / numel(values))
         scales[segment] = mean if mean >= np.float32(SMALLEST_SCALE) else np.float32(0)
         if not total < np.inf:
             scales[segment] = np.nan

@@ -6,7 +6,8 @@ import numpy as np
 
 from gradwire.kernels.cpu._compiled import INFINITE, MAGNITUDE, Float32Array, UInt8Array, compiled, float_of, inlined
 from gradwire.kernels.cpu._packed import pack, unpack
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_scaled, leave_parts, peak
+from gradwire.kernels.cpu._source import peak
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_scaled, leave_parts
 from gradwire.kernels.reference.exponent import ZERO, Exponent
 
 _FRACTION_BITS = np.uint32(23)

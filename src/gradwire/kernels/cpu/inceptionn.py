@@ -12,14 +12,12 @@ from gradwire.kernels.cpu._compiled import (
     Float32Array,
     UInt8Array,
     UInt32Array,
-    add_compensated,
     allocating,
     array,
-    compensate,
-    compensation,
     compiled,
 )
 from gradwire.kernels.cpu._instructions import store_word
+from gradwire.kernels.cpu._source import Source, form, of_segment, settle_all, source_of
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.inceptionn import (
     HEAD,
@@ -34,23 +32,22 @@ NEVER = 255
 
 
 def inceptionn_encode(block: Block, source: Compensated, payload: Tensor, bound: int) -> None:
-    values, memory, keep, memory_weight, weight = compensation(source)
     before_tags, before_values = inceptionn_offsets(block)
     room = payload.numel() - before_values - SLACK
     packed = array(payload)
     marks, head = packed[HEAD:before_tags], packed[:HEAD].view(np.int32)
-    given = (block.runs, block.segments, values, memory, memory_weight, weight)
-    wanted = needed = _measure(*given, marks, np.array(inceptionn_edges(bound, 0)))
+    given = source_of(block, source)
+    wanted = needed = _measure(given, marks, np.array(inceptionn_edges(bound, 0)))
     doublings = 0
     if needed > room:
-        counts = _count_exponents(*given, marks)
+        counts = _count_exponents(given, marks)
         while needed > room:
             doublings += 1
             low, middle, top = (min(edge, NEVER) for edge in inceptionn_edges(bound, doublings))
             needed = int(counts[low:].sum() + counts[middle:].sum() + 2 * counts[top:].sum())
     head[:] = doublings, -(-wanted // 4)
     edges = np.array(inceptionn_edges(bound, doublings))
-    _encode(*given, keep, marks, packed[before_tags:before_values], packed[before_values:], edges)
+    _encode(given, marks, packed[before_tags:before_values], packed[before_values:], edges)
 
 
 @compiled
@@ -61,17 +58,13 @@ def _threshold(edge: int) -> np.uint32:
 
 @compiled
 def _measure(
-    runs: Int64Array,
-    segments: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     marks: UInt8Array,
     edges: Int64Array,
 ) -> int:
     """Marks segments that are not finite; returns the bytes that the values of the others take."""
     low, middle, top = _threshold(edges[0]), _threshold(edges[1]), _threshold(edges[2])
+    runs, segments, gradient, residual, _, beta, gamma = source
     marks[:] = 0
     needed = 0
     for segment in range(segments.size - 1):
@@ -115,26 +108,20 @@ def _measure_piece(
 
 @allocating
 def _count_exponents(
-    runs: Int64Array,
-    segments: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     marks: UInt8Array,
 ) -> Int64Array:
     """How many values have each exponent, in segments that are not marked."""
     t = np.empty(CHUNK, np.float32)
     bits = t.view(np.uint32)
     counts = np.zeros(NEVER + 1, np.int64)
-    for segment in range(segments.size - 1):
+    for segment in range(source.segments.size - 1):
         if marks[segment >> 3] >> (segment & 7) & 1:
             continue
-        for run in range(segments[segment], segments[segment + 1]):
-            start, length = runs[run, 0], runs[run, 1]
+        for start, length, _ in of_segment(source, segment).runs:
             for first in range(0, length, CHUNK):
                 a, b = start + first, start + min(first + CHUNK, length)
-                compensate(gradient[a:b], residual[a:b], beta, gamma, t[: b - a])
+                form(source, a, b, t)
                 for i in range(b - a):
                     counts[(bits[i] & MAGNITUDE) >> np.uint32(23)] += 1
     return counts
@@ -142,18 +129,13 @@ def _count_exponents(
 
 @allocating
 def _encode(
-    runs: Int64Array,
-    segments: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    beta: np.float32,
-    gamma: np.float32,
-    keep: bool,
+    source: Source,
     marks: UInt8Array,
     packed_tags: UInt8Array,
     written: UInt8Array,
     edges: Int64Array,
 ) -> None:
+    runs, segments, gradient, residual, keep, beta, gamma = source
     tags = np.zeros(CHUNK, np.uint8)
     codes = np.empty(CHUNK, np.uint32)
     packed_tags[:] = 0
@@ -161,7 +143,7 @@ def _encode(
     for segment in range(segments.size - 1):
         if marks[segment >> 3] >> (segment & 7) & 1:
             if keep:
-                add_compensated(runs[segments[segment] : segments[segment + 1]], gradient, residual, beta, gamma)
+                settle_all(of_segment(source, segment))
             continue
         for run in range(segments[segment], segments[segment + 1]):
             start, length, position = runs[run]

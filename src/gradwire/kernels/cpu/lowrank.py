@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.deferred import Flag, flag
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import Float32Array, array, compensation, reordering, values_and_memory
+from gradwire.kernels.cpu._compiled import Float32Array, array, reordering
 from gradwire.kernels.cpu._fours import (
     FOUR,
     accumulate,
@@ -30,6 +30,7 @@ from gradwire.kernels.cpu._fours import (
     splat_four,
     take_back,
 )
+from gradwire.kernels.cpu._source import Source, source_of
 from gradwire.kernels.cpu._vectors import WIDTH, load, multiply_add, splat, store
 from gradwire.layout import Block
 
@@ -49,21 +50,18 @@ def project_columns(block: Block, source: Compensated, p: Tensor, q: Tensor, sub
 
 
 def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
-    written, memory, keeps = values_and_memory(out, residual)
-    _write_product(int(block.runs[0, 0]), _in_fours(array(p), -0.0), _in_fours(array(q)), written, memory, keeps)
+    _write_product(source_of(block, Compensated(out, residual)), _in_fours(array(p), -0.0), _in_fours(array(q)))
 
 
 def _project(
     kernel: Any, block: Block, source: Compensated, fixed: Tensor, computed: Tensor, subtract: Tensor | None
 ) -> Flag:
     """Calls a projection with the block's one matrix."""
-    values, memory, keeps, *weights = compensation(source)
     result = array(computed)
     factors = _in_fours(result)
     first = _in_fours(array(fixed))
     taken = first if subtract is None else _in_fours(array(subtract))
-    start, subtracts = int(block.runs[0, 0]), subtract is not None
-    finite = kernel(start, values, memory, keeps, *weights, first, factors, taken, subtracts)
+    finite = kernel(source_of(block, source), first, factors, taken, subtract is not None)
     if factors is not result:
         result[:] = factors[: len(result)]
     return flag(bool(finite))
@@ -80,33 +78,28 @@ def _in_fours(factors: Float32Array, zero: float = 0.0) -> Float32Array:
 
 @reordering
 def _project_rows(
-    start: int,
-    values: Float32Array,
-    memory: Float32Array,
-    keeps: bool,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     q: Float32Array,
     p: Float32Array,
     taken: Float32Array,
     subtract: bool,
 ) -> bool:
-    (rank, n), m = p.shape, q.shape[1]
+    (rank, n), m, start, keeps = p.shape, q.shape[1], source.runs[0, 0], source.keep
     finite = True
     for row in range(0, n, FOUR):
         end = min(row + FOUR, n)
         for k in range(0, rank, FOUR):
-            put_dots(start, values, memory, beta, gamma, q, p, k, row)
+            put_dots(source, q, p, k, row)
         if finite and not all_finite(p, row, end):
             finite = False
             if keeps and subtract:
-                take_back(start, memory, p, taken, row, m)
+                take_back(source, p, taken, row, m)
         if keeps and not finite:
-            keep_finite(values, memory, beta, gamma, start + row * m, start + end * m)
+            keep_finite(source, start + row * m, start + end * m)
         elif keeps and subtract:
-            keep_rest(start, values, memory, beta, gamma, p, taken, row, np.int64(0), m)
+            keep_rest(source, p, taken, row, np.int64(0), m)
         elif keeps:
-            keep(values, memory, beta, gamma, start + row * m, start + end * m)
+            keep(source, start + row * m, start + end * m)
     if not finite:
         p[:] = np.nan
     return finite
@@ -114,18 +107,13 @@ def _project_rows(
 
 @reordering
 def _project_columns(
-    start: int,
-    values: Float32Array,
-    memory: Float32Array,
-    keeps: bool,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     p: Float32Array,
     q: Float32Array,
     taken: Float32Array,
     subtract: bool,
 ) -> bool:
-    (rank, n), m = p.shape, q.shape[1]
+    (rank, n), m, start, keeps = p.shape, q.shape[1], source.runs[0, 0], source.keep
     width = max(PANEL // n, NARROWEST_PANEL)
     finite = True
     q[:] = 0
@@ -133,30 +121,29 @@ def _project_columns(
         high = min(low + width, m)
         for row in range(0, n, FOUR):
             for k in range(0, rank, FOUR):
-                accumulate(start, values, memory, beta, gamma, p, q, k, row, low, high)
+                accumulate(source, p, q, k, row, low, high)
         if finite and not all_finite(q, low, high):
             finite = False
             if keeps and subtract:
-                take_back(start, memory, taken, q, n, low)
+                take_back(source, taken, q, n, low)
         if keeps and finite and subtract:
             for row in range(0, n, FOUR):
-                keep_rest(start, values, memory, beta, gamma, taken, q, row, low, high)
+                keep_rest(source, taken, q, row, low, high)
         elif keeps:
             for first in range(start, start + n * m, m):
                 if finite:
-                    keep(values, memory, beta, gamma, first + low, first + high)
+                    keep(source, first + low, first + high)
                 else:
-                    keep_finite(values, memory, beta, gamma, first + low, first + high)
+                    keep_finite(source, first + low, first + high)
     if not finite:
         q[:] = np.nan
     return finite
 
 
 @reordering
-def _write_product(
-    start: int, p: Float32Array, q: Float32Array, out: Float32Array, memory: Float32Array, keeps: bool
-) -> None:
-    n, m = p.shape[1], q.shape[1]
+def _write_product(source: Source, p: Float32Array, q: Float32Array) -> None:
+    """Its source's gradient is what is written."""
+    n, m, start, out, memory = p.shape[1], q.shape[1], source.runs[0, 0], source.gradient, source.residual
     whole = m // WIDTH * WIDTH
     zero, minus = splat(np.float32(0)), splat(np.float32(-1))
     for row in range(0, n, FOUR):
@@ -182,7 +169,7 @@ def _write_product(
                 for k in range(len(q)):
                     value = multiply_add(p[k, i], q[k, j], value)
                 out[first + j] = value
-            if keeps:
+            if source.keep:
                 for j in range(0, whole, WIDTH):
                     rest = multiply_add(minus, load(out, first + j), load(memory, first + j))
                     keep_vector(memory, first + j, rest)

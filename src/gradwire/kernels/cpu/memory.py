@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 from torch import Tensor
 
 from gradwire.deferred import Flag, flag
-from gradwire.kernels.cpu._compiled import add_compensated, values_and_memory
+from gradwire.kernels.compensated import Compensated
+from gradwire.kernels.cpu._source import settle_all, source_of
 from gradwire.layout import Block
 
 
@@ -15,5 +15,4 @@ def accumulate(
 ) -> Flag:
     if when is not None and not when:
         return when
-    values, memory, _ = values_and_memory(gradient, residual)
-    return flag(bool(add_compensated(block.runs, values, memory, np.float32(beta), np.float32(gamma))))
+    return flag(bool(settle_all(source_of(block, Compensated(gradient, residual, beta, gamma)))))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import UInt32Array, array, compiled, hash32
+from gradwire.kernels.cpu._compiled import UInt32Array, array, compiled, halves, hash32
 from gradwire.kernels.reference.narrow import INFINITE_BITS, LOW_BITS
 from gradwire.layout import Block, Int64Array, UInt64Array
 from gradwire.randomness import run_keys
@@ -26,11 +26,11 @@ def _narrow(runs: Int64Array, origins: Int64Array, keys: UInt64Array, words: UIn
     """Adds random bits below the last one that stays, then cuts; what would become infinite is only cut."""
     for run in range(len(runs)):
         start, length = runs[run, 0], runs[run, 1]
-        low_key, high_key = np.uint32(keys[run]), np.uint32(keys[run] >> np.uint64(32))
+        low_key, high_key = halves(keys[run])
         origin = np.uint32(origins[run])
-        own, halves = words[start : start + length], kept[start : start + length]
+        own, cut = words[start : start + length], kept[start : start + length]
         for i in range(own.size):
             drawn = np.uint32(hash32(low_key, high_key, np.uint32(origin + np.uint32(i))) & np.uint32(LOW_BITS))
             up = np.uint32(np.uint32(own[i] + drawn) >> np.uint32(16))
             down = np.uint32(own[i] >> np.uint32(16))
-            halves[i] = np.uint16(down if np.uint32(up & np.uint32(0x7FFF)) == np.uint32(INFINITE_BITS) else up)
+            cut[i] = np.uint16(down if np.uint32(up & np.uint32(0x7FFF)) == np.uint32(INFINITE_BITS) else up)

@@ -16,7 +16,8 @@ from gradwire.kernels.cpu._compiled import (
 )
 from gradwire.kernels.cpu._instructions import sign_words
 from gradwire.kernels.cpu._packed import pack, pack_signs
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, peak
+from gradwire.kernels.cpu._source import peak
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts
 from gradwire.kernels.reference.natural import DISTANCES, FRACTION_BITS, LARGEST_EXPONENT, Natural
 
 

@@ -6,79 +6,65 @@ import math
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import (
-    Float32Array,
-    Float64Array,
-    UInt8Array,
-    compiled,
-    float_of,
-    halves,
-    hash32,
-    inlined,
-    total_square,
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, compiled, float_of, halves, hash32, inlined
+from gradwire.kernels.cpu._source import peak, total
+from gradwire.kernels.cpu.quantise import (
+    CODES,
+    Compiled,
+    Piece,
+    Scratch,
+    Source,
+    pack_codes,
+    unpack_codes,
 )
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, pack_codes, peak, unpack_codes
 from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.qsgd import QSGD
 
 
 def _measure(code: QSGD, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
-    total = total_of_squares(source, scratch.lanes[0]) if code.euclidean else 0.0
-    norm = math.sqrt(total) if code.euclidean else float(float_of(peak(source)))
+    if code.euclidean:
+        return bool(write_norm(math.sqrt(total(source, True, scratch.lanes[0])), scale))
+    return bool(write_norm(float(float_of(peak(source))), scale))
+
+
+@inlined
+def write_norm(norm: float, scale: Float32Array) -> bool:
+    """A norm as a scale: 0 if too small to divide by, and no larger than can be decoded; whether it is finite."""
     scale[0] = min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0
     return bool(np.isfinite(norm))
 
 
-@compiled
-def total_of_squares(source: Source, lanes: Float64Array) -> float:
-    """The sum of squares."""
-    total = 0.0
-    for run in range(source.first, source.last):
-        low, high = source.runs[run, 0], source.runs[run, 0] + source.runs[run, 1]
-        total += total_square(source.gradient[low:high], source.residual[low:high], source.beta, source.gamma, lanes)
-    return total
-
-
 def _put(code: QSGD, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
-    levels, codes = (1 << (code.bits - 1)) - 1, scratch.codes[piece.low : piece.high]
+    levels, one = (1 << (code.bits - 1)) - 1, scale[0]
+    t, codes = scratch.t[piece.low : piece.high], scratch.codes[piece.low : piece.high]
+    inverse = np.float32(np.float32(levels) / one) if one > 0 else np.float32(0)
     low_key, high_key = halves(piece.key)
-    _quantise(scratch.t[piece.low : piece.high], piece, codes, scale[0], levels, code.nearest, low_key, high_key)
+    put_levels(t, piece, codes, inverse, _step(one, levels), levels, code.nearest, low_key, high_key)
 
 
 @inlined
-def _quantise(
+def put_levels(
     t: Float32Array,
     piece: Piece,
     codes: UInt8Array,
-    scale: np.float32,
+    inverse: np.float32,
+    step: np.float32,
     levels: int,
     nearest: bool,
     low_key: np.uint32,
     high_key: np.uint32,
 ) -> None:
-    """Writes one code a byte, and leaves in the residual what the codes do not stand for."""
-    residual, keep = piece.memory, piece.keep
-    step = _step(scale, levels)
-    zero = np.float32(levels)
-    inverse = np.float32(zero / scale) if scale > 0 else np.float32(0)
-    half = np.float32(levels + 2.0**-17)
+    """Writes one code a byte, and leaves in the memory what the codes do not stand for."""
+    memory, keep, counter = piece.memory, piece.keep, np.uint32(piece.origin)
+    zero, half, middle = np.float32(levels), np.float32(levels + 2.0**-17), np.float32(levels + 0.5)
     highest = np.int32(2 * levels)
-    if nearest:
-        middle = np.float32(levels + 0.5)
-        for i in range(t.size):
-            code = min(np.int32(t[i] * inverse + middle), highest)
-            codes[i] = code
-            if keep:
-                residual[i] = t[i] - (np.float32(code) - zero) * step
-        return
-    counter = np.uint32(piece.origin)
     for i in range(t.size):
         uniform = np.float32(hash32(low_key, high_key, counter) >> np.uint32(16))
-        offset = uniform * np.float32(2.0**-16) + half
-        code = min(np.int32(t[i] * inverse + offset), highest)
+        offset = middle if nearest else uniform * np.float32(2.0**-16) + half
+        code = max(min(np.int32(t[i] * inverse + offset), highest), np.int32(0))
         codes[i] = code
         if keep:
-            residual[i] = t[i] - (np.float32(code) - zero) * step
+            memory[i] = t[i] - (np.float32(code) - zero) * step
         counter = np.uint32(counter + np.uint32(1))
 
 
@@ -86,22 +72,18 @@ def _add(
     code: QSGD, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:
     levels = (1 << (code.bits - 1)) - 1
-    _add_levels(scratch.codes[low:high], _step(scale[0], levels), levels, scratch.t[low:high])
+    add_levels(scratch.codes[low:high], _step(scale[0], levels), levels, scratch.t[low:high])
 
 
 @inlined
 def _step(scale: np.float32, levels: int) -> np.float32:
     """What one level is worth."""
     largest = np.float32(LARGEST_SCALE)
-    if scale > largest:
-        scale = largest
-    if scale < -largest:
-        scale = -largest
-    return np.float32(scale / np.float32(levels))
+    return np.float32(max(min(scale, largest), -largest) / np.float32(levels))
 
 
 @compiled
-def _add_levels(codes: UInt8Array, step: np.float32, levels: int, total: Float32Array) -> None:
+def add_levels(codes: UInt8Array, step: np.float32, levels: int, total: Float32Array) -> None:
     """Adds what the codes stand for."""
     zero, highest = np.float32(levels), np.uint8(2 * levels)
     for i in range(codes.size):

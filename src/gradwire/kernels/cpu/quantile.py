@@ -13,15 +13,14 @@ from gradwire.kernels.cpu._compiled import (
     UInt32Array,
     allocating,
     array,
-    compensate,
-    compensation,
     compiled,
+    halves,
     hash32,
     keep_finite,
     largest_magnitude,
     mix64,
-    total_magnitude,
 )
+from gradwire.kernels.cpu._source import Source, form, of_segment, source_of, total_magnitude
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.quantile import (
     quantile_bits,
@@ -45,10 +44,8 @@ def quantile_encode(
     if rows:
         packed[:head].view(np.uint32)[0] = key & MASK32
     _encode(
-        block.runs,
-        block.segments,
+        source_of(block, source),
         block.segment_numels,
-        *compensation(source),
         packed[head:before_codes].view(np.float32),
         quantile_means(block, buckets),
         packed[before_codes:before_cells],
@@ -63,14 +60,8 @@ def quantile_encode(
 
 @allocating
 def _encode(
-    runs: Int64Array,
-    segments: Int64Array,
+    source: Source,
     numels: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
     means: Float32Array,
     firsts: Int64Array,
     codes: UInt8Array,
@@ -97,15 +88,9 @@ def _encode(
         t, bucket, group = t_of_segment[:numel], number_of_value[:numel], group_of_value[:numel]
         mine = means[firsts[segment] : firsts[segment + 1]]
         place = 0
-        for run in range(segments[segment], segments[segment + 1]):
-            start, length = runs[run, 0], runs[run, 1]
-            compensate(
-                gradient[start : start + length],
-                residual[start : start + length],
-                beta,
-                gamma,
-                t[place : place + length],
-            )
+        runs = of_segment(source, segment).runs
+        for start, length, _ in runs:
+            form(source, start, start + length, t[place:])
             place += length
         sketch = np.full(rows * groups * wide, (1 << bits) - 1, np.uint8)
         finite = largest_magnitude(t) < INFINITE
@@ -127,17 +112,13 @@ def _encode(
         else:
             mine[:] = np.nan
         place = 0
-        for run in range(segments[segment], segments[segment + 1]):
-            start, length, position = runs[run]
-            piece, numbers, group_numbers = (
-                t[place : place + length],
-                bucket[place : place + length],
-                group[place : place + length],
-            )
-            memory = residual[start : start + length]
-            place += length
+        for start, length, position in runs:
+            end = place + length
+            piece, numbers, group_numbers = t[place:end], bucket[place:end], group[place:end]
+            memory = source.residual[start : start + length]
+            place = end
             if not finite:
-                if keep:
+                if source.keep:
                     keep_finite(piece, memory)
                 continue
             if rows:
@@ -147,7 +128,7 @@ def _encode(
                         packed[i >> 3] |= np.uint8((group_numbers[i] >> np.uint8(plane) & 1) << (i & 7))
             else:
                 _pack(numbers, bits, codes[position * bits // 8 :])
-            if keep:
+            if source.keep:
                 for i in range(length):
                     memory[i] = piece[i] - mine[numbers[i]]
         _pack(sketch, bits, cells[before_cells:])
@@ -231,7 +212,7 @@ def _fill_buckets(
         start = first + -(-(number - base) * size // parts)
         stop = first + -(-(number - base + 1) * size // parts)
         members = magnitudes[start:stop]
-        mean = total_magnitude(members, members, np.float32(0), np.float32(1), lanes) / (stop - start)
+        mean = total_magnitude(members, lanes) / (stop - start)
         means[number] = -mean if number < share else mean
         for i in range(start, stop):
             bucket[side_order[i]] = np.uint8(number)
@@ -270,7 +251,7 @@ def _insert(
     bucket: UInt8Array, group: UInt8Array, edges: Int64Array, wide: int, cells: UInt8Array, key: np.uint64
 ) -> None:
     """The nearest to zero of what is hashed to a cell stays there, counted from where its group begins."""
-    low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    low_key, high_key = halves(key)
     for i in range(bucket.size):
         cell = group[i] * wide + column_of(low_key, high_key, i, wide)
         cells[cell] = min(cells[cell], np.uint8(bucket[i] - edges[group[i]]))
@@ -281,7 +262,7 @@ def _query(
     group: UInt8Array, edges: Int64Array, wide: int, cells: UInt8Array, key: np.uint64, row: int, bucket: UInt8Array
 ) -> None:
     """The farthest from zero of a value's cells is its bucket."""
-    low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    low_key, high_key = halves(key)
     for i in range(bucket.size):
         found = np.uint8(edges[group[i]] + cells[group[i] * wide + column_of(low_key, high_key, i, wide)])
         bucket[i] = found if row == 0 else max(found, bucket[i])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, allocating, array, compiled, mix64
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, allocating, array, compiled, halves, mix64
 from gradwire.kernels.cpu.quantile import column_of, find_edges
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.quantile import quantile_bits, quantile_columns, quantile_means, quantile_offsets
@@ -118,7 +118,7 @@ def _add_plane(group: UInt8Array, plane: int, bits: UInt8Array) -> None:
 @compiled
 def _read(found: Int64Array, ordinal: int, group: UInt8Array, wide: int, cells: UInt8Array, key: np.uint64) -> None:
     """Raises each number to what its cell has."""
-    low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    low_key, high_key = halves(key)
     for i in range(found.size):
         cell = group[i] * wide + column_of(low_key, high_key, ordinal + i, wide)
         found[i] = max(found[i], np.int64(cells[cell]))

@@ -21,31 +21,18 @@ from gradwire.kernels.cpu._compiled import (
     Float64Array,
     UInt8Array,
     UInt32Array,
-    add_compensated,
     array,
-    compensate,
-    compensation,
     compiled,
     inlined,
-    largest_compensated,
     rows_of_bytes,
+    sum_of_lanes,
 )
 from gradwire.kernels.cpu._packed import pack, unpack
+from gradwire.kernels.cpu._source import Source as Source
+from gradwire.kernels.cpu._source import form, of_segment, settle_all, source_of
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import ALIGNMENT, Block, Int64Array, UInt64Array
 from gradwire.randomness import run_keys
-
-
-class Source(NamedTuple):
-    """What a segment is read from: ``t = beta * residual + gamma * gradient`` over runs ``first`` to ``last - 1``."""
-
-    runs: Int64Array
-    first: int
-    last: int
-    gradient: Float32Array
-    residual: Float32Array
-    beta: np.float32
-    gamma: np.float32
 
 
 class Piece(NamedTuple):
@@ -120,6 +107,7 @@ class Compiled(NamedTuple):
         add: ``(code, low, high, position, scale, body, scratch)``: adds what some positions stand for to ``t``.
         store: As ``add``, of the first row; without it that is added to -0.0, which makes it that row, whichever its
             sign of zero.
+        terms: ``(code, t) -> (float, float)``: what :func:`sums` adds up, for codes that measure by it.
     """
 
     measure: Callable[..., Any]
@@ -128,6 +116,7 @@ class Compiled(NamedTuple):
     read: Callable[..., Any]
     add: Callable[..., Any]
     store: Callable[..., Any] | None = None
+    terms: Callable[..., Any] | None = None
 
 
 CODES: dict[type, Compiled] = {}
@@ -138,7 +127,7 @@ def encode(code: Code, block: Block, source: Compensated, payload: Tensor, key: 
     words, size, _ = code.layout(block.positions)
     packed, head = array(payload), 4 * words * block.segment_count
     packed[head:] = 0
-    put_all(code, block, *compensation(source), packed[:head].view(np.float32), packed[head : head + size], key)
+    put_all(code, block, source_of(block, source), packed[:head].view(np.float32), packed[head : head + size], key)
 
 
 def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
@@ -149,25 +138,10 @@ def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: floa
     read_all(code, block, rows, out, weight)
 
 
-def put_all(
-    code: Code,
-    block: Block,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
-    scales: Float32Array,
-    body: UInt8Array,
-    key: int,
-) -> None:
+def put_all(code: Code, block: Block, source: Source, scales: Float32Array, body: UInt8Array, key: int) -> None:
     """Writes a body of zeros, and the scales unless they are agreed."""
-    (words, _, mark), keys, values = (
-        code.layout(0),
-        run_keys(key, block.streams),
-        (gradient, residual, keep, beta, gamma),
-    )
-    _encode(code, words, mark, block.runs, block.segments, block.origins, keys, *values, scales, body, _scratch())
+    (words, _, mark), keys = code.layout(0), run_keys(key, block.streams)
+    _encode(code, words, mark, source, block.origins, keys, scales, body, _scratch())
 
 
 def read_all(code: Code, block: Block, payloads: Payloads, out: Tensor, weight: float) -> None:
@@ -177,13 +151,42 @@ def read_all(code: Code, block: Block, payloads: Payloads, out: Tensor, weight: 
 
 
 @inlined
-def peak(source: Source) -> np.uint32:
-    """Bits of the largest ``|t|``; at least ``INFINITE`` if any is not finite."""
-    gradient, residual, largest = source.gradient, source.residual, np.uint32(0)
-    for run in range(source.first, source.last):
-        low, high = source.runs[run, 0], source.runs[run, 0] + source.runs[run, 1]
-        largest = max(largest, largest_compensated(gradient[low:high], residual[low:high], source.beta, source.gamma))
-    return largest
+def sums(code: Any, source: Source, scratch: Scratch) -> tuple[float, float, int]:
+    """Sums of the two terms of all values, in the order the reference defines, and how many values are negative."""
+    t, ones, others = scratch.parts, scratch.lanes[0], scratch.lanes[1]
+    first, second, negatives = 0.0, 0.0, 0
+    for run in range(len(source.runs)):
+        start, stop = source.runs[run, 0], source.runs[run, 0] + source.runs[run, 1]
+        first_of_run, second_of_run = 0.0, 0.0
+        for low in range(start, stop, CHUNK):
+            high = min(low + CHUNK, stop)
+            form(source, low, high, t)
+            _add_terms(code, t[: high - low], ones, others)
+            first_of_run += sum_of_lanes(ones)
+            second_of_run += sum_of_lanes(others)
+            for i in range(high - low):
+                negatives += t[i] < 0
+        first += first_of_run
+        second += second_of_run
+    return first, second, negatives
+
+
+@inlined
+def _add_terms(code: Any, t: Float32Array, ones: Float64Array, others: Float64Array) -> None:
+    """Adds up a chunk in lanes."""
+    ones[:] = 0.0
+    others[:] = 0.0
+    whole = t.size // LANES * LANES
+    for first in range(0, whole, LANES):
+        row = t[first : first + LANES]
+        for i in range(LANES):
+            one, other = _terms(code, row[i])
+            ones[i] += one
+            others[i] += other
+    for i in range(t.size - whole):
+        one, other = _terms(code, t[whole + i])
+        ones[i] += one
+        others[i] += other
 
 
 @inlined
@@ -251,12 +254,15 @@ def _clear_and_add(
     _add(code, low, high, position, scale, body, scratch)
 
 
+def _terms(code: Any, t: np.float32) -> Any: ...
+
+
 def _choosing(number: int) -> Callable[..., Any]:
     """Finds a stage's function by the class of the code."""
     return lambda code, *others: CODES[code.instance_class][number] or _clear_and_add
 
 
-for _number, _stage in enumerate((_measure, _put, _pack, _read, _add, _store)):
+for _number, _stage in enumerate((_measure, _put, _pack, _read, _add, _store, _terms)):
     overload(cast(Any, _stage), jit_options=INLINED, strict=False)(_choosing(_number))
 
 
@@ -270,30 +276,24 @@ def _encode(
     code: Any,
     words: int,
     mark: int,
-    runs: Int64Array,
-    segments: Int64Array,
+    source: Source,
     origins: Int64Array,
     keys: UInt64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
     scales: Float32Array,
     body: UInt8Array,
     scratch: Scratch,
 ) -> None:
     filled, position = 0, 0
-    t, codes = scratch.t, scratch.codes
+    runs, segments, t, codes = source.runs, source.segments, scratch.t, scratch.codes
     for segment in range(segments.size - 1):
-        first_run, last_run = segments[segment], segments[segment + 1]
         scale = scales[words * segment : words * (segment + 1)]
-        finite = _measure(code, Source(runs, first_run, last_run, gradient, residual, beta, gamma), scale, scratch)
+        values = of_segment(source, segment)
+        finite = _measure(code, values, scale, scratch)
         if not finite:
             scale[:] = np.nan
-            if keep:
-                add_compensated(runs[first_run:last_run], gradient, residual, beta, gamma)
-        for run in range(first_run, last_run):
+            if source.keep:
+                settle_all(values)
+        for run in range(segments[segment], segments[segment + 1]):
             start, length = runs[run, 0], runs[run, 1]
             for first in range(0, length, CHUNK):
                 numel = min(CHUNK, length - first)
@@ -301,11 +301,11 @@ def _encode(
                     _pack(code, position, filled, body, scratch)
                     position += filled
                     filled = 0
-                low, high = filled, filled + numel
+                low, high, begin, end = filled, filled + numel, start + first, start + first + numel
                 if finite:
-                    memory = residual[start + first : start + first + numel]
-                    compensate(gradient[start + first : start + first + numel], memory, beta, gamma, t[low:high])
-                    _put(code, Piece(low, high, memory, keep, keys[run], origins[run] + first), scale, scratch)
+                    form(source, begin, end, t[low:high])
+                    piece = Piece(low, high, source.residual[begin:end], source.keep, keys[run], origins[run] + first)
+                    _put(code, piece, scale, scratch)
                 else:
                     t[low:high] = 0
                     codes[low:high] = mark

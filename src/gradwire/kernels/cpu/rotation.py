@@ -16,11 +16,12 @@ from gradwire.kernels.cpu._compiled import (
     allocating,
     array,
     compiled,
+    halves,
     hash32,
     rows_of_bytes,
-    total_square,
 )
 from gradwire.kernels.cpu._instructions import element_pointer, intrinsic
+from gradwire.kernels.cpu._source import total_square
 from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.rotation import LARGEST, PLAIN
 from gradwire.layout import Int64Array, UInt64Array
@@ -200,7 +201,7 @@ def _order(lanes: list[int]) -> ir.Constant:
 @compiled
 def _flip(values: Float32Array, size: int, counter: int, key: np.uint64) -> None:
     """Gives each value its random sign."""
-    low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    low, high = halves(key)
     for first in range(0, size, LANES):
         signs = hash32(low, high, np.uint32(counter + first))
         for i in range(first, min(first + LANES, size), _LANES):
@@ -229,7 +230,7 @@ def _scales(pieces: Int64Array, values: Float32Array, scales: Float32Array) -> N
     for number in range(len(pieces)):
         start, length, size = pieces[number, 0], pieces[number, 1], pieces[number, 2]
         piece = values[start : start + length]
-        scale = math.sqrt(total_square(piece, piece, np.float32(0), np.float32(1), lanes) / size)
+        scale = math.sqrt(total_square(piece, lanes) / size)
         scales[number] = np.float32(scale if scale >= SMALLEST_SCALE else 0.0)
 
 
@@ -269,7 +270,7 @@ def _encode(
         rotated[length:size] = 0
         _flip(rotated, size, counter, shared[run])
         _hadamard(rotated, size)
-        low, high = np.uint32(own[run] & np.uint64(0xFFFFFFFF)), np.uint32(own[run] >> np.uint64(32))
+        low, high = halves(own[run])
         factor = np.float32(grain / (2 * reach * math.sqrt(size)))
         for i in range(size):
             at = rotated[i] * factor + middle

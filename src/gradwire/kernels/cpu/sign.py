@@ -7,25 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, total_magnitude, total_square
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array
 from gradwire.kernels.cpu._packed import add_bits, pack_signs, put_bits
+from gradwire.kernels.cpu._source import numel, total
 from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read
 from gradwire.kernels.reference.sign import Sign
 
 
 def _measure(code: Sign, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
-    gradient, residual = source.gradient, source.residual
-    lanes, total, numel = scratch.lanes[0], 0.0, 0
-    for run in range(source.first, source.last):
-        start, stop = source.runs[run, 0], source.runs[run, 0] + source.runs[run, 1]
-        g, r = gradient[start:stop], residual[start:stop]
-        if code.norm == 2:
-            total += total_square(g, r, source.beta, source.gamma, lanes)
-        else:
-            total += total_magnitude(g, r, source.beta, source.gamma, lanes)
-        numel += stop - start
-    scale[0] = math.sqrt(total / numel) if code.norm == 2 else total / numel
-    return bool(np.isfinite(total))
+    mean = total(source, code.norm == 2, scratch.lanes[0]) / numel(source)
+    scale[0] = math.sqrt(mean) if code.norm == 2 else mean
+    return bool(np.isfinite(mean))
 
 
 def _put(code: Sign, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba.core import types
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import Float32Array, UInt32Array, allocating, array, compiled, hash32, mix64
+from gradwire.kernels.cpu._compiled import Float32Array, UInt32Array, allocating, array, compiled, halves, hash32, mix64
 from gradwire.kernels.cpu._instructions import element_pointer, in_all_lanes, intrinsic
 from gradwire.kernels.reference.sketch import LINE, MOST_ROWS
 from gradwire.layout import Block, Int64Array, UInt64Array
@@ -120,18 +120,13 @@ def _hash_lines(key: np.uint64, origin: int, width: int, places: Int64Array, sig
     for row in range(len(places)):
         for_column, for_sign = mix64(key ^ np.uint64(2 * row)), mix64(key ^ np.uint64(2 * row + 1))
         columns, bits = places[row], signs[row]
-        low, high = _halves(for_column)
+        low, high = halves(for_column)
         for line in range(columns.size):
             hashed = hash32(low, high, np.uint32(origin + LINE * line))
             columns[line] = np.int64((np.uint64(hashed) * np.uint64(width)) >> np.uint64(32))
-        low, high = _halves(for_sign)
+        low, high = halves(for_sign)
         for line in range(bits.size):
             bits[line] = hash32(low, high, np.uint32(origin + LINE * line))
-
-
-@compiled
-def _halves(key: np.uint64) -> tuple[np.uint32, np.uint32]:
-    return np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
 
 
 _BITS = ir.VectorType(ir.IntType(32), LINE)

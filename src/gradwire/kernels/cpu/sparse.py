@@ -9,14 +9,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import (
-    PIECE,
-    allocating,
-    array,
-    compiled,
-    hash32,
-    mix64,
-)
+from gradwire.kernels.cpu._compiled import PIECE, allocating, array, compiled, halves, hash32, mix64
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.sparse import FEISTEL_ROUNDS, lies_in_no_run
 from gradwire.layout import Block, Float32Array, Int64Array, UInt64Array
@@ -275,5 +268,5 @@ def _shift_cells(rows: Int64Array, columns: Int64Array, height: int, width: int,
 @compiled
 def _below(key: np.uint64, counter: int, limit: int) -> np.int64:
     """A number below ``limit``, from the hash of ``counter``."""
-    low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    low, high = halves(key)
     return np.int64((np.uint64(hash32(low, high, np.uint32(counter))) * np.uint64(limit)) >> np.uint64(32))

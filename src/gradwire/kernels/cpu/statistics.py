@@ -6,17 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import (
-    INFINITE,
-    allocating,
-    array,
-    compensate,
-    compensation,
-    compiled,
-    keep_finite,
-    largest_magnitude,
-    sum_of_magnitudes,
-)
+from gradwire.kernels.cpu._compiled import INFINITE, allocating, array, compiled, sum_of_magnitudes
+from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
 
@@ -24,7 +15,7 @@ from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
 def magnitude_statistics(block: Block, source: Compensated) -> tuple[Float64Array, Float32Array]:
     totals = np.empty(block.segment_count)
     largest = np.empty(block.segment_count, np.float32)
-    _statistics(block.runs, block.segments, *compensation(source), totals, largest)
+    _statistics(source_of(block, source), totals, largest)
     return totals, largest
 
 
@@ -41,29 +32,15 @@ def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple
 
 
 @allocating
-def _statistics(
-    runs: Int64Array,
-    segments: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
-    totals: Float64Array,
-    largest: Float32Array,
-) -> None:
-    t = np.empty(CHUNK, np.float32)
-    lanes = np.empty(LANES, np.float64)
-    bits = largest.view(np.uint32)
+def _statistics(source: Source, totals: Float64Array, largest: Float32Array) -> None:
+    t, lanes, bits = np.empty(CHUNK, np.float32), np.empty(LANES, np.float64), largest.view(np.uint32)
     for segment in range(totals.size):
         total, maximum = 0.0, np.uint32(0)
-        for run in range(segments[segment], segments[segment + 1]):
-            start, length = runs[run, 0], runs[run, 1]
+        for start, length, _ in of_segment(source, segment).runs:
             of_run = 0.0
-            for first in range(0, length, CHUNK):
-                low, high = start + first, start + min(first + CHUNK, length)
-                of_chunk = _take(gradient[low:high], residual[low:high], keep, beta, gamma, t)
-                maximum = max(maximum, of_chunk)
+            for low in range(start, start + length, CHUNK):
+                high = min(low + CHUNK, start + length)
+                maximum = max(maximum, settle(source, low, high, t))
                 of_run += sum_of_magnitudes(t[: high - low], lanes)
             total += of_run
         finite = maximum < INFINITE
@@ -71,28 +48,6 @@ def _statistics(
         bits[segment] = maximum
         if not finite:
             largest[segment] = np.nan
-
-
-@compiled
-def _take(
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
-    t: Float32Array,
-) -> np.uint32:
-    """Forms ``t`` and leaves it in the residual where finite; returns the bits of its largest magnitude."""
-    values = t[: gradient.size]
-    compensate(gradient, residual, beta, gamma, values)
-    largest = np.uint32(largest_magnitude(values))
-    if keep:
-        if largest >= INFINITE:
-            keep_finite(values, residual)
-        else:
-            for i in range(values.size):
-                residual[i] = values[i]
-    return largest
 
 
 @compiled

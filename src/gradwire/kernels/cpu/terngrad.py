@@ -6,22 +6,11 @@ import math
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import (
-    INFINITE,
-    Float32Array,
-    Float64Array,
-    UInt8Array,
-    compensate,
-    compiled,
-    float_of,
-    halves,
-    hash32,
-    inlined,
-    sum_of_lanes,
-)
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read, peak
+from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array, float_of, halves, hash32, inlined
+from gradwire.kernels.cpu._source import numel, peak
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read, sums
 from gradwire.kernels.cpu.trits import add_trits, write_trits
-from gradwire.kernels.reference._torch import CHUNK, LANES, SMALLEST_SCALE
+from gradwire.kernels.reference._torch import SMALLEST_SCALE
 from gradwire.kernels.reference.terngrad import SMALLEST_VARIANCE, TernGrad
 
 
@@ -29,7 +18,8 @@ def _measure(code: TernGrad, source: Source, scale: Float32Array, scratch: Scrat
     bits = peak(source)
     largest = float(np.float64(float_of(bits)))
     if code.clip and bits < INFINITE:
-        mean, mean_square = _moments(source, scratch)
+        first, second, _ = sums(code, source, scratch)
+        mean, mean_square = first / numel(source), second / numel(source)
         variance = mean_square - mean * mean
         if variance > SMALLEST_VARIANCE * mean_square:
             largest = min(largest, code.clip * math.sqrt(variance))
@@ -37,42 +27,9 @@ def _measure(code: TernGrad, source: Source, scale: Float32Array, scratch: Scrat
     return bool(bits < INFINITE)
 
 
-@compiled
-def _moments(source: Source, scratch: Scratch) -> tuple[float, float]:
-    """Means of ``t`` and of ``t * t``, summed in the order the reference defines."""
-    t, sums, squares = scratch.parts, scratch.lanes[0], scratch.lanes[1]
-    total, square, numel = 0.0, 0.0, 0
-    for run in range(source.first, source.last):
-        start, length = source.runs[run, 0], source.runs[run, 1]
-        total_of_run, square_of_run = 0.0, 0.0
-        for first in range(0, length, CHUNK):
-            low, high = start + first, start + min(first + CHUNK, length)
-            compensate(source.gradient[low:high], source.residual[low:high], source.beta, source.gamma, t[: high - low])
-            _add_moments(t[: high - low], sums, squares)
-            total_of_run += sum_of_lanes(sums)
-            square_of_run += sum_of_lanes(squares)
-        total += total_of_run
-        square += square_of_run
-        numel += length
-    return total / numel, square / numel
-
-
-@compiled
-def _add_moments(t: Float32Array, sums: Float64Array, squares: Float64Array) -> None:
-    """Sums of one chunk in lanes."""
-    sums[:] = 0.0
-    squares[:] = 0.0
-    whole = t.size // LANES * LANES
-    for first in range(0, whole, LANES):
-        row = t[first : first + LANES]
-        for i in range(LANES):
-            value = np.float64(row[i])
-            sums[i] += value
-            squares[i] += value * value
-    for i in range(t.size - whole):
-        value = np.float64(t[whole + i])
-        sums[i] += value
-        squares[i] += value * value
+def _moments(code: TernGrad, t: np.float32) -> tuple[np.float64, np.float64]:
+    exact = np.float64(t)
+    return exact, exact * exact
 
 
 def _put(code: TernGrad, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
@@ -99,4 +56,4 @@ def _draw(
         counter = np.uint32(counter + np.uint32(1))
 
 
-CODES[TernGrad] = Compiled(_measure, _put, write_trits, nothing_to_read, add_trits)
+CODES[TernGrad] = Compiled(_measure, _put, write_trits, nothing_to_read, add_trits, terms=_moments)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array, compiled, float_of, inlined
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read, peak
+from gradwire.kernels.cpu._source import peak
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read
 from gradwire.kernels.cpu.trits import add_trits, write_trits
 from gradwire.kernels.reference.threelc import LARGEST_FLOAT, ThreeLC
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import INFINITE, PIECE, allocating, array, compensation, compiled, largest_magnitude
+from gradwire.kernels.cpu._compiled import INFINITE, PIECE, allocating, array, compiled, largest_magnitude
 from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
+from gradwire.kernels.cpu._source import Source, settle, source_of
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.threshold import LARGEST
 from gradwire.layout import Block, Float32Array, Int64Array
@@ -18,7 +19,7 @@ def collect_reaching(
     block: Block, source: Compensated, thresholds: Float32Array, room: int
 ) -> tuple[Tensor, Tensor, Int64Array]:
     counts = np.empty(len(block.runs), np.int64)
-    found = _collect_reaching(block.runs, block.segments, *compensation(source), thresholds, room, counts)
+    found = _collect_reaching(source_of(block, source), thresholds, room, counts)
     return *_tensors(*found), counts
 
 
@@ -34,9 +35,7 @@ def collect_unambiguous(
 ) -> tuple[Tensor, Tensor, Int64Array]:
     counts = np.empty(len(block.runs), np.int64)
     found = _collect_unambiguous(
-        block.runs,
-        block.segments,
-        *compensation(source),
+        source_of(block, source),
         array(moments if squares is None else squares),
         squares is not None,
         array(moments),
@@ -54,7 +53,7 @@ def collect_local_maxima(
 ) -> tuple[Tensor, Tensor, Int64Array, Float32Array]:
     counts = np.empty(len(block.runs), np.int64)
     scales = np.zeros(block.segment_count, np.float32)
-    found = _collect_local_maxima(block.runs, block.segments, *compensation(source), bins, room, counts, scales)
+    found = _collect_local_maxima(source_of(block, source), bins, room, counts, scales)
     return *_tensors(*found), counts, scales
 
 
@@ -97,34 +96,16 @@ def _list(
     return found
 
 
-@compiled
-def _settle(gradient: Float32Array, memory: Float32Array, beta: np.float32, gamma: np.float32) -> bool:
-    """Leaves ``t`` in the memory where finite, in one pass; returns whether all is."""
-    gaps = np.uint32(0)
-    for i in range(memory.size):
-        t = beta * memory[i] + gamma * gradient[i]
-        finite = abs(t) < np.float32(np.inf)
-        memory[i] = t if finite else memory[i]
-        gaps = np.uint32(gaps + np.uint32(not finite))
-    return bool(gaps == 0)
-
-
 @allocating
 def _collect_reaching(
-    runs: Int64Array,
-    segments: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     thresholds: Float32Array,
     room: int,
     counts: Int64Array,
 ) -> tuple[Int64Array, Float32Array, np.int64]:
     places, candidates = np.empty(room + PIECE, np.int64), np.empty(room + PIECE, np.float32)
-    bits = thresholds.view(np.uint32)
-    found = np.int64(0)
+    t, bits, found = np.empty(PIECE, np.float32), thresholds.view(np.uint32), np.int64(0)
+    runs, segments = source.runs, source.segments
     for segment in range(thresholds.size):
         wanted, begin = not np.isnan(thresholds[segment]), found
         threshold = max(bits[segment], np.uint32(1))
@@ -132,15 +113,12 @@ def _collect_reaching(
             start, length, position = runs[run]
             before = found
             for first in range(0, length, PIECE):
-                low, high = start + first, start + min(first + PIECE, length)
-                if keep:
-                    finite = _settle(gradient[low:high], residual[low:high], beta, gamma)
-                else:
-                    finite = largest_magnitude(gradient[low:high]) < INFINITE
+                count = min(PIECE, length - first)
+                finite = settle(source, start + first, start + first + count, t) < INFINITE
                 wanted = wanted and finite
                 if wanted:
-                    places, candidates = _roomy(places, candidates, found, high - low)
-                    found = _list(residual[low:high], position + first, threshold, places, candidates, found)
+                    places, candidates = _roomy(places, candidates, found, count)
+                    found = _list(t[:count], position + first, threshold, places, candidates, found)
             counts[run] = found - before
         if not wanted:
             found = begin
@@ -150,13 +128,7 @@ def _collect_reaching(
 
 @allocating
 def _collect_unambiguous(
-    runs: Int64Array,
-    segments: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     squares: Float32Array,
     given: bool,
     moments: Float32Array,
@@ -168,6 +140,7 @@ def _collect_unambiguous(
 ) -> tuple[Int64Array, Float32Array, np.int64]:
     places, candidates = np.empty(room + PIECE, np.int64), np.empty(room + PIECE, np.float32)
     forgotten, products, marks = np.zeros(PIECE, np.float32), np.empty(PIECE, np.float32), np.empty(PIECE, np.float32)
+    runs, segments, gradient, residual, keep, beta, gamma = source
     found = np.int64(0)
     for segment in range(segments.size - 1):
         finite, begin = True, found
@@ -230,23 +203,17 @@ def _mark(
 
 @allocating
 def _collect_local_maxima(
-    runs: Int64Array,
-    segments: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     bins: Int64Array,
     room: int,
     counts: Int64Array,
     scales: Float32Array,
 ) -> tuple[Int64Array, Float32Array, np.int64]:
-    widest = PIECE
+    runs, segments, widest = source.runs, source.segments, PIECE
     for run in range(bins.size):
         widest = max(widest, min(bins[run], runs[run, 1]))
     places, candidates = np.empty(room + widest, np.int64), np.empty(room + widest, np.float32)
-    ahead = np.zeros(widest + LANES, np.float32)
+    t, ahead = np.empty(widest, np.float32), np.zeros(widest + LANES, np.float32)
     largest_bits = np.empty(1, np.uint32)
     largest = largest_bits.view(np.float32)
     found = np.int64(0)
@@ -259,11 +226,8 @@ def _collect_local_maxima(
             step = max(PIECE // width, 1) * width
             for first in range(0, length, step):
                 low, high = start + first, start + min(first + step, length)
-                g, values = gradient[low:high], residual[low:high]
-                if keep:
-                    finite = _settle(g, values, beta, gamma) and finite
-                else:
-                    finite = largest_magnitude(values) < INFINITE and finite
+                finite = settle(source, low, high, t) < INFINITE and finite
+                values, g, gamma = t[: high - low], source.gradient[low:high], source.gamma
                 for i in range(values.size):
                     ahead[i] = values[i] + gamma * g[i]
                 if finite:

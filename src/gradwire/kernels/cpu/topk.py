@@ -21,14 +21,11 @@ from gradwire.kernels.cpu._compiled import (
     UInt32Array,
     allocating,
     array,
-    compensate,
-    compensation,
     compiled,
     hash32,
-    keep_finite,
-    largest_magnitude,
 )
 from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
+from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of
 from gradwire.kernels.reference._torch import LANES
 from gradwire.layout import Block, Int64Array
 
@@ -47,30 +44,12 @@ _COPIES = 4
 
 
 def topk_select(block: Block, source: Compensated, counts: Int64Array, positions: Tensor, values: Tensor) -> None:
-    _select(
-        block.runs,
-        block.segments,
-        block.segment_numels,
-        *compensation(source),
-        counts,
-        array(positions),
-        array(values),
-    )
+    _select(source_of(block, source), block.segment_numels, counts, array(positions), array(values))
 
 
 @allocating
 def _select(
-    runs: Int64Array,
-    segments: Int64Array,
-    numels: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
-    counts: Int64Array,
-    positions: Int64Array,
-    values: Float32Array,
+    source: Source, numels: Int64Array, counts: Int64Array, positions: Int64Array, values: Float32Array
 ) -> None:
     t = np.empty(PIECE, np.float32)
     sample, sampled = np.empty(SAMPLE, np.float32), np.empty(SAMPLE, np.int64)
@@ -82,20 +61,20 @@ def _select(
     written = 0
     for segment in range(numels.size):
         count, numel = counts[segment], numels[segment]
-        pieces = runs[segments[segment] : segments[segment + 1]]
+        own = of_segment(source, segment)
         guess = np.uint32(0)
         if count == 0:
             guess = INFINITE
         elif numel > SMALL:
-            guess = _guess(pieces, numel, count, gradient, residual, beta, gamma, sampled, sample)
-        finite, found = _collect(pieces, gradient, residual, keep, beta, gamma, guess, room, t, places, candidates)
+            guess = _guess(own, numel, count, sampled, sample)
+        finite, found = _collect(own, guess, room, t, places, candidates)
         chosen_positions = positions[written : written + count]
         chosen_values = values[written : written + count]
         written += count
         if count == 0:
             continue
         if not finite:
-            _first_positions(pieces, chosen_positions)
+            _first_positions(own.runs, chosen_positions)
             chosen_values[:] = np.nan
         elif count <= found <= room:
             threshold, ties = _threshold(candidates[:found], count)
@@ -104,8 +83,8 @@ def _select(
             if guess == 1 and found < count:
                 threshold, ties = 0, count - found  # all that is not zero was found
             else:
-                threshold, ties = _threshold_by_histogram(pieces, residual, count)
-            _choose_from_runs(pieces, residual, threshold, ties, chosen_positions, chosen_values)
+                threshold, ties = _threshold_by_histogram(own.runs, own.residual, count)
+            _choose_from_runs(own.runs, own.residual, threshold, ties, chosen_positions, chosen_values)
 
 
 @compiled
@@ -130,23 +109,13 @@ def _room(count: int, numel: int) -> int:
 
 
 @compiled
-def _guess(
-    runs: Int64Array,
-    numel: int,
-    count: int,
-    gradient: Float32Array,
-    residual: Float32Array,
-    beta: np.float32,
-    gamma: np.float32,
-    places: Int64Array,
-    sample: Float32Array,
-) -> np.uint32:
+def _guess(source: Source, numel: int, count: int, places: Int64Array, sample: Float32Array) -> np.uint32:
     """A magnitude that somewhat more than ``count`` elements reach, or infinity where collecting would not pay."""
     if _room(count, numel) == 0:
         return INFINITE
     size = _sample_size(numel)
     stride = numel // size
-    run, first = 0, 0
+    run, first, runs = 0, 0, source.runs
     for i in range(size):
         drawn = np.uint64(hash32(np.uint32(0), np.uint32(0), np.uint32(i)))
         element = i * stride + np.int64((drawn * np.uint64(stride)) >> np.uint64(32))
@@ -155,24 +124,14 @@ def _guess(
             run += 1
         places[i] = runs[run, 0] + element - first
     for i in range(size):  # nothing but reading, so that many reads are under way at a time
-        sample[i] = beta * residual[places[i]] + gamma * gradient[places[i]]
+        sample[i] = source.beta * source.residual[places[i]] + source.gamma * source.gradient[places[i]]
     threshold, _ = _threshold(sample[:size], _sample_rank(count, numel))
     return max(np.uint32(threshold), np.uint32(1))
 
 
 @allocating
 def _collect(
-    runs: Int64Array,
-    gradient: Float32Array,
-    residual: Float32Array,
-    keep: bool,
-    beta: np.float32,
-    gamma: np.float32,
-    guess: np.uint32,
-    room: int,
-    t: Float32Array,
-    places: Int64Array,
-    candidates: Float32Array,
+    source: Source, guess: np.uint32, room: int, t: Float32Array, places: Int64Array, candidates: Float32Array
 ) -> tuple[bool, int]:
     """Leaves ``t`` in the residual and lists the positions and values that reach ``guess``.
 
@@ -181,23 +140,14 @@ def _collect(
     """
     masks, firsts = np.empty(PIECE // LANES, np.uint32), np.empty(PIECE // LANES, np.int64)
     finite, found = True, 0
-    for run in range(len(runs)):
-        start, length, position = runs[run]
+    for start, length, position in source.runs:
         for first in range(0, length, PIECE):
-            low, high = start + first, start + min(first + PIECE, length)
-            memory, values = residual[low:high], t[: high - low]
-            compensate(gradient[low:high], memory, beta, gamma, values)
-            largest = largest_magnitude(values)
-            if largest >= INFINITE:
-                finite = False
-                if keep:
-                    keep_finite(values, memory)
-            elif keep:
-                for i in range(values.size):
-                    memory[i] = values[i]
+            count = min(PIECE, length - first)
+            largest = settle(source, start + first, start + first + count, t)
+            finite = finite and largest < INFINITE
             if guess <= largest and found <= room:
                 found += _list_reaching(
-                    t, values.size, position + first, guess, masks, firsts, places[found:], candidates[found:]
+                    t, count, position + first, guess, masks, firsts, places[found:], candidates[found:]
                 )
     return finite, found
 

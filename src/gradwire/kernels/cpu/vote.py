@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, compiled, halves, hash32
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read, peak
+from gradwire.kernels.cpu._source import peak
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read
 from gradwire.kernels.cpu.sign import add_signs, store_signs, write_signs
 from gradwire.kernels.reference.vote import Vote
 

@@ -17,21 +17,23 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 SLOWEST, FASTEST = 1e5, 1e14
 
 
-def rate(text: str, name: str = "link") -> float:
+def rate(text: str, name: str = "link", slowest: float = SLOWEST, fastest: float = FASTEST) -> float:
     """Bits a second of a number and one of bit, kbit, mbit, gbit, tbit; decimal, and letter case does not matter.
 
     Raises:
         ConfigurationError: If the text is no rate, with what was probably meant, or none that a network has.
     """
-    match = _RATE.fullmatch(text.strip())
+    match = _RATE.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise ConfigurationError(
-            f"{name}={text!r} is not a rate: {_meant(text)}write a number and one of bit, kbit, mbit or gbit, such as "
-            "10gbit"
+            f"{name}={text!r} is not a rate: {_meant(str(text))}write a number and one of bit, kbit, mbit or gbit, "
+            "such as 10gbit"
         )
     found = float(match[1]) * _RATES[match[2].lower()]
-    if not SLOWEST <= found <= FASTEST:
-        raise ConfigurationError(f"{name}={text!r} is {found:g} bits a second; give 100kbit to 100tbit")
+    if not slowest <= found <= fastest:
+        raise ConfigurationError(
+            f"{name}={text!r} is {found:g} bits a second; give {written(slowest)} to {written(fastest)}"
+        )
     return found
 
 

@@ -1,0 +1,159 @@
+"""Which parameters have gradients, of some ranks or at some times: what is averaged is right, or it is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire import ConfigurationError
+from models import flat, same_everywhere
+from pool import ranks
+from trained import METHODS, Branches, Trained, inputs, mean_square, network
+
+
+@ranks(2)
+def test_unused_parameters() -> None:
+    for method, options in METHODS:
+        trained = Trained(Branches(), method, cap=0.002, find_unused_parameters=True, **options)
+        for step in range(8):  # first every rank another branch, then all the same one
+            which = (step + dist.get_rank()) % 2 if step < 4 else 1
+            trained.step(mean_square(trained.model, step, which))
+        trained.end(8)
+
+
+@ranks(2)
+def test_frozen_and_frozen_later() -> None:
+    net = network()
+    net[0].requires_grad_(False)
+    trained = Trained(net)
+    before = net[0].weight.clone()
+    for step in range(3):
+        trained.step(mean_square(trained.model, step))
+    assert torch.equal(before, net[0].weight)
+    trained.end(3)
+
+    net = network()
+    trained = Trained(net, find_unused_parameters=True)
+    for step in range(9):
+        net[0].requires_grad_(not 3 <= step < 6)
+        if step == 3:
+            before = net[0].weight.clone()
+        trained.step(mean_square(trained.model, step))
+        if step == 5:
+            assert torch.equal(before, net[0].weight)
+    assert not torch.equal(before, net[0].weight)
+    trained.end(9)
+
+
+@ranks(2)
+def test_unfrozen_later() -> None:
+    for granularity in ("layer", "model"):
+        net = network()
+        net[0].requires_grad_(False)
+        trained = Trained(net, granularity=granularity)
+        trained.step(mean_square(trained.model, 0))
+        net[0].requires_grad_(True)
+        net.zero_grad()
+        anew = Trained(net, granularity=granularity)
+        anew.step(mean_square(anew.model, 1))
+        assert same_everywhere(net[0].weight.grad)
+        anew.end(1)
+        trained.handle.close()
+
+        net = network()
+        net[0].requires_grad_(False)
+        trained = Trained(net, granularity=granularity)
+        trained.step(mean_square(trained.model, 0))
+        net[0].requires_grad_(True)
+        with pytest.raises(ConfigurationError, match=r"parameter '0.weight' was frozen when the method was attached"):
+            trained.step(mean_square(trained.model, 1))
+        trained.handle.close()
+
+
+@ranks(2)
+def test_parameters_that_ddp_ignores() -> None:
+    for granularity in ("layer", "model"):
+        net = network()
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["0.weight"])
+        trained = Trained(net, granularity=granularity)
+        trained.step(mean_square(trained.model, 0))
+        assert same_everywhere(net[2].weight.grad)
+        trained.handle.close()
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.read, self.write = nn.Embedding(50, 40), nn.Linear(40, 50, bias=False)
+        self.write.weight = self.read.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.write(self.read(tokens))  # type: ignore[no-any-return]
+
+
+@ranks(2)
+def test_shared_parameters() -> None:
+    for method, options in METHODS:
+        trained = Trained(Tied(), method, **options)
+        for step in range(4):
+            tokens = torch.randint(50, (9,), generator=torch.Generator().manual_seed(100 * dist.get_rank() + step))
+            trained.optimizer.zero_grad()
+            trained.model(tokens).square().mean().backward()
+            trained.optimizer.step()
+        trained.end(4)
+    tied = Tied()
+    with pytest.raises(ConfigurationError, match=r"'write.weight' is the parameter 'read.weight' under another name"):
+        gradwire.Synchronizer(tied.named_parameters(remove_duplicate=False), "topk")
+    two = [*network().named_parameters(), *network().named_parameters()]
+    with pytest.raises(ConfigurationError, match=r"two parameters have the name '0.weight'"):
+        gradwire.Synchronizer(two, "topk")
+
+
+@ranks(2)
+def test_uneven_inputs() -> None:
+    """A rank that has joined gives zeros, so that the others' steps are as if it still trained on nothing."""
+    for method, options in METHODS:
+        for own_steps in (0, 2):
+            steps = own_steps if dist.get_rank() == 0 else 5
+            joined = Trained(network(), method, **options)
+            with joined.model.join():
+                for step in range(steps):
+                    joined.step(mean_square(joined.model, step))
+            zeros = Trained(network(), method, **options)
+            for step in range(5):
+                zeros.step(mean_square(zeros.model, step, weight=float(step < steps)))
+            assert torch.equal(joined.end(5), zeros.end(5)), method
+
+
+@ranks(2)
+def test_own_loop_with_missing_gradients() -> None:
+    for method, options in METHODS:
+        net = Branches()
+        sync = gradwire.Synchronizer(net.named_parameters(), method, **options)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        for step in range(6):
+            optimizer.zero_grad()
+            if step != 3 or dist.get_rank() == 0:  # in step 3 a rank has no data at all
+                net(inputs(step), (step + dist.get_rank()) % 2).square().mean().backward()
+            if step == 5:
+                net.second.requires_grad_(False)
+                before = net.second.weight.clone()
+                optimizer.zero_grad()
+            sync.synchronize()
+            optimizer.step()
+        assert torch.equal(before, net.second.weight)
+        assert same_everywhere(flat(net))
+        sync.close()
+    net = Branches()
+    net.second.requires_grad_(False)
+    sync = gradwire.Synchronizer(net.named_parameters(), "topk")
+    sync.synchronize()
+    net.second.requires_grad_(True)
+    with pytest.raises(ConfigurationError, match=r"parameter 'second.weight' was frozen when the method was attached"):
+        sync.synchronize()
+    sync.close()

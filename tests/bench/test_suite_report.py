@@ -1,0 +1,176 @@
+"""What the suite says of its records: a report, tables, changes, the page of a paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire_bench.suite import compare, page, reproduction
+from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.suite.plan import Plan, load
+from gradwire_bench.suite.tables import tables
+from suite_records import of_every_kind, record, trial
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+
+
+class Page(HTMLParser):
+    """What a page has, and what it would load."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: dict[str, int] = {}
+        self.loads: list[str] = []
+        self.open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "action", "srcset") and value and not value.startswith("#"):
+                self.loads.append(value)
+        if tag not in ("meta", "br", "input", "link", "path", "use", "rect", "circle"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("path", "use", "rect", "circle"):
+            assert self.open.pop() == tag
+
+
+def test_the_report_is_one_file_with_every_plot_and_table_and_loads_nothing() -> None:
+    records = of_every_kind()
+    html = page.html(records, "A title", "About <it>.")
+    read = Page(html)
+    assert read.open == []
+    assert read.loads == []
+    assert "@import" not in html
+    assert "url(http" not in html
+    assert read.tags["figure"] == 6
+    assert read.tags["svg"] == 6
+    assert read.tags["table"] == 5  # four kinds, and what failed
+    assert len(html) < 5 * 2**20
+    assert "About &lt;it&gt;." in html
+    assert "MovieLens-100k &lt;is&gt; not there" in html
+    for each in records:
+        if not each.error:
+            assert each.command in html
+    assert page.html(records, "A title", "About <it>.") == html  # the same records, the same bytes
+
+
+def test_the_report_of_some_kinds_has_their_parts_alone() -> None:
+    html = page.html([trial("ddp", 0.9), trial("topk", 0.8)], "A title", "About.")
+    assert Page(html).tags["svg"] == 1
+    assert "Averages alone" not in html
+
+
+def test_a_browser_shows_the_report(tmp_path: Path) -> None:
+    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is on this machine")
+    (tmp_path / "report.html").write_text(page.html(of_every_kind(), "A title", "About."))
+    shot = tmp_path / "shot.png"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,3000", f"--screenshot={shot}"]
+    subprocess.run(
+        [browser, *options, (tmp_path / "report.html").as_uri()], check=True, capture_output=True, timeout=120
+    )
+    from matplotlib.image import imread
+
+    pixels = imread(shot)
+    assert pixels.shape[:2] == (3000, 1400)
+    rows = pixels[:, :, :3].reshape(30, -1, 3)
+    assert sum(band.std() > 0.01 for band in rows) > 15  # there is something on most of it
+
+
+def test_rows_are_over_seeds_and_hooks_without_a_meter_have_their_interface() -> None:
+    training, learnt, averages, codecs = tables(of_every_kind())
+    assert [len(table.lines) for table in (training, learnt, averages, codecs)] == [4, 4, 8, 2]
+    assert [len(line.records) for line in learnt.lines] == [2] * 4
+    texts = {line.values[2].text: [value.text for value in line.values] for line in training.lines}
+    kilobytes = training.columns.index("kB a step")
+    assert texts["DDP fp32"][kilobytes] == "0.1"
+    assert texts["torch fp16_compress_hook"][kilobytes] == "0.06"
+    assert texts["topk ratio=0.01"][kilobytes] == "0.05"
+    points = {line.values[2].text: line.values[4].text for line in learnt.lines}
+    assert points == {
+        "DDP fp32": "+0.00",
+        "topk ratio=0.01": "-1.00",
+        "acpsgd rank=4": "-2.00",
+        "torch fp16_compress_hook": "-3.00",
+    }
+
+
+def changed(
+    before: Sequence[Record], after: Sequence[Record], *, beyond: bool = True
+) -> list[tuple[str, str, float, bool]]:
+    found = compare.changes(before, after, 0.05)
+    return [(c.cell.kind, c.measure, round(c.share, 2), c.better) for c in found if c.beyond == beyond]
+
+
+def test_what_changed_is_told_and_chance_is_not() -> None:
+    before = of_every_kind()
+    assert list(compare.changes(before, before, 0.0)) == []
+    after = []
+    for each in before:
+        result = dict(each.result)
+        if each.cell.kind == "train" and each.cell.workload == "image" and each.cell.method == "ddp":
+            result["step_seconds"] = [2 * result["step_seconds"][0]]
+        elif each.cell.kind == "sync":
+            result["seconds"] = [1.01 * result["seconds"][0]]
+        elif each.cell.kind == "codec":
+            result["error"] = 0.4
+        elif each.cell.kind == "train" and each.cell.method == "torch-fp16":
+            result["interface_bytes"] *= 1.002  # headers of what was sent again
+        after.append(dataclasses.replace(each, result=result))
+    assert changed(before, after) == [("train", "seconds", 1.0, False), *[("codec", "error", -0.2, True)] * 2]
+    assert sorted(each[1] for each in changed(before, after, beyond=False)) == ["bytes", *["seconds"] * 8]
+    lost, new = compare.lost_and_found(before, after[:3])
+    assert len(lost) == len([each for each in before if not each.error]) - 3
+    assert new == []
+
+
+def test_times_are_held_against_how_steps_differ_and_quality_against_how_seeds_do() -> None:
+    def timed(seconds: Sequence[float]) -> list[Record]:
+        return [record(Cell("sync", "tiny", "topk"), seconds=list(seconds))]
+
+    steady, restless = [1.0, 1.01, 0.99, 1.0, 1.02], [1.0, 1.3, 0.8, 1.5, 0.9]
+    assert changed(timed(steady), timed([1.1 * each for each in steady])) == [("sync", "seconds", 0.1, False)]
+    assert changed(timed(restless), timed([1.1 * each for each in restless])) == []
+    qualities = [0.80, 0.84, 0.82]
+    before = [trial("topk", quality, seed) for seed, quality in enumerate(qualities)]
+    worse = [trial("topk", quality - 0.01 - 0.001 * seed, seed) for seed, quality in enumerate(qualities)]
+    other = [trial("topk", quality, seed) for seed, quality in enumerate((0.81, 0.82, 0.83))]
+    assert [each[1] for each in changed(before, worse)] == ["quality", "loss"]
+    assert changed(before, other) == []
+    assert changed(before[:2], worse[:2]) == []  # two seeds say nothing of chance
+
+
+def test_the_page_of_a_paper_has_every_claim_with_its_verdict() -> None:
+    plan: Plan = load("papers", "layerwise")
+    records = [
+        trial(cell.method, 0.8 + 0.01 * (cell.granularity == "layer") + 0.001 * cell.seed, **_axes(cell))
+        for cell in plan.cells
+    ]
+    found = reproduction.findings(plan, records)
+    text = reproduction.page(plan, records, found, "gradwire reproduce layerwise")
+    verdicts = {each.claim.text: each.verdict for each in found}
+    assert verdicts["TernGrad: layer-wise is better than entire-model"] == "holds"
+    assert verdicts["Top-k at 10 % and less, plain SGD: entire-model is better"] == "does not hold"
+    assert verdicts["Threshold-v: both are equal"] == "does not hold"
+    for each in found:
+        assert f"| {each.claim.text} | {each.claim.published} |" in text
+        assert f"| **{each.verdict}** |" in text
+        assert (f"* {each.claim.text}: {each.verdict}. " in text) == (each.verdict != "holds")
+        assert (each.claim.reason in text) == (each.verdict != "holds" or not each.claim.reason)
+    assert all(what in text and why in text for what, why in plan.scaled)
+    assert f"{len(records)} of {len(plan.cells)} cells" in text
+
+
+def _axes(cell: Cell) -> dict[str, Any]:
+    return {name: value for name, value in cell.setting("kind", "method")}

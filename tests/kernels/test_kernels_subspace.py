@@ -1,0 +1,143 @@
+"""Coordinates of rows and what is left of them: Numba against the reference, bit for bit, and the laws of the codec."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import gradwire
+from gradwire.codecs.lowrank import orthonormal_rows
+from gradwire.codecs.quantize import SubspaceDeadZone
+from gradwire.engine import Configuration
+from gradwire.errors import ConfigurationError
+from gradwire.kernels import Compensated, cpu, reference
+from gradwire.layout import Block, Granularity, Slot, flat_slots
+from gradwire.local import LocalWorld
+from gradwire.memory import Feedback, Store
+from kernel_inputs import GRADIENTS, same
+
+OFFSET = 3
+WHOLE = Granularity("model")
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(st.integers(1, 20), st.integers(1, 90), st.integers(0, 5), st.booleans(), st.sampled_from(list(GRADIENTS)))
+def test_is_the_reference(n: int, m: int, rank: int, remembers: bool, values: str) -> None:
+    block = Block.cut([Slot("matrix", (n, m), OFFSET)], WHOLE)
+    gradient, basis = GRADIENTS[values], draw(rank, m, seed=1)
+    source = Compensated(gradient, draw(len(gradient), seed=2), 0.9, 0.3) if remembers else Compensated(gradient)
+    results = []
+    for kernels in (cpu, reference):
+        coordinates, rest, back = torch.full((rank, n), 7.0), draw(n * m + 5, seed=3), draw(n * m + 5, seed=4)
+        combined = torch.full((rank, m), 7.0)
+        kernels.split_rows(block, source, basis, coordinates, rest)
+        kernels.add_product(block, coordinates, basis, rest, back)
+        kernels.combine_rows(block, coordinates, back, combined)
+        results.append((coordinates, rest, back, combined))
+        assert torch.equal(rest[:OFFSET], draw(n * m + 5, seed=3)[:OFFSET])
+        assert torch.equal(back[OFFSET + n * m :], draw(n * m + 5, seed=4)[OFFSET + n * m :])
+    for compiled, plain in zip(*results, strict=True):
+        assert same(*(torch.where(each.isfinite(), each, torch.nan) for each in (compiled, plain)))
+
+
+def test_splits_into_what_is_within_and_what_is_not() -> None:
+    n, m, rank = 33, 70, 4
+    block = Block.cut([Slot("matrix", (n, m), 0)], WHOLE)
+    matrix, (basis,) = draw(n * m, seed=5), orthonormal_rows(draw(1, rank, m, seed=6))
+    coordinates, rest, back = torch.empty(rank, n), torch.empty(n * m), torch.empty(n * m)
+    cpu.split_rows(block, Compensated(matrix), basis, coordinates, rest)
+    torch.testing.assert_close(coordinates, basis @ matrix.view(n, m).T)
+    torch.testing.assert_close(rest.view(n, m) @ basis.T, torch.zeros(n, rank), rtol=0, atol=1e-5)
+    cpu.add_product(block, coordinates, basis, rest, back)
+    torch.testing.assert_close(back, matrix)
+    cpu.add_product(block, coordinates, basis, rest, rest)
+    assert torch.equal(rest, back)
+
+
+def nearly_low_rank(step: int, worker: int) -> Tensor:
+    """Two directions that stay, weights that do not, and noise of a fifth of their energy."""
+    rows, columns = draw(2, 96, seed=100 * step + worker), draw(2, 128, seed=7)
+    return (rows.T @ columns).flatten() + 0.6 * draw(96 * 128, seed=100 * step + worker + 50)
+
+
+def error(method: str, bits: float, steps: int = 6) -> float:
+    """What the last of some steps leaves without a memory, as a share of the mean's square."""
+    world = LocalWorld(Configuration.make(method, {"bits": bits}, memory="none"), flat_slots([("w", (96, 128))]), 2)
+    for step in range(steps):
+        gradients = [nearly_low_rank(step, worker) for worker in range(2)]
+        mean = (gradients[0] + gradients[1]) / 2
+        world.average(gradients)
+    return float((gradients[0] - mean).square().sum() / mean.square().sum())
+
+
+@pytest.mark.parametrize("bits", [0.1, 0.5, 2.0])
+def test_finds_directions_that_stay(bits: float) -> None:
+    """By the theory of rates 10 log10 of the noise's share is what many bits gain, 8 dB; 2 dB are asked for."""
+    assert error("subspace", bits) < 0.63 * error("deadzone", bits)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("bits", [0.005, 0.1, 1.0, 8.0])
+def test_leaves_no_more_than_there_was(bits: float, scale: float) -> None:
+    """Whatever the directions are, for matrices of any kind: also where coordinates fill the whole room."""
+    slots = flat_slots([("a", (40, 60)), ("vector", (70,)), ("b", (300, 8))])
+    numel, store = slots[-1].stop, Store(torch.device("cpu"))
+    codec = SubspaceDeadZone(bits, 3).installed(store, slots, numel)
+    block = Block.cut(slots, WHOLE)
+    for seed in range(8):
+        for name, m in (("a", 60), ("b", 8)):
+            (basis,) = orthonormal_rows(draw(1, 3, m, seed=seed))
+            kept = store.get("basis", name)
+            assert kept is not None
+            kept.copy_(basis)
+        within = (draw(40, 3, seed=seed) @ orthonormal_rows(draw(1, 3, 60, seed=seed))[0]).flatten()
+        gradient = scale * draw(numel, seed=seed) ** 3
+        gradient[: 40 * 60] += 30 * scale * within
+        residual, payload = torch.zeros(numel), torch.empty(codec.payload_bytes(block), dtype=torch.uint8)
+        codec.encode(block, gradient, Feedback(residual), payload, 0)
+        before, after = (each.double().square().sum() for each in (gradient, residual))
+        assert after <= before * (1 + 1e-5)
+        out = torch.empty(numel)
+        codec.decode(block, payload[None], out, 1.0)
+        size = float(gradient.abs().max())
+        torch.testing.assert_close(out + residual, gradient, rtol=0, atol=1e-5 * size)
+
+
+def test_bytes_are_those_of_the_dead_zone() -> None:
+    gradient = draw(200, 300, seed=8)
+    for bits in (0.02, 0.5, 4.0):
+        sizes = [gradwire.roundtrip(gradient, name, bits=bits).wire_bytes for name in ("subspace", "deadzone")]
+        assert abs(sizes[0] - sizes[1]) <= 4 * (1 + bits * 1000 * 4 / 8192)
+
+
+@pytest.mark.parametrize("bits", [0.02, 0.1, 1.0])
+def test_payloads_are_full_to_a_twentieth(bits: float) -> None:
+    """Also where a few of many coordinates take a good part of the room, of which a sample would say little."""
+    n, m = 3000, 400
+    slots, store = flat_slots([("w", (n, m))]), Store(torch.device("cpu"))
+    codec, block = SubspaceDeadZone(bits, 4).installed(store, slots, n * m), Block.cut(slots, WHOLE)
+    (basis,) = orthonormal_rows(draw(1, 4, m, seed=9))
+    kept = store.get("basis", "w")
+    assert kept is not None
+    kept.copy_(basis)
+    for seed in range(4):
+        weights = torch.where(draw(n, 1, seed=seed) > 1.5, 100 * draw(n, 4, seed=seed + 4), 0.0)
+        gradient = draw(n * m, seed=seed) * draw(n * m, seed=seed + 8) + (weights @ basis).flatten()
+        payload = torch.empty(codec.payload_bytes(block), dtype=torch.uint8)
+        codec.encode(block, gradient, Feedback(None), payload, 0)
+        assert int(payload.nonzero()[-1]) + 1 >= 0.95 * len(payload)
+        assert codec.home is not None
+        assert codec.home.coordinates.abs().max() < payload[:4].view(torch.float32), "coordinates come first"
+
+
+@pytest.mark.parametrize("rank", [0, 65, 1.5, "4"])
+def test_rank_is_checked(rank: object) -> None:
+    with pytest.raises(ConfigurationError, match="choose 1 to 64 directions, usually 4"):
+        Configuration.make("subspace", {"rank": rank})
