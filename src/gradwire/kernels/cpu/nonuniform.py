@@ -6,28 +6,16 @@ import math
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array, compiled, halves, hash32, inlined
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, compiled, halves, hash32, inlined
 from gradwire.kernels.cpu._packed import unpack
-from gradwire.kernels.cpu.qsgd import total_of_squares
-from gradwire.kernels.cpu.quantise import (
-    CODES,
-    Compiled,
-    Piece,
-    Scratch,
-    Source,
-    add_scaled,
-    leave_parts,
-    pack_codes,
-    peak,
-)
-from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
+from gradwire.kernels.cpu._source import total
+from gradwire.kernels.cpu.qsgd import write_norm
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_scaled, leave_parts, pack_codes
 from gradwire.kernels.reference.nonuniform import NonUniform
 
 
 def _measure(code: NonUniform, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
-    norm = math.sqrt(total_of_squares(source, scratch.lanes[0]))
-    scale[0] = min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0
-    return bool(peak(source) < INFINITE)
+    return bool(write_norm(math.sqrt(total(source, True, scratch.lanes[0])), scale))
 
 
 def _put(code: NonUniform, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
