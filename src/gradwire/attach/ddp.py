@@ -178,7 +178,8 @@ def compress(
         rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
             on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
             of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then,
-            or what is remembered would never come right again, which is so of ``"ef21"`` and ``"diana"``.
+            or what is remembered would never come right again, which is so of ``"ef21"`` and ``"diana"`` and may be
+            of a :class:`gradwire.methods.LayerMethod`.
         learning_rate: A function that gives the current learning rate, such as
             ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
             as published: when the rate changes from a to b, it is weighed by a / b; while it is 0, it waits. If None,
@@ -196,9 +197,9 @@ def compress(
         inside: How many consecutive ranks are a node, such as 8, or ``"node"`` for as many as torchrun started. The
             workers of a node then average densely among themselves first, each some rows of every tensor, and only
             those averages are compressed and sent between nodes, by the workers that have the same rows. Each
-            remembers its rows only. ``"node:bf16"`` or ``"8:bf16"`` sends bfloat16 within the node. Tensors with fewer
-            rows than a node has workers, and those averaged densely, are averaged over all workers at once. If None,
-            everything is.
+            remembers its rows only. ``"node:bf16"`` or ``"8:bf16"`` sends bfloat16 within the node, and
+            ``"8:nearest:8"`` what a codec of ``owner``'s names writes. Tensors with fewer rows than a node has workers,
+            and those averaged densely, are averaged over all workers at once. If None, everything is.
         **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
             publication for all that is not given. A schedule has values by step: ``ratio={0: 0.25, 100: 0.01}``.
 
@@ -280,9 +281,12 @@ def _checked(given: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> 
             )
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise ConfigurationError(f"{name or 'the model'} has sparse=True; gradwire averages dense gradients only")
-    begun = any(parameter.grad is not None for parameter in model.parameters())
-    forwards = model._get_ddp_logging_data().get("iteration", 0)  # type: ignore[no-untyped-call]
-    if begun or int(forwards) > 0:
+    if any(parameter.grad is not None for parameter in model.parameters()):
+        raise ConfigurationError(
+            "the model has gradients of an earlier backward pass; call zero_grad(), then gradwire.compress right after "
+            "DDP(...)"
+        )
+    if int(model._get_ddp_logging_data().get("iteration", 0)) > 0:  # type: ignore[no-untyped-call]
         raise ConfigurationError(
             "the model has run a backward pass already; call gradwire.compress right after DDP(...)"
         )

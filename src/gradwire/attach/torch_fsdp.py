@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigurationError
 
-TRIED = "2.13 and 2.14"
+TRIED = "2.13 to 2.15"
 """Versions of torch that have all this."""
 
 Parameters = Sequence[tuple[str, nn.Parameter]]
@@ -147,9 +147,16 @@ class ParameterGroup:
                 "averages over replicas; scale the loss instead of set_gradient_divide_factor, and leave out "
                 "set_force_sum_reduction_for_comms"
             )
+        kinds = set()
         for each in self._members:
             policy = each.mp_policy  # the group's before 2.15, too
+            kinds.add((each.sharded_param.dtype, policy.param_dtype, policy.reduce_dtype))
             dtype = policy.reduce_dtype or policy.param_dtype or each.sharded_param.dtype
+            if len(kinds) > 1:
+                raise ConfigurationError(
+                    f"the parameter group of {self._name!r} has parameters of several dtypes, whose gradients FSDP "
+                    "packs in an order of its own; fully_shard those of each dtype by themselves"
+                )
             if dtype == torch.float16:
                 raise ConfigurationError(
                     f"the parameter group of {self._name!r} reduces in float16, which FSDP divides after the average; "

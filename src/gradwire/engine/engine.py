@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codecs.codec import Codec
+from gradwire.codecs.quantize import parse
 from gradwire.deferred import Later
 from gradwire.engine.change import carry_over, give_back, take_owed
 from gradwire.engine.configuration import Configuration
@@ -22,6 +23,7 @@ from gradwire.layout import Block, Slot, aligned, flat_slots
 from gradwire.memory import Kind, Memory, NoMemory, Store
 from gradwire.methods import Context, Dense, Method
 from gradwire.routes import Shares
+from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import Meter, Synchronization, Wire
 from gradwire.wire.meter import all_reduce_bytes, marks_of
 
@@ -144,6 +146,7 @@ class Engine:
         self._make_anew()
         self.go_on(self.step, self.step, paused=self.paused)
 
+    @as_on_the_wire()
     def unit(self, slots: Sequence[Slot]) -> Unit:
         """Decides who handles the parameters of a buffer, and moves their memories to its layout."""
         unit = Unit(tuple(slots), max((slot.stop for slot in slots), default=0))
@@ -183,7 +186,8 @@ class Engine:
         shared = [] if nodes is None else [slot for slot in slots if nodes.share(method, slot.shape)]
         alone = [slot for slot in slots if slot not in shared]
         if shared and nodes is not None:
-            within = Shares.cut(shared, nodes.rows, nodes.place(self.rank), nodes.workers, nodes.dtype)
+            codec = parse(nodes.codec) if nodes.codec else None
+            within = Shares.cut(shared, nodes.rows, nodes.place(self.rank), nodes.workers, nodes.dtype, codec)
             own = within.own
             share = self._share(rule, method, own, aligned(own[-1].stop), route, memory, owner, nodes)
             shares.append(replace(share, within=within))

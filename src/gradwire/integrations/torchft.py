@@ -118,7 +118,7 @@ class Managed:
 
     def _allreduce(
         self, tensor: Tensor, should_quantize: bool = False, reduce_op: ReduceOp.RedOpType = ReduceOp.AVG
-    ) -> dist.Work:
+    ) -> Any:
         """In place of the manager's own, which does what is no average."""
         if reduce_op != ReduceOp.AVG:
             self._averages.settle()
@@ -131,7 +131,7 @@ class Managed:
         return _DummyWork(tensor)
 
 
-class _Arriving(dist._Work):
+class _Arriving(dist.Work):
     """An average on its way; waiting for the first of a step sends what all of them have left."""
 
     def __init__(self, managed: Managed, landed: TensorFuture) -> None:
