@@ -15,6 +15,10 @@ import torch.distributed as dist
 
 SECONDS = 240
 
+FORKING = mp.get_context("forkserver")
+"""Begins processes as copies of one that has imported what takes seconds: Numba, and what DDP and optimizers import."""
+FORKING.set_forkserver_preload(["gradwire.kernels.cpu", "torch._dynamo", "torch.distributed.fsdp"])
+
 
 class WorkerError(AssertionError):
     """Something raised in a worker; carries its traceback."""
@@ -63,9 +67,8 @@ class Pool:
         self._processes, self._workers = [], 0
 
     def _start(self, rank: int) -> tuple[mp.process.BaseProcess, Connection]:
-        context = mp.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
+        ours, theirs = FORKING.Pipe()
+        process = FORKING.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
         process.start()
         return process, ours
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import multiprocessing as mp
 import os
 from collections.abc import Callable
 from contextlib import closing
@@ -21,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import ConfigurationError, GradwireError, WireError
-from pool import Pool, ranks
+from pool import FORKING, Pool, ranks
 from sharded import Net, hsdp, hybrid, loss, parts, replicated, same, train
 
 DENSE = gradwire.DensePolicy(below=200)
@@ -303,8 +302,7 @@ def of_four(rank: int, folder: str, scatter: bool) -> None:
 @pytest.mark.parametrize("scatter", [False, True])
 def test_a_rank_that_dies_ends_others_with_a_wire_error(tmp_path: Path, scatter: bool) -> None:
     """Those that hold the same shard, or of a reduce-scatter the other shards; it dies in the midst of backward."""
-    context = mp.get_context("spawn")
-    processes = [context.Process(target=of_four, args=(rank, str(tmp_path), scatter)) for rank in range(4)]
+    processes = [FORKING.Process(target=of_four, args=(rank, str(tmp_path), scatter)) for rank in range(4)]
     for each in processes:
         each.start()
     for each in processes:

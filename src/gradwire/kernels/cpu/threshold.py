@@ -10,6 +10,7 @@ from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import INFINITE, PIECE, allocating, array, compiled, largest_magnitude
 from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
 from gradwire.kernels.cpu._source import Source, settle, source_of
+from gradwire.kernels.cpu.topk import list_reaching
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.threshold import LARGEST
 from gradwire.layout import Block, Float32Array, Int64Array
@@ -73,29 +74,6 @@ def _roomy(places: Int64Array, candidates: Float32Array, found: int, more: int) 
     return wider, longer
 
 
-@compiled
-def _list(
-    values: Float32Array, position: int, threshold: np.uint32, places: Int64Array, candidates: Float32Array, found: int
-) -> int:
-    """Lists the values, the first one at ``position``, whose magnitude bits reach the threshold, from ``found`` on."""
-    whole = values.size // LANES * LANES
-    for first in range(0, whole, LANES):
-        mask = reaching_mask(values, first, threshold)
-        while mask:
-            i = first + trailing_zeros(mask)
-            mask = np.uint32(mask & np.uint32(mask - np.uint32(1)))
-            places[found] = position + i
-            candidates[found] = values[i]
-            found += 1
-    bits = values.view(np.uint32)
-    for i in range(whole, values.size):
-        if (bits[i] & np.uint32(0x7FFFFFFF)) >= threshold:
-            places[found] = position + i
-            candidates[found] = values[i]
-            found += 1
-    return found
-
-
 @allocating
 def _collect_reaching(
     source: Source,
@@ -104,6 +82,7 @@ def _collect_reaching(
     counts: Int64Array,
 ) -> tuple[Int64Array, Float32Array, np.int64]:
     places, candidates = np.empty(room + PIECE, np.int64), np.empty(room + PIECE, np.float32)
+    masks, firsts = np.empty(PIECE // LANES, np.uint32), np.empty(PIECE // LANES, np.int64)
     t, bits, found = np.empty(PIECE, np.float32), thresholds.view(np.uint32), np.int64(0)
     runs, segments = source.runs, source.segments
     for segment in range(thresholds.size):
@@ -118,12 +97,34 @@ def _collect_reaching(
                 wanted = wanted and finite
                 if wanted:
                     places, candidates = _roomy(places, candidates, found, count)
-                    found = _list(t[:count], position + first, threshold, places, candidates, found)
+                    found += list_reaching(
+                        t, count, position + first, threshold, masks, firsts, places[found:], candidates[found:]
+                    )
             counts[run] = found - before
         if not wanted:
             found = begin
             counts[segments[segment] : segments[segment + 1]] = -1
     return places, candidates, found
+
+
+@compiled
+def _list_marked(marked: Float32Array, position: int, places: Int64Array, candidates: Float32Array, found: int) -> int:
+    """Lists the few values that are not zero, the first one at ``position``, from ``found`` on."""
+    whole = marked.size // LANES * LANES
+    for first in range(0, whole, LANES):
+        mask = reaching_mask(marked, first, np.uint32(1))
+        while mask:
+            i = first + trailing_zeros(mask)
+            mask = np.uint32(mask & np.uint32(mask - np.uint32(1)))
+            places[found] = position + i
+            candidates[found] = marked[i]
+            found += 1
+    for i in range(whole, marked.size):
+        if marked[i] != 0:
+            places[found] = position + i
+            candidates[found] = marked[i]
+            found += 1
+    return found
 
 
 @allocating
@@ -160,7 +161,7 @@ def _collect_unambiguous(
                     square[:] = 0
                 if finite:
                     places, candidates = _roomy(places, candidates, found, marked.size)
-                    found = _list(marked, position + first, np.uint32(1), places, candidates, found)
+                    found = _list_marked(marked, position + first, places, candidates, found)
             counts[run] = found - before
         if not finite:
             found = begin

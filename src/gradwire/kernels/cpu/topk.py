@@ -146,14 +146,14 @@ def _collect(
             largest = settle(source, start + first, start + first + count, t)
             finite = finite and largest < INFINITE
             if guess <= largest and found <= room:
-                found += _list_reaching(
+                found += list_reaching(
                     t, count, position + first, guess, masks, firsts, places[found:], candidates[found:]
                 )
     return finite, found
 
 
 @compiled
-def _list_reaching(
+def list_reaching(
     t: Float32Array,
     count: int,
     position: int,
