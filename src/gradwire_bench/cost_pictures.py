@@ -13,7 +13,7 @@ from gradwire.cost.advice import Candidate
 from gradwire.cost.scene import Scene
 from gradwire.cost.shapes import Model
 from gradwire.cost.simulation import plain, simulate
-from gradwire.cost.units import written
+from gradwire.units import written
 from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
 
 if TYPE_CHECKING:

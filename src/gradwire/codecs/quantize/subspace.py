@@ -192,8 +192,8 @@ class SubspaceDeadZone(DeadZone):
             return
         if (unsent := coordinates - left).any():
             home.add(unsent)
-        for kept, rest in zip(block.parts(feedback.residual), block.parts(work), strict=True):
-            kept.copy_(rest)
+        for kept, part in zip(block.parts(feedback.residual), block.parts(work), strict=True):
+            kept.copy_(part)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what levels stand for, and learns from it."""

@@ -6,25 +6,16 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import (
-    Float32Array,
-    Float64Array,
-    array,
-    compensate,
-    compensation,
-    compiled,
-    inlined,
-    sum_of_lanes,
-)
+from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, array, compiled, inlined, sum_of_lanes
+from gradwire.kernels.cpu._source import Source, form, source_of
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.subspace import LARGEST_COORDINATE
 from gradwire.layout import Block
 
 
 def split_rows(block: Block, source: Compensated, basis: Tensor, coordinates: Tensor, out: Tensor) -> None:
-    values, memory, _, beta, gamma = compensation(source)
     t, lanes = np.empty(basis.shape[1], np.float32), np.empty(LANES, np.float64)
-    _split(int(block.runs[0, 0]), values, memory, beta, gamma, array(basis), array(coordinates), t, lanes, array(out))
+    _split(int(block.runs[0, 0]), source_of(block, source), array(basis), array(coordinates), t, lanes, array(out))
 
 
 def add_product(block: Block, p: Tensor, q: Tensor, values: Tensor, out: Tensor) -> None:
@@ -39,10 +30,7 @@ def combine_rows(block: Block, weights: Tensor, values: Tensor, out: Tensor) -> 
 @compiled
 def _split(
     start: int,
-    values: Float32Array,
-    memory: Float32Array,
-    beta: np.float32,
-    gamma: np.float32,
+    source: Source,
     basis: Float32Array,
     coordinates: Float32Array,
     t: Float32Array,
@@ -52,7 +40,7 @@ def _split(
     (rank, m), n = basis.shape, coordinates.shape[1]
     for i in range(n):
         first = start + i * m
-        compensate(values[first : first + m], memory[first : first + m], beta, gamma, t)
+        form(source, first, first + m, t)
         for k in range(rank):
             exact = _dot(t, basis[k], lanes)
             coordinates[k, i] = np.float32(exact) if abs(exact) < LARGEST_COORDINATE else np.float32(0)
