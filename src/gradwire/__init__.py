@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gradwire.engine import Audit, DensePolicy, Deviation, Stats
     from gradwire.engine.watch import watch
     from gradwire.errors import ConfigurationError, DivergenceError, GradwireError, LabError, PayloadError, WireError
-    from gradwire.local import Analysis, Roundtrip, analyze, roundtrip
+    from gradwire.local import Analysis, Check, Roundtrip, analyze, check, roundtrip
     from gradwire.local_sgd import Periodic, periodic
     from gradwire.state import PerRank, redistribute
 
@@ -25,6 +25,7 @@ _HOMES = {
     "FORMAT_VERSION": "gradwire.codecs.codec",
     "Analysis": "gradwire.local",
     "Audit": "gradwire.engine",
+    "Check": "gradwire.local",
     "ConfigurationError": "gradwire.errors",
     "DensePolicy": "gradwire.engine",
     "Deviation": "gradwire.engine",
@@ -42,6 +43,7 @@ _HOMES = {
     "Synchronizer": "gradwire.attach",
     "WireError": "gradwire.errors",
     "analyze": "gradwire.local",
+    "check": "gradwire.local",
     "compress": "gradwire.attach",
     "compress_reduce_scatter": "gradwire.attach",
     "redistribute": "gradwire.state",
@@ -55,6 +57,7 @@ __all__ = [
     "FORMAT_VERSION",
     "Analysis",
     "Audit",
+    "Check",
     "ConfigurationError",
     "DensePolicy",
     "Deviation",
@@ -72,6 +75,7 @@ __all__ = [
     "Synchronizer",
     "WireError",
     "analyze",
+    "check",
     "codecs",
     "compress",
     "compress_reduce_scatter",

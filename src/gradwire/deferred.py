@@ -23,7 +23,7 @@ Flag: TypeAlias = Tensor
 Count: TypeAlias = Tensor
 """How many there are: ``int64[]``."""
 
-_NO, _YES = torch.tensor(False), torch.tensor(True)
+_NO, _YES = torch.tensor(False, device="cpu"), torch.tensor(True, device="cpu")
 
 
 def flag(holds: bool) -> Flag:

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import torch
 
+from gradwire import own
+
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 
@@ -56,8 +58,9 @@ def abreast(
 
 
 def _pool(jobs: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _one_thread)
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin)
 
 
-def _one_thread() -> None:
+def _begin() -> None:
     torch.set_num_threads(1)
+    own.load()

@@ -78,7 +78,7 @@ class Entry:
         options: Its hyper-parameters with the defaults.
         option_texts: What each is, and its range.
         wire_bits: The formula of what a segment takes there and back.
-        bits: What that is for a value of a matrix of :data:`SIDE` by :data:`SIDE`.
+        bits: What that is for a value of a matrix of :data:`SIDE` by :data:`SIDE`; None where it declares none.
         bound: The most that the error can be for that, ``E |Q(x) - x|^2 / |x|^2``; None if there is no bound.
         citation: Authors, year, arXiv id.
         published: What ``preset="paper"`` takes that the defaults do not, each with the default.
@@ -97,7 +97,7 @@ class Entry:
     options: dict[str, Any]
     option_texts: dict[str, str]
     wire_bits: str
-    bits: float
+    bits: float | None
     bound: float | None
     citation: str
     published: dict[str, tuple[str, str]]
@@ -129,8 +129,9 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
     found = []
     for name in names or [name for family in FAMILIES.values() for name in family] + own:
         kind = gradwire.methods.get(name)
-        method = kind()
+        method = gradwire.methods.make(name, {})
         summary, _, about = _docstring(kind)[0].partition("\n")
+        bits = method.declared_bits(SIDE, SIDE)
         bound = method.error_bound(min(SIDE * SIDE, Granularity.parse(kind.granularities[0]).most))
         found.append(
             Entry(
@@ -146,7 +147,7 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
                 options={field.name: _default(field) for field in _fields(kind)},
                 option_texts=_option_texts(kind),
                 wire_bits=kind.wire_bits,
-                bits=declared_bits(method, SIDE, SIDE) / SIDE**2,
+                bits=None if math.isnan(bits) else bits / SIDE**2,
                 bound=bound if math.isfinite(bound) else None,
                 citation=kind.citation,
                 published=_published(name),
@@ -154,14 +155,6 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
             )
         )
     return found
-
-
-def declared_bits(method: Method, n: int, m: int, workers: int = 1) -> float:
-    """What a method's formula says that a matrix of ``n`` by ``m`` takes there and back as usual, in bits."""
-    names: dict[str, Any] = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
-    names |= {"ceil": math.ceil, "log2": math.log2, "sqrt": math.sqrt, "min": min, "max": max}
-    names |= {"workers": workers, "d": n * m, "n": n, "m": m, "k": max(1, round(names.get("ratio", 1.0) * n * m))}
-    return float(eval(method.wire_bits, {"__builtins__": {}}, names))
 
 
 def _docstring(kind: type) -> tuple[str, str]:

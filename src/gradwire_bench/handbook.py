@@ -20,7 +20,6 @@ from gradwire_bench.catalogue import (
     WORKERS,
     Entry,
     Measurement,
-    declared_bits,
 )
 
 PICTURE = Path("images") / "methods_size_error.png"
@@ -84,7 +83,7 @@ def overview(entries: Sequence[Entry], measured: Sequence[Measurement], width: i
     for family, members in itertools.groupby(entries, key=lambda entry: entry.family):
         shown.append(f"{family}\n", "bold cyan")
         for entry in members:
-            figures = [f"{entry.bits:.3g}"]
+            figures = ["" if entry.bits is None else f"{entry.bits:.3g}"]
             if each := seen.get(entry.name):
                 figures = [f"{each.bits:.3g}", f"{each.encode_gbps:.2f}", f"{each.decode_gbps:.2f}"]
             tail = f"{_short_source(entry)[:sources]:{sources}}{_clipped(entry.summary, room)}"
@@ -109,8 +108,10 @@ def description(entry: Entry) -> Table:
         "law": laws[entry.bias],
         "bound": bound,
         "bits": f"{entry.wire_bits}, for d values, n by m"
-        + (", k = max(1, round(ratio * d))" if re.search(r"\bk\b", entry.wire_bits) else ""),
-        "sizes": sizes(entry),
+        + (", k = max(1, round(ratio * d))" if re.search(r"\bk\b", entry.wire_bits) else "")
+        if entry.wire_bits
+        else "none declared",
+        "sizes": sizes(entry) if entry.wire_bits else "",
         "routes": ", ".join(entry.routes),
         "granularity": ", ".join(entry.granularities),
         "memory": f"{entry.memory}; it can carry {', '.join(entry.memories)}",
@@ -138,7 +139,7 @@ def sizes(entry: Entry) -> str:
     method = gradwire.methods.get(entry.name)()
     told = []
     for n, m, shape in ((64, 576, "64x64x3x3"), (1000, 1000, "1000x1000"), (4096, 4096, "4096x4096")):
-        size = declared_bits(method, n, m) / 8
+        size = method.declared_bits(n, m) / 8
         fewer = 4 * n * m / size
         told.append(f"{shape}: {human_bytes(size)}, 1/{f'{fewer:.3g}' if fewer < 1000 else f'{fewer:,.0f}'} of float32")
     return "; ".join(told)

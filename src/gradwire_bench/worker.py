@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradwire import lab
+from gradwire import lab, own
 from gradwire.errors import LabError
 
 
@@ -25,6 +25,7 @@ def process_group(timeout: float) -> Iterator[tuple[int, int]]:
         timeout: Seconds after which a collective that some rank does not join fails.
     """
     torch.set_num_threads(1)
+    own.load()
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     try:
         yield dist.get_rank(), dist.get_world_size()

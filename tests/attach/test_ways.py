@@ -184,6 +184,29 @@ def test_in_inference_mode() -> None:
     sync.close()
 
 
+@ranks(2)
+def test_one_model_through_another() -> None:
+    """A generator's step, whose backward pass makes gradients of the discriminator that nobody wants."""
+    for method, options in METHODS:
+        ends = []
+        for frozen in (False, True):
+            generator, judge = Trained(network(), method, **options), Trained(nn.Linear(10, 40), method, **options)
+            for step in range(4):
+                made = generator.model(inputs(step))
+                judge.step(lambda made=made, judge=judge: judge.model(made.detach()).square().mean())
+                generator.optimizer.zero_grad()
+                if frozen:
+                    weights = {name: each.detach() for name, each in judge.model.module.named_parameters()}
+                    said = torch.func.functional_call(judge.model.module, weights, made)
+                    (said - 1).square().mean().backward()
+                else:
+                    with judge.model.no_sync():
+                        (judge.model(made) - 1).square().mean().backward()
+                generator.optimizer.step()
+            ends.append(torch.cat([generator.end(4), judge.end(4)]))
+        assert torch.equal(*ends), method
+
+
 @ranks(3)
 def test_groups_that_overlap() -> None:
     """Rank 1 trains two models with different others; nobody waits for who has no part in it."""

@@ -36,6 +36,7 @@ def run(*arguments, monkeypatch, capsys):
         ([], "doctor"),
         (["bench"], "kernels"),
         (["methods"], "gradwire methods --json methods.json"),
+        (["check"], "gradwire check mine:rank=2 --import mine.py"),
         (["analyze"], "gradwire analyze topk:ratio=0.01 --owner qsgd:8"),
         (["bench", "sync"], "gradwire bench sync --link 1gbit"),
         (["bench", "train"], "gradwire bench train topk:ratio=0.001 acpsgd:rank=2"),
@@ -186,6 +187,10 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["lab", "--sites", "2", "--", "true"], "sites=2, between=None"),
         (["lab", "--within", "fast", "--", "true"], "'fast'"),
         (["lab"], "command"),
+        (["bench", "costs", "/dev/null/costs.json"], "/dev/null cannot be written to"),
+        (["check", "topk", "--json", "/"], "It is a folder; name a file"),
+        (["bench", "train", "--out", "/dev/null/results"], "/dev/null cannot be written to"),
+        (["frontier", "--picture", "/dev/null/all.png"], "/dev/null cannot be written to"),
         (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
     ],
 )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
+import gradwire
 from catalogue import Case, cases
 from gradwire.engine.configuration import Configuration
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from models import SHAPES, gradient
+from pool import ranks
 
 
 @contextmanager
@@ -39,7 +44,12 @@ SURROUNDINGS = {
     "deterministic": deterministic,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "grad": torch.enable_grad,
+    "another device": lambda: torch.device("meta"),  # as a program sets "cuda", where nothing is to be
 }
+
+GRADIENTS = [
+    [torch.cat([gradient(name, rank, step).flatten() for name in SHAPES]) for rank in range(2)] for step in range(3)
+]
 
 
 def averages(case: Case) -> tuple[list[Tensor], int]:
@@ -48,7 +58,7 @@ def averages(case: Case) -> tuple[list[Tensor], int]:
     world = LocalWorld(Configuration.make(case.method, case.options, *case.choices), slots, workers=2)
     results = []
     for step in range(3):
-        buffers = [torch.cat([gradient(name, rank, step).flatten() for name in SHAPES]) for rank in range(2)]
+        buffers = [each.clone() for each in GRADIENTS[step]]
         world.average(buffers)
         results.extend(buffers)
     return results, world.engines[0].meter.wire_bytes
@@ -62,3 +72,33 @@ def test_surroundings_change_no_bit(case: Case, name: str) -> None:
         found, found_sent = averages(case)
     assert found_sent == sent
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@ranks(2)
+def test_attached_where_another_device_is_usual() -> None:
+    for method in ("topk", "powersgd", "deadzone", "efsignsgd"):
+        ends = []
+        for device in ("cpu", "meta"):
+            torch.manual_seed(0)
+            net, values = nn.Linear(48, 40), [inputs(step) for step in range(4)]
+            with torch.device(device):
+                sync = gradwire.Synchronizer(net, method, verify_every=1, audit_every=2, rollback=True)
+                for each in values:
+                    net.zero_grad()
+                    net(each).square().mean().backward()
+                    sync.synchronize()
+                sync.load_state_dict(sync.state_dict())
+                sync.close()
+                averages = torch.cat([each.grad.flatten() for each in net.parameters() if each.grad is not None])
+            ends.append(averages)
+        assert torch.equal(*ends), method
+
+
+def test_imported_where_another_device_is_usual() -> None:
+    said = "import torch; torch.set_default_device('meta'); import gradwire; x = torch.ones(30, 40, device='cpu'); "
+    said += "print(gradwire.roundtrip(x, 'topk', ratio=0.5).decoded.sum().item(), gradwire.check('topk').holds)"
+    assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True).stdout == "600.0 True\n"
+
+
+def inputs(step: int) -> Tensor:
+    return torch.randn(16, 48, generator=torch.Generator().manual_seed(1000 * dist.get_rank() + step))

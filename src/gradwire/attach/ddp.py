@@ -178,7 +178,8 @@ def compress(
         rollback: Whether a step with an average that is not finite is taken back, so that nothing is remembered of it
             on any rank and the next step is as if it had not been; costs one pass over each average and a second copy
             of what is remembered. None for wherever a ``grad_scaler`` is given, which skips the optimizer's step then,
-            or what is remembered would never come right again, which is so of ``"ef21"`` and ``"diana"``.
+            or what is remembered would never come right again, which is so of ``"ef21"`` and ``"diana"`` and may be
+            of a :class:`gradwire.methods.LayerMethod`.
         learning_rate: A function that gives the current learning rate, such as
             ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
             as published: when the rate changes from a to b, it is weighed by a / b; while it is 0, it waits. If None,
@@ -280,9 +281,12 @@ def _checked(given: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> 
             )
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise ConfigurationError(f"{name or 'the model'} has sparse=True; gradwire averages dense gradients only")
-    begun = any(parameter.grad is not None for parameter in model.parameters())
-    forwards = model._get_ddp_logging_data().get("iteration", 0)  # type: ignore[no-untyped-call]
-    if begun or int(forwards) > 0:
+    if any(parameter.grad is not None for parameter in model.parameters()):
+        raise ConfigurationError(
+            "the model has gradients of an earlier backward pass; call zero_grad(), then gradwire.compress right after "
+            "DDP(...)"
+        )
+    if int(model._get_ddp_logging_data().get("iteration", 0)) > 0:  # type: ignore[no-untyped-call]
         raise ConfigurationError(
             "the model has run a backward pass already; call gradwire.compress right after DDP(...)"
         )

@@ -42,6 +42,7 @@ from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.kernels import by_reference
 from gradwire.memory import Memory
 from gradwire.state.form import VERSION, Ranks, check_form
+from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import ProcessGroupTransport, Wire
 from gradwire.wire.sibling import sibling_of
 from gradwire.wire.transport import timeout_of
@@ -76,6 +77,7 @@ class Handle:
     _replicas = True
     """Whether parameters must have the same values on all ranks when the method is attached."""
 
+    @as_on_the_wire()
     def __init__(
         self,
         configuration: Configured,

@@ -15,10 +15,11 @@ import torch
 
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.policy import DensePolicy
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.methods import Method, name_of
+from gradwire.surroundings import as_on_the_wire
 
 PATIENCE = 3.0
 """Seconds until it is said what takes so long."""
@@ -29,6 +30,7 @@ _rehearsed: set[tuple[type[Method], frozenset[tuple[str, str]]]] = set()
 _log = logging.getLogger("gradwire")
 
 
+@as_on_the_wire()
 def rehearse(configuration: Configuration, *, aloud: bool = False) -> None:
     """Runs a method on the CPU for some steps. What must be compiled one process of a machine compiles.
 
@@ -53,6 +55,8 @@ def rehearse(configuration: Configuration, *, aloud: bool = False) -> None:
                 with compiling_alone():
                     _run(configuration)
                 _rehearsed.add(choices)
+            except GradwireError:
+                raise
             except CompiledElsewhereError as elsewhere:
                 elsewhere.wait()
             except OSError as error:
@@ -60,15 +64,25 @@ def rehearse(configuration: Configuration, *, aloud: bool = False) -> None:
                     f"compiled kernels cannot be kept on the disk: {error}; make room there, or set NUMBA_CACHE_DIR to "
                     "a folder that has some"
                 ) from error
+            except Exception as error:
+                shapes = ", ".join(str(shape) for _, shape in _SHAPES)
+                error.add_note(f"while gradwire rehearsed the method on noise of shapes {shapes}, those it accepts()")
+                raise
 
 
 def _run(configuration: Configuration) -> None:
-    everything = replace(configuration, dense=DensePolicy(below=0, vectors=False))
+    everything = replace(configuration, dense=DensePolicy(below=0, vectors=configuration.dense.vectors))
     slots = flat_slots(_SHAPES)
     noise = torch.Generator().manual_seed(0)
     world = LocalWorld(everything, slots, workers=2)
     for _ in range(_STEPS):
-        world.average([torch.randn(slots[-1].stop, generator=noise, dtype=torch.float32) for _ in range(2)])
+        averages = [torch.randn(slots[-1].stop, generator=noise, dtype=torch.float32) for _ in range(2)]
+        world.average(averages)
+        if not torch.equal(*(each.view(torch.int32) for each in averages)):
+            raise ConfigurationError(
+                f"{configuration} left other averages on rank 1 than on rank 0 in a rehearsal on noise; compute the "
+                "same bits on every rank, of answers and of randomness that all share"
+            )
 
 
 @contextmanager

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from difflib import get_close_matches
+from typing import Annotated
 
-from cyclopts import App, CycloptsError, UnknownCommandError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError
 from rich.console import Console
 from rich.text import Text
 
+from gradwire import own
 from gradwire.cli.analyze import analyze
 from gradwire.cli.bench import bench
+from gradwire.cli.check import check
 from gradwire.cli.codecs import codecs, gpu, kernels
 from gradwire.cli.costs import advise, simulate
 from gradwire.cli.doctor import doctor
@@ -31,6 +34,7 @@ app = App(
 )
 app.command(methods)
 app.command(recipes)
+app.command(check)
 app.command(analyze)
 app.command(frontier)
 app.command(advise)
@@ -44,10 +48,29 @@ app.command(reproduce)
 app.command(doctor)
 
 
+app.meta.suppress_keyboard_interrupt = False
+
+
+@app.meta.default
+def run(
+    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    own_files: Annotated[list[str] | None, Parameter(name="--import", negative=())] = None,
+) -> None:
+    """Run a command.
+
+    Args:
+        words: The command, and what it is given.
+        own_files: A file or module of your own that registers methods, routes and so on, for any command; may be
+            repeated. The environment variable GRADWIRE_IMPORT lists some, too.
+    """
+    own.add(own_files or ())
+    app(words, exit_on_error=False, print_error=False, result_action="return_value")
+
+
 def main() -> int:
     """Runs the command line; returns the exit code."""
     try:
-        app(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
+        app.meta(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
     except (GradwireError, CycloptsError) as error:
         Console(stderr=True).print(Text.assemble(("error: ", "bold red"), _said(error)), soft_wrap=True)
         return USAGE_ERROR

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+
+def _can_be_written(kind: object, path: Path | None) -> None:
+    """Raises ValueError now, and not after minutes of measuring, if nothing can be written there."""
+    if path is None:
+        return
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    if not os.access(there, os.W_OK) or not (there.is_dir() or there == path.absolute()):
+        raise ValueError(f"{there} cannot be written to; choose another path")
+
+
+def _is_no_folder(kind: object, path: Path | None) -> None:
+    """Raises ValueError where a file is asked for."""
+    if path is not None and path.is_dir():
+        raise ValueError("It is a folder; name a file.")
+
+
+OutputFolder = Annotated[Path, Parameter(validator=_can_be_written)]
+OutputFile = Annotated[Path, Parameter(validator=(_is_no_folder, _can_be_written))]
+Json = Annotated[Path | None, Parameter(name="--json", validator=(_is_no_folder, _can_be_written))]
 Jobs = Annotated[int | None, Parameter(validator=Number(gte=1))]
-Json = Annotated[Path | None, Parameter(name="--json")]
 Methods = Annotated[list[str] | None, Parameter(name="--method", negative=())]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 Values = Annotated[int, Parameter(validator=Number(gte=0, lte=10**9))]

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from gradwire.cli.arguments import Dataset, Json, Methods, Positive, WorkloadName
+from gradwire.cli.arguments import Dataset, Json, Methods, OutputFolder, Positive, WorkloadName
 from gradwire.cli.output import keep, new_console
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def train(
     seed: int = 0,
     dataset: Dataset = "auto",
     framework: Framework = "torch",
-    out: Path = Path("results"),
+    out: OutputFolder = Path("results"),
     json: Json = None,
 ) -> None:
     """Train a small CNN on images, or a GRU on text, over a slow network, with one method after another.
@@ -182,7 +182,7 @@ def periodic(
     learning_rate: Annotated[float, Parameter(validator=Number(gt=0))] | None = None,
     shapes: str = "resnet50",
     dataset: Dataset = "auto",
-    out: Path = Path("results/periodic"),
+    out: OutputFolder = Path("results/periodic"),
 ) -> None:
     """Train with local steps and a compressed average now and then, against an fp32 average every step.
 

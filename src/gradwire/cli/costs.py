@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.cli.arguments import Json, Methods, Natural, Positive
+from gradwire.cli.arguments import Json, Methods, Natural, OutputFile, OutputFolder, Positive
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write
 from gradwire.errors import GradwireError
@@ -46,7 +46,7 @@ def simulate(
     every: Positive = 1,
     fragments: Positive = 1,
     delay: Natural = 0,
-    plot: Path | None = None,
+    plot: OutputFile | None = None,
     json: Json = None,
 ) -> None:
     """Say how long a training step would take on a network that is not here, with one method after another.
@@ -249,7 +249,7 @@ def _best_ways(rows: Sequence[Prediction]) -> list[Prediction]:
 
 
 @bench.command
-def costs(path: Path, method: Methods = None, *, name: str = "here") -> None:
+def costs(path: OutputFile, method: Methods = None, *, name: str = "here") -> None:
     """Measure what methods take here, for gradwire simulate --device FILE.json.
 
     Time is that of the thread, whatever else runs; about 20 s a method on an idle core.
@@ -287,7 +287,7 @@ def validate(
     link: Annotated[list[str], Parameter(negative=())] = ["100mbit", "300mbit", "1gbit", "none"],  # noqa: B006
     steps: Positive = 9,
     again: Path | None = None,
-    out: Path = Path("results/validate"),
+    out: OutputFolder = Path("results/validate"),
 ) -> None:
     """Hold predicted step times against measured ones in shaped networks: averages alone, and with real backward.
 

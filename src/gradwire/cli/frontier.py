@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from gradwire.cli.arguments import Dataset, Json, Methods, Natural, WorkloadName
+from gradwire.cli.arguments import Dataset, Json, Methods, Natural, OutputFile, WorkloadName
 from gradwire.cli.output import new_console, write
 
 
@@ -17,7 +16,7 @@ def frontier(
     workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
     steps: Annotated[list[Natural], Parameter(negative=())] = [3, 60, 400],  # noqa: B006
     dataset: Dataset = "auto",
-    picture: Path | None = None,
+    picture: OutputFile | None = None,
     json: Json = None,
 ) -> None:
     """Measure bits against error of one gradient for many methods, and the bounds that they cannot get below.

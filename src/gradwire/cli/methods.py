@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gradwire.cli.arguments import Json, Values
+from gradwire.cli.arguments import Json, OutputFolder, Values
 from gradwire.cli.output import new_console, write
 
 
@@ -15,7 +15,7 @@ def methods(
     *names: str,
     measure: Annotated[bool, Parameter(negative=())] = False,
     numel: Values = 1_000_000,
-    docs: Path | None = None,
+    docs: OutputFolder | None = None,
     accuracy: Path | None = None,
     json: Json = None,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from gradwire.cli.arguments import Jobs, Json, Methods, Positive, TunedWorkload
+from gradwire.cli.arguments import Jobs, Json, Methods, OutputFile, OutputFolder, Positive, TunedWorkload
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write
 from gradwire.errors import ConfigurationError, did_you_mean
@@ -60,8 +60,8 @@ def bench_recipes(
     optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
     workers: Positive = 4,
     jobs: Jobs = None,
-    out: Path = Path("results/recipes.json"),
-    docs: Path | None = None,
+    out: OutputFile = Path("results/recipes.json"),
+    docs: OutputFolder | None = None,
 ) -> None:
     """Tune methods and dense averages with the same effort, and say which keep the accuracy.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gradwire.cli.arguments import Dataset, Jobs
+from gradwire.cli.arguments import Dataset, Jobs, OutputFolder
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console
 
@@ -33,7 +33,7 @@ REPORT = "report.html"
 def suite(
     *,
     preset: str = "small",
-    out: Path = Path("results/suite"),
+    out: OutputFolder = Path("results/suite"),
     only: Filters = None,
     jobs: Jobs = None,
     dataset: Dataset = "auto",
@@ -135,8 +135,8 @@ def reproduce(
     paper: str = "",
     /,
     *,
-    out: Path | None = None,
-    docs: Path | None = None,
+    out: OutputFolder | None = None,
+    docs: OutputFolder | None = None,
     only: Filters = None,
     jobs: Jobs = None,
     dataset: Dataset = "auto",

@@ -18,7 +18,13 @@ FORMAT_VERSION = 1
 
 
 class Codec(ABC):
-    """Writes a block as bytes of a size that every rank knows before they are written."""
+    """Writes a block as bytes of a size that every rank knows before they are written.
+
+    In plain torch, ``values, finite = feedback.compensate(block, gradient)`` is what :meth:`encode` is to send, and
+    where it leaves what it did not if there is a ``feedback.residual``; where ``finite`` is false the residual stays,
+    and the payload must make every rank's average not finite. ``block.segmented(values)`` has the segments, copies of
+    those that lie in several places; ``block.segment_numels`` their sizes.
+    """
 
     selects: ClassVar[bool] = False
     """Whether it sends some coordinates and says which, as memories that mask them need."""

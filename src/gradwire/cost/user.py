@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 
 from torch import Tensor, nn
 
+from gradwire import own
 from gradwire.cost.shapes import Model
 from gradwire.errors import ConfigurationError, did_you_mean
 
@@ -36,7 +32,7 @@ def make_with_step(text: str) -> tuple[nn.Module, Step | None]:
         ConfigurationError: If there is no such file, module or function, or it makes something else, or fails.
     """
     where, _, function = text.rpartition(":")
-    module = _module(where, text)
+    module = own.module(where, text)
     maker = getattr(module, function, None)
     if not callable(maker):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
@@ -68,23 +64,3 @@ def model(text: str, made: nn.Module) -> Model:
     filters = sum(len(shape) == 4 for _, shape in parameters)
     matrices = sum(len(shape) > 1 for _, shape in parameters)
     return Model(text, parameters, "your own", "layer" if 2 * filters > matrices else "value")
-
-
-def _module(where: str, text: str) -> ModuleType:
-    path = Path(where)
-    try:
-        if not where.endswith(".py"):
-            sys.path.insert(0, str(Path.cwd()))
-            return importlib.import_module(where)
-        specification = importlib.util.spec_from_file_location(path.stem, path)
-        if specification is None or specification.loader is None or not path.is_file():
-            raise ConfigurationError(f"{text!r}: there is no file {where}; write it as in 'train.py:make_model'")
-        module = importlib.util.module_from_spec(specification)
-        sys.modules[path.stem] = module
-        sys.path.insert(0, str(path.parent))
-        specification.loader.exec_module(module)
-        return module
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(f"{text!r} cannot be imported: {type(error).__name__}: {error}") from error

@@ -48,7 +48,7 @@ def carry_over(
     shapes = {slot.name: slot.shape for slot in slots}
     for slot in slots:
         before = former.rule(slot.name)
-        if before.form(slot.shape, nodes) != following.rule(slot.name).form(slot.shape, nodes):
+        if not _same_memory(before, following.rule(slot.name), slot.shape, nodes):
             owed = owed_of(store, slot, before, rank, world_size, nodes)
             if owed is not None:
                 store.put(OWED, slot.name, owed, Kind.MEAN)
@@ -58,11 +58,19 @@ def carry_over(
             return False
         before, after, shape = former.rule(name), following.rule(name), shapes[name]
         if field.partition(".")[0] in _MEMORY:
-            return before.form(shape, nodes) == after.form(shape, nodes)
+            return _same_memory(before, after, shape, nodes)
         alike = before.in_parts(shape, nodes) == after.in_parts(shape, nodes)
         return field in (OWED, RATE) or (alike and after.method.goes_on_from(before.method))
 
     store.retain(goes_on)
+
+
+def _same_memory(former: Configuration, following: Configuration, shape: tuple[int, ...], nodes: Nodes | None) -> bool:
+    """Whether what was not sent of a tensor of this shape waits where it is for the operator that follows."""
+    if former.form(shape, nodes) != following.form(shape, nodes):
+        return False
+    owing = former.method.owed if former.compresses(shape) else ()
+    return not owing or (following.compresses(shape) and following.method.goes_on_from(former.method))
 
 
 def forgotten(former: Settled, following: Settled, slots: Iterable[Slot], nodes: Nodes | None) -> list[str]:
@@ -94,8 +102,9 @@ def owed_of(
     if nodes is not None and workers > 1:
         rank, world_size = nodes.node(rank), nodes.count
     owed = rows.view(-1)
-    for each in [store.get(field, slot.name) for field in memory.owed("residual")]:
-        if each is not None:
+    own_fields = rule.method.owed if rule.compresses(slot.shape) else ()
+    for each in [store.get(field, slot.name) for field in (*memory.owed("residual"), *own_fields)]:
+        if each is not None and each.numel() == owed.numel():
             owed += each.reshape(-1)
     kept = [store.get(field, slot.name) for field in memory.owner().owed("owner_residual")]
     for each in kept:

@@ -22,6 +22,7 @@ from gradwire.layout import Block, Slot, aligned, flat_slots
 from gradwire.memory import Kind, Memory, NoMemory, Store
 from gradwire.methods import Context, Dense, Method
 from gradwire.routes import Shares
+from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import Meter, Synchronization, Wire
 from gradwire.wire.meter import all_reduce_bytes, marks_of
 
@@ -144,6 +145,7 @@ class Engine:
         self._make_anew()
         self.go_on(self.step, self.step, paused=self.paused)
 
+    @as_on_the_wire()
     def unit(self, slots: Sequence[Slot]) -> Unit:
         """Decides who handles the parameters of a buffer, and moves their memories to its layout."""
         unit = Unit(tuple(slots), max((slot.stop for slot in slots), default=0))

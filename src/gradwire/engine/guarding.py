@@ -48,7 +48,9 @@ class Guarding:
         asked = self.choices.rollback
         if asked is not None:
             return asked
-        return self.choices.grad_scaler is not None or any(rule.memory.parts for rule in configuration.rules)
+        if self.choices.grad_scaler is not None:
+            return True
+        return any(rule.memory.parts or rule.method.rolls_back for rule in configuration.rules)
 
     def guards(self, engine: Engine, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> list[Guard]:
         """The guards, the outermost first: what is handed on is looked at last, what the method sees is audited."""

@@ -13,6 +13,7 @@ from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.unit import Unit
 from gradwire.layout import Slot
+from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import Scheduler, Transport, local_circles, local_transports
 
 
@@ -47,6 +48,7 @@ class LocalWorld:
         engines: Each worker's.
     """
 
+    @as_on_the_wire()
     def __init__(
         self,
         configuration: Configuration,
@@ -75,7 +77,7 @@ class LocalWorld:
         for engine in self.engines:
             engine.before_step()
         ranks = zip(self.engines, self._units, self._schedulers, gradients, strict=True)
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):  # as on the wire
+        with as_on_the_wire():
             for _ in zip_longest(*[_averaging(*rank) for rank in ranks]):
                 pass
         for engine in self.engines:

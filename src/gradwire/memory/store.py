@@ -95,6 +95,10 @@ class Store:
         """What is kept of one parameter, if anything."""
         return self._views.get(field, {}).get(name)
 
+    def fields(self, name: str) -> list[str]:
+        """What is kept of one parameter, by field."""
+        return [field for field, views in self._views.items() if name in views]
+
     def put(self, field: str, name: str, value: Tensor, kind: Kind = Kind.MEAN) -> None:
         """Keeps a tensor of one parameter in place of what was kept; the kind counts where the field is new."""
         self._kinds.setdefault(field, kind)

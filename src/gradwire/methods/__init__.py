@@ -21,9 +21,10 @@ from gradwire.methods.gradiveq import GradiVeQ
 from gradwire.methods.gtopk import GTopK
 from gradwire.methods.hybrid import Hybrid
 from gradwire.methods.inceptionn import INCEPTIONN
+from gradwire.methods.layer import LayerMethod, LayerState
 from gradwire.methods.lion import Lion
 from gradwire.methods.loco import LoCo
-from gradwire.methods.method import CodecMethod, Context, LayerMethod, LayerState, LinearMethod, Method
+from gradwire.methods.method import CodecMethod, Context, LinearMethod, Method
 from gradwire.methods.natural import Natural
 from gradwire.methods.nuqsgd import NUQSGD
 from gradwire.methods.oktopk import OkTopk

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from gradwire import routes as ways
 from gradwire.codecs.codec import Codec, LinearCodec
+from gradwire.errors import ConfigurationError
 from gradwire.granularity import Granularity
 from gradwire.layout import Block, Slot
 from gradwire.memory import BUILT_IN, NONE, Feedback, Kind, Memory, Remainder, Store
 from gradwire.methods.published import Published
 from gradwire.randomness import SHARED, key_of
 from gradwire.routes import Operator, Shards, allreduce, sharded
-from gradwire.wire.requests import Request, Synchronization, lockstep
+from gradwire.wire.requests import Synchronization
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +92,9 @@ class Method(ABC):
             mean, since they would train at another learning rate.
         published: What ``preset="paper"`` takes, and what else of the publication is otherwise here or not at all.
         why_no_mean: Why its averages of gradients that stay do not tend to their mean, whatever the memory, if so.
+        rolls_back: Whether a step that is not finite is taken back unless ``rollback=False``; so where it does not keep
+            such values out of what it remembers itself.
+        owed: The store's fields, beside its memory's, that hold what was not sent, in units of the gradient.
         bias: ``"unbiased"``, ``E Q(x) = x`` without a memory; ``"contractive"``, ``E |x - Q(x)|^2 < |x|^2``;
             ``"exact"`` up to rounding; or ``"biased"``, none of these.
         wire_bits: Bits that a segment takes there and back on the usual route, at most, or a layer's segments where the
@@ -101,7 +104,7 @@ class Method(ABC):
             ``workers`` and of the method's fields, in Python.
     """
 
-    citation: ClassVar[str]
+    citation: ClassVar[str] = ""
     routes: ClassVar[tuple[str, ...]]
     granularities: ClassVar[tuple[str, ...]] = ("layer", "bucket", "model", "block")
     why_granularity: ClassVar[str] = ""
@@ -111,6 +114,8 @@ class Method(ABC):
     takes_all: ClassVar[bool] = False
     published: ClassVar[Published] = Published()
     why_no_mean: ClassVar[str] = ""
+    rolls_back: ClassVar[bool] = False
+    owed: ClassVar[tuple[str, ...]] = ()
     bias: ClassVar[Literal["exact", "unbiased", "contractive", "biased"]] = "biased"
     wire_bits: ClassVar[str] = ""
 
@@ -134,6 +139,23 @@ class Method(ABC):
     def worker_bound(self, numel: int) -> float:
         """The same of the way there alone, which is what a worker's memory is about."""
         return self.error_bound(numel)
+
+    def declared_bits(self, n: int, m: int, workers: int = 1) -> float:
+        """What ``wire_bits`` says that a matrix of ``n`` by ``m`` takes there and back as usual; NaN if nothing.
+
+        Raises:
+            ConfigurationError: If the formula cannot be computed.
+        """
+        names: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        names |= {"ceil": math.ceil, "log2": math.log2, "sqrt": math.sqrt, "min": min, "max": max}
+        names |= {"workers": workers, "d": n * m, "n": n, "m": m, "k": max(1, round(names.get("ratio", 1.0) * n * m))}
+        try:
+            return float(eval(self.wire_bits or "nan", {"__builtins__": {}}, names | {"nan": math.nan}))
+        except Exception as error:
+            raise ConfigurationError(
+                f"wire_bits={self.wire_bits!r} of {type(self).__name__} cannot be computed: {error}; it may have "
+                f"{', '.join(names)}"
+            ) from error
 
     def works_at(self, granularity: Granularity) -> bool:
         """Whether segments can end there; where any blocks can be segments, so can those of a scope of one's own."""
@@ -268,82 +290,3 @@ class CodecMethod(Method):
         if state.shards is not None and owner is not None:
             return sharded(worker, owner, context.block, state.shards, gradient)
         return ways.get(context.route)(worker, owner, context.block, gradient, context.world_size)
-
-
-class LayerState(MutableMapping[str, Tensor]):
-    """What a method remembers of one parameter: tensors by name, kept from step to step and saved with the handle.
-
-    When the number of workers changes each has the mean of what all had, which leaves alone what is the same on all.
-
-    Attributes:
-        parameter: The parameter's name.
-        step: Counts synchronisations, from 0, the same on every rank.
-        rank: This worker.
-        world_size: Number of workers.
-    """
-
-    def __init__(self, context: Context, slot: Slot) -> None:
-        self._store = context.store
-        self._fields: dict[str, None] = {}
-        self.parameter = slot.name
-        self.step = 0
-        self.rank = context.rank
-        self.world_size = context.world_size
-        self._seed = context.seed ^ slot.stream
-
-    def __getitem__(self, name: str) -> Tensor:
-        if (kept := self._store.get(name, self.parameter)) is None:
-            raise KeyError(name)
-        return kept
-
-    def __setitem__(self, name: str, value: Tensor) -> None:
-        self._fields[name] = None
-        self._store.put(name, self.parameter, value)
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("what a method remembers is replaced, never deleted")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-    def generator(self, shared: bool = True) -> torch.Generator:
-        """A CPU generator of this step's randomness, the same on all ranks or this rank's own."""
-        key = key_of(self._seed, self.step, SHARED if shared else self.rank)
-        return torch.Generator().manual_seed(key)
-
-
-class LayerMethod(Method):
-    """A method written for one parameter's gradient at a time: the shortest way from a paper to the wire.
-
-    Requests of all layers are fused, so each round is still one collective.
-    """
-
-    routes = ("allreduce",)
-    granularities = ("layer",)
-    why_granularity = "it is written for one parameter at a time"
-    memories = ("none",)
-
-    @abstractmethod
-    def average(self, gradient: Tensor, state: LayerState) -> Generator[Request, Tensor, Tensor]:
-        """Yields requests, receives their answers, and returns the average.
-
-        Args:
-            gradient: ``float32`` with the parameter's shape; not to be changed.
-            state: What is remembered of this parameter.
-        """
-
-    def init(self, context: Context) -> list[tuple[Slot, LayerState]]:
-        """One state a parameter."""
-        return [(slot, LayerState(context, slot)) for slot in context.block.slots]
-
-    def synchronize(self, gradient: Tensor, state: list[tuple[Slot, LayerState]], step: int) -> Synchronization:
-        """Runs all layers side by side."""
-        return lockstep([self._layer(gradient, slot, remembered, step) for slot, remembered in state])
-
-    def _layer(self, gradient: Tensor, slot: Slot, state: LayerState, step: int) -> Synchronization:
-        state.step = step
-        view = gradient[slot.offset : slot.stop].view(slot.shape)
-        view.copy_((yield from self.average(view, state)))

@@ -89,10 +89,12 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
             raise ConfigurationError(
                 f"options {sorted(options)} came with a method object; give them to {type(method).__qualname__}(...)"
             )
+        _check_dataclass(type(method))
         return method
     if not isinstance(method, str):
         raise ConfigurationError(f"method={method!r} is neither a name nor a method; names: {', '.join(names())}")
     kind = get(method)
+    _check_dataclass(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     known = list(fields)
     for option in options:
@@ -101,6 +103,10 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
                 f"{method!r} has no option {option!r}; {_meant(option, options[option], known)}"
                 + (f"its options: {', '.join(known)}" if known else "it has no options")
             )
+    absent = (dataclasses.MISSING, dataclasses.MISSING)
+    needed = [name for name, each in fields.items() if each.init and (each.default, each.default_factory) == absent]
+    if missing := [name for name in needed if name not in options]:
+        raise ConfigurationError(f"{method!r} has no default for {', '.join(missing)}; give it, or its class a default")
     try:
         return kind(**{option: _plain(value, fields[option].type) for option, value in options.items()})
     except TypeError as error:
@@ -109,6 +115,15 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
             f"{method!r} cannot take {given}, of which a type is wrong ({error}); gradwire methods {method} says what "
             "each option is"
         ) from error
+
+
+def _check_dataclass(kind: type[Method]) -> None:
+    """Raises ConfigurationError unless a method's options are fields."""
+    if not (isinstance(kind, type) and issubclass(kind, Method) and dataclasses.is_dataclass(kind)):
+        raise ConfigurationError(
+            f"{getattr(kind, '__qualname__', kind)} is no dataclass of a gradwire.methods.Method, whose fields are its "
+            "options; write @dataclass(frozen=True, kw_only=True) right above the class"
+        )
 
 
 def _plain(value: Any, kind: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.errors import WireError
+from gradwire.errors import ConfigurationError
 from gradwire.wire.circles import Circles
 from gradwire.wire.transport import Pending
 
@@ -22,7 +22,7 @@ class _Collective:
     """One collective, from its first rank's call to its last rank's answer.
 
     Attributes:
-        operation: Its name.
+        operation: Its name, and what is brought.
         brought: What the ranks that have called it brought.
         partners: Whom each of them named, itself where it named nobody.
         answers: What each rank is still to have, once one has asked.
@@ -115,15 +115,16 @@ class LocalTransport:
         number = self._issued
         self._issued += 1
         self.written_bytes += payload.nbytes
-        collective = self._collectives.setdefault(number, _Collective(operation))
-        if collective.operation != operation:
-            raise self._failed(operation, f"where others are at a {collective.operation}")
+        said = f"{operation} of {payload.dtype}, {tuple(payload.shape)}"
+        collective = self._collectives.setdefault(number, _Collective(said))
+        if collective.operation != said:
+            raise self._failed(f"asks for {said} where rank {min(collective.brought)} asks for {collective.operation}")
         collective.brought[self.rank] = payload
         collective.partners[self.rank] = self.rank if partner is None else partner
 
         def wait() -> Tensor:
             if len(collective.brought) < self.world_size:
-                raise self._failed(operation, f"that only ranks {sorted(collective.brought)} have come to")
+                raise self._failed(f"asks for {said} that only ranks {sorted(collective.brought)} ask for")
             if not collective.answers:  # all of them now: who has an answer may write to what it brought
                 given = answers([collective.brought[rank] for rank in range(self.world_size)])
                 collective.answers = {rank: given[partner] for rank, partner in collective.partners.items()}
@@ -134,8 +135,11 @@ class LocalTransport:
 
         return wait
 
-    def _failed(self, operation: str, said: str) -> WireError:
-        return WireError(f"{operation} in one process", 0.0, None, f"rank {self.rank} is at a {operation} {said}")
+    def _failed(self, said: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"rank {self.rank} {said}; in every round ask for the same on all ranks: as many requests, in one order, "
+            "of one kind, dtype and size"
+        )
 
 
 def _for_each(ranks: list[Tensor], answer: Tensor) -> list[Tensor]:

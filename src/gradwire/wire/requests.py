@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
+
+from gradwire.errors import ConfigurationError
 
 Circle = Literal["all", "node", "peers"]
 """Who takes part: all workers; those of one node; or those that have the same place in each of the nodes."""
+
+
+AS_BYTES = "such as values.flatten().view(torch.uint8)"
+"""How tensors become payloads, for messages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,10 +26,25 @@ class Request:
     Attributes:
         payload: What this rank brings.
         among: Who takes part; ranks and their number are those of this circle.
+
+    Raises:
+        ConfigurationError: If the payload is none that can be sent so.
     """
 
+    wants: ClassVar[str] = "a tensor"
     payload: Tensor
     among: Circle = field(default="all", kw_only=True)
+
+    def __post_init__(self) -> None:
+        payload: object = self.payload
+        if not (isinstance(payload, Tensor) and self.fits(payload)):
+            given = f"{payload.dtype}, {tuple(payload.shape)}" if isinstance(payload, Tensor) else repr(payload)
+            raise ConfigurationError(f"{type(self).__name__} was given {given}; give it {self.wants}")
+
+    @staticmethod
+    def fits(payload: Tensor) -> bool:
+        """Whether a payload can be sent so."""
+        return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +61,14 @@ class AllReduceMean(Request):
     else waits for it: small all-reduces are chains of messages, each of which queues behind what is on the links.
     """
 
+    wants = "a floating-point tensor; AllReduceSum adds whole numbers"
     beside: bool = False
     late: bool = False
+
+    @staticmethod
+    def fits(payload: Tensor) -> bool:
+        """Whether a payload can be sent so."""
+        return payload.dtype.is_floating_point
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +78,13 @@ class AllReduceSum(Request):
     The answer has the tensor's shape and dtype. The wire may use the tensor's storage for it.
     """
 
+    wants = "whole numbers; AllReduceMean averages floating-point tensors"
+
+    @staticmethod
+    def fits(payload: Tensor) -> bool:
+        """Whether a payload can be sent so."""
+        return not (payload.dtype.is_floating_point or payload.dtype.is_complex or payload.dtype == torch.bool)
+
 
 @dataclass(frozen=True, eq=False)
 class AllReduceMax(Request):
@@ -58,6 +93,13 @@ class AllReduceMax(Request):
     The answer has the tensor's shape and dtype. The wire may use the tensor's storage for it. What becomes of NaN is
     not defined: send infinity in its place.
     """
+
+    wants = "real numbers"
+
+    @staticmethod
+    def fits(payload: Tensor) -> bool:
+        """Whether a payload can be sent so."""
+        return not (payload.dtype.is_complex or payload.dtype == torch.bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +119,13 @@ class Exchange(Request):
     Who has no partner in a round names itself and gets its own payload back. The answer is ``uint8[b]``.
     """
 
+    wants = f"uint8[b], {AS_BYTES}"
     partner: int
+
+    @staticmethod
+    def fits(payload: Tensor) -> bool:
+        """Whether a payload can be sent so."""
+        return payload.dtype == torch.uint8 and payload.dim() == 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +139,13 @@ class AllGather(Request):
     together take 1.35 times the link's time, 1.15 times if both are straight (100 Mbit/s, 2026-11-21).
     """
 
+    wants = f"uint8[b], {AS_BYTES}"
     straight: bool = False
+
+    @staticmethod
+    def fits(payload: Tensor) -> bool:
+        """Whether a payload can be sent so."""
+        return payload.dtype == torch.uint8 and payload.dim() == 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +154,13 @@ class AllToAll(Request):
 
     The answer is ``uint8[n, b]``, row ``r`` from rank ``r``.
     """
+
+    wants = f"uint8[n, b], a row for each rank, {AS_BYTES}"
+
+    @staticmethod
+    def fits(payload: Tensor) -> bool:
+        """Whether a payload can be sent so."""
+        return payload.dtype == torch.uint8 and payload.dim() == 2
 
 
 Synchronization = Generator[Request | list[Request], Any, None]
@@ -156,4 +217,11 @@ def _advance(synchronization: Synchronization, answer: Tensor | list[Tensor] | N
 
 
 def _as_list(asked: Request | list[Request]) -> list[Request]:
-    return asked if isinstance(asked, list) else [asked]
+    asked = asked if isinstance(asked, list) else [asked]
+    if not all(isinstance(each, Request) for each in asked):
+        wrong = next(each for each in asked if not isinstance(each, Request))
+        raise ConfigurationError(
+            f"a method yielded {type(wrong).__name__}; yield a request or a list of requests, such as "
+            "gradwire.wire.AllReduceMean(tensor)"
+        )
+    return asked

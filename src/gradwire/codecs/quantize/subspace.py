@@ -182,8 +182,8 @@ class SubspaceDeadZone(DeadZone):
         if len(left):
             room -= self._rounded(left, steps, points)
             home.add(left)
-            rest, _ = kernels.deadzone_step(home.values, work, scales, tile, max(room, 0))
-            steps = torch.cat((steps, scales * rest))
+            finest, _ = kernels.deadzone_step(home.values, work, scales, tile, max(room, 0))
+            steps = torch.cat((steps, scales * finest))
         kernels.deadzone_encode(home.layout, work, True, steps, points, tile, payload)
         if feedback.residual is None:
             return
@@ -192,8 +192,8 @@ class SubspaceDeadZone(DeadZone):
             return
         if (unsent := coordinates - left).any():
             home.add(unsent)
-        for kept, part in zip(block.parts(feedback.residual), block.parts(work), strict=True):
-            kept.copy_(part)
+        for kept, unsent in zip(block.parts(feedback.residual), block.parts(work), strict=True):
+            kept.copy_(unsent)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what levels stand for, and learns from it."""

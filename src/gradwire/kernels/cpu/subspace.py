@@ -15,7 +15,7 @@ from gradwire.layout import Block
 
 def split_rows(block: Block, source: Compensated, basis: Tensor, coordinates: Tensor, out: Tensor) -> None:
     t, lanes = np.empty(basis.shape[1], np.float32), np.empty(LANES, np.float64)
-    _split(int(block.runs[0, 0]), source_of(block, source), array(basis), array(coordinates), t, lanes, array(out))
+    _split(source_of(block, source), array(basis), array(coordinates), t, lanes, array(out))
 
 
 def add_product(block: Block, p: Tensor, q: Tensor, values: Tensor, out: Tensor) -> None:
@@ -29,7 +29,6 @@ def combine_rows(block: Block, weights: Tensor, values: Tensor, out: Tensor) -> 
 
 @compiled
 def _split(
-    start: int,
     source: Source,
     basis: Float32Array,
     coordinates: Float32Array,
@@ -39,7 +38,7 @@ def _split(
 ) -> None:
     (rank, m), n = basis.shape, coordinates.shape[1]
     for i in range(n):
-        first = start + i * m
+        first = source.runs[0, 0] + i * m
         form(source, first, first + m, t)
         for k in range(rank):
             exact = _dot(t, basis[k], lanes)

@@ -1,0 +1,73 @@
+"""A user's own files: models, and what registers methods, routes and so on by name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from gradwire.errors import ConfigurationError
+
+VARIABLE = "GRADWIRE_IMPORT"
+"""Environment variable with files and modules to import, separated as paths are: processes that are started have it."""
+
+
+def add(places: Sequence[str]) -> None:
+    """Imports files or modules, in this process and by :func:`load` in those that it starts.
+
+    Raises:
+        ConfigurationError: If there is no such file or module, or it fails.
+    """
+    given = [str(Path(each).resolve()) if each.endswith(".py") else each for each in places]
+    listed = dict.fromkeys([*_listed(), *given])
+    load(*listed)
+    if listed:
+        os.environ[VARIABLE] = os.pathsep.join(listed)
+
+
+def load(*places: str) -> None:
+    """Imports what is given, or what :data:`VARIABLE` lists."""
+    for each in places or _listed():
+        module(each, each)
+
+
+def module(where: str, text: str) -> ModuleType:
+    """A module by name, or a file's, which is run once.
+
+    Args:
+        where: Such as ``train.py``, ``folder/train.py`` or ``package.train``.
+        text: What was written, for messages.
+
+    Raises:
+        ConfigurationError: If there is no such file or module, or it fails.
+    """
+    path = Path(where)
+    try:
+        if not where.endswith(".py"):
+            sys.path.insert(0, str(Path.cwd()))
+            return importlib.import_module(where)
+        if not path.is_file():
+            raise ConfigurationError(f"{text!r}: there is no file {where}; name one that there is, as ./train.py")
+        known = sys.modules.get(path.stem)
+        if known is not None and getattr(known, "__file__", None) == str(path.resolve()):
+            return known
+        specification = importlib.util.spec_from_file_location(path.stem, path.resolve())
+        assert specification is not None, "the name ends in .py"
+        assert specification.loader is not None
+        found = importlib.util.module_from_spec(specification)
+        sys.modules[path.stem] = found
+        sys.path.insert(0, str(path.resolve().parent))
+        specification.loader.exec_module(found)
+        return found
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{text!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _listed() -> list[str]:
+    return [each for each in os.environ.get(VARIABLE, "").split(os.pathsep) if each]
