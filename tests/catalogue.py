@@ -14,6 +14,8 @@ from gradwire.memory import MaskedMomentum, Memory, Momentum
 # Options under which a method does something visible on tensors as small as the tests'.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "qsgd": [{"bits": 2}, {"bits": 4}, {"bits": 8}, {"bits": 4, "norm": "l2"}],
+    "alq": [{}, {"bits": 8, "every": 1}],
+    "amq": [{"bits": 8}],
     "topk": [
         {"ratio": 0.05},
         {"ratio": 0.1, "values": "fp16"},
@@ -31,6 +33,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3, "indices": "entropy"}],
     "ef21": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],
     "ef21sgdm": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],
+    "lioncub": [{"sync": 2}],
     "globalqsgd": [{}, {"bits": 4}],
     "gtopk": [{"ratio": 0.05}, {"ratio": 0.3, "indices": "raw"}],
     "sketchml": [
@@ -61,6 +64,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "scalecom": [{"ratio": 0.05}],
     "oktopk": [{"ratio": 0.05}, {"ratio": 0.3, "margin": 1.0, "recut": 2, "indices": "raw"}],
     "qgz": [{}, {"bits": 8}],
+    "sdp4bit": [{}, {"bits": 8}],
     "powersgd": [{"rank": 2}, {"rank": 2, "bits": 16}],
     "acpsgd": [{"rank": 2}, {"rank": 2, "bits": 16}],
     "atomo": [{"rank": 2}],

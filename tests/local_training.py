@@ -40,6 +40,10 @@ def nesterov(parameters: list[torch.Tensor]) -> Optimizer:
     return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
 
+def eager_nesterov(parameters: list[torch.Tensor]) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=0.4, momentum=0.9, nesterov=True)
+
+
 class ByHand:
     """Streaming DiLoCo in plain torch: fragments are lists of parameters, averages dense."""
 

@@ -30,6 +30,7 @@ _RECIPES = {
     "signsgd": Recipe(0.01),
     "signum": Recipe(0.01),
     "lion": Recipe(0.01),
+    "lioncub": Recipe(0.01),
     "demo": Recipe(0.01),
     # So does every matrix as a whole, by its own size.
     "dion": Recipe(0.1),

@@ -39,7 +39,8 @@ def gradients(model: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "fewer"), [("qsgd", {"bits": 8}, 3.3), ("qsgd", {"bits": 4}, 5.5), ("natural", {}, 3.0)]
+    ("method", "options", "fewer"),
+    [("qsgd", {"bits": 8}, 3.3), ("qsgd", {"bits": 4}, 5.5), ("sdp4bit", {}, 5.0), ("natural", {}, 3.0)],
 )
 @ranks(4)
 def test_means_are_right_on_average(method: str, options: dict[str, Any], fewer: float) -> None:
@@ -85,7 +86,7 @@ def test_with_replicas_and_after_a_restart() -> None:
 @ranks(4)
 def test_misuse_is_told() -> None:
     model = hsdp()
-    for method, arguments in (("topk", {}), ("acpsgd", {}), ("signsgd", {})):
+    for method, arguments in (("topk", {}), ("acpsgd", {}), ("signsgd", {}), ("alq", {})):
         with pytest.raises(ConfigurationError, match=r"cannot (reduce over shards|take route|carry)"):
             gradwire.compress_reduce_scatter(model, method, **arguments)
     with pytest.raises(ConfigurationError, match="inside=2 is for averages over replicas, and here everybody"):

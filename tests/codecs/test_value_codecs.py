@@ -9,6 +9,7 @@ from torch import Tensor
 from codec_checks import cases, check_any_bytes, check_is_the_reference, check_residual_is_what_was_not_sent
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize import Quantiser
+from gradwire.codecs.quantize.smoothed import Smoothed
 from gradwire.codecs.transform import RotatedCentroids
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import codes
@@ -33,6 +34,9 @@ CODECS: list[Codec] = [
             codes.NUQSGD(2),
             codes.NUQSGD(4),
             codes.NUQSGD(8),
+            codes.NonUniform.powers(2),
+            codes.NonUniform.powers(4),
+            codes.NonUniform.powers(8),
             codes.Natural(9),
             codes.Natural(8),
             codes.QSGD(4),
@@ -46,6 +50,8 @@ CODECS: list[Codec] = [
     Quantiser(codes.QSGD(4), 5000),
     Quantiser(codes.QSGD(4, nearest=True), 512),
     Quantiser(codes.QSGD(8, nearest=True), 64),
+    Smoothed(codes.QSGD(4)),
+    Smoothed(codes.QSGD(8, nearest=True)),
     RotatedCentroids(1),
     RotatedCentroids(2, 256),
     RotatedCentroids(4, 512),

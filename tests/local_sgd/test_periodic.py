@@ -20,7 +20,7 @@ from gradwire.layout import Granularity
 from gradwire.local_sgd import fragments
 from gradwire.local_sgd.fragments import Piece, cut
 from gradwire.local_sgd.schedule import Cut, Schedule
-from local_training import ByHand, backward, loss, nesterov, network, sgd, train
+from local_training import ByHand, backward, eager_nesterov, loss, nesterov, network, sgd, train
 from models import flat, gathered, same_everywhere
 from pool import Pool, ranks
 
@@ -61,7 +61,7 @@ def every_method(names: list[str]) -> list[str]:
         options = dict(OPTIONS.get(name, [{}])[0])
         if has_momentum(methods.get(name)):
             options["memory"] = "residual"
-        votes = name in ("signsgd", "signum", "lion", "demo", "dion")
+        votes = name in ("signsgd", "signum", "lion", "lioncub", "demo", "dion")
         net = network()
         optimizer = sgd(net)
         handle = gradwire.periodic(
@@ -179,6 +179,76 @@ def streaming_equals_its_definition(fragments: int, delay: int, mix: float) -> N
     handle.close()
 
 
+@pytest.mark.parametrize("fragments", [1, 3])
+@ranks(2)
+def test_eager_updates_are_their_definition(fragments: int) -> None:
+    """Without momentum to the letter: ``x -= lr ((own - own before) / n + average before)``, on each worker.
+
+    After synchronising, every average was taken once, and nothing of the guesses is left.
+    """
+    net, other, every, rate = network(), network(), 4, 0.6
+    optimizer, theirs = torch.optim.AdamW(net.parameters(), lr=1e-3), torch.optim.AdamW(other.parameters(), lr=1e-3)
+    handle = gradwire.periodic(
+        optimizer,
+        every=every,
+        method="dense",
+        outer=lambda parameters: torch.optim.SGD(parameters, lr=rate),
+        fragments=fragments,
+        cut="layers",
+        eager=True,
+        verify_every=1,
+    )
+    places = {id(each): place for each, place in zip(net.parameters(), other.parameters(), strict=True)}
+    groups = [[places[id(piece.parameter)] for piece in fragment.pieces] for fragment in handle._fragments]
+    begun = [[each.detach().clone() for each in group] for group in groups]
+    owed = [[torch.zeros_like(each) for each in group] for group in groups]  # the average on its way, less one's share
+    for step in range(1, 21):
+        train(net, optimizer, range(step, step + 1))
+        train(other, theirs, range(step, step + 1))
+        for number, group in enumerate(groups):
+            if step % every == (number + 1) * every // fragments % every:
+                for each, start, rest in zip(group, begun[number], owed[number], strict=True):
+                    own = start - each.detach()
+                    start.sub_(rate * (own / dist.get_world_size() + rest))
+                    each.data.copy_(start)
+                    rest.copy_(own)
+                    dist.all_reduce(rest)
+                    rest.sub_(own).div_(dist.get_world_size())
+        torch.testing.assert_close(flat(net), flat(other), rtol=1e-4, atol=1e-5)
+    assert not same_everywhere(flat(net))
+    handle.synchronize()
+    assert same_everywhere(flat(net))
+    handle.close()
+
+
+@ranks(2)
+def test_momentum_of_eager_updates_is_that_of_averages() -> None:
+    """An outer optimizer with momentum: what ranks share is DiLoCo's with averages that come a period late."""
+    net, rate, every = network(), 0.7, 3
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=every, method="dense", outer=nesterov, eager=True)
+    shared, start = flat(network()), flat(net)
+    theirs = torch.optim.SGD([shared], lr=rate, momentum=0.9, nesterov=True)
+    late = torch.zeros_like(shared)
+    for period in range(5):
+        alone = copy.deepcopy(net)
+        train(alone, sgd(alone), range(every * period, every * period + every))
+        train(net, optimizer, range(every * period, every * period + every))
+        own = start - flat(alone)
+        if period:
+            shared.grad = late
+            theirs.step()
+        late = torch.stack(gathered(own)).mean(0)
+        ahead, state = shared.clone(), copy.deepcopy(theirs.state_dict())
+        shared.grad = own / dist.get_world_size()
+        theirs.step()
+        torch.testing.assert_close(flat(net), shared, rtol=1e-4, atol=1e-5)
+        shared.copy_(ahead)
+        theirs.load_state_dict(state)
+        start = flat(net)
+    handle.close()
+
+
 def recipes() -> list[str]:
     """The recipes that the documentation names."""
     found = []
@@ -260,6 +330,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "delay": 2,
         "mix": 0.5,
     },
+    "DiLoCo with eager updates": {"every": 8, "method": "dense", "outer": eager_nesterov, "eager": True},
     "SparseLoCo": {
         "every": 8,
         "method": "topk",
@@ -280,7 +351,7 @@ def test_fragments_hold_every_coordinate_once(way: Cut) -> None:
         parameters = [(str(index), nn.Parameter(torch.zeros(shape))) for index, shape in enumerate(shapes)]
         total = sum(each.numel() for _, each in parameters)
         count = draw.randint(1, min(12, len(parameters) if way == "layers" else total))
-        fragments = cut(parameters, Schedule(12, count, way, 0, 1.0, 0, "keep"), Granularity("layer"))
+        fragments = cut(parameters, Schedule(12, count, way, 0, 1.0, False, 0, "keep"), Granularity("layer"))
         assert len(fragments) == count
         with torch.no_grad():
             for fragment in fragments:

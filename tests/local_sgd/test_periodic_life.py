@@ -172,6 +172,7 @@ def test_buffers_are_averaged() -> None:
             11,
         ),
         ({"every": 4, "fragments": 2, "cut": "layers", "delay": 3, "method": "acpsgd", "rank": 2}, 9),
+        ({"every": 3, "eager": True, "fragments": 2, "method": "topk", "ratio": 0.1, "outer": nesterov}, 7),
         ({"every": 5, "fragments": 5, "cut": "strided", "warmup_steps": 3, "method": "dense"}, 7),
     ],
 )

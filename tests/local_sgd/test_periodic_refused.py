@@ -42,6 +42,7 @@ def test_attachments_that_are_refused() -> None:
     refused("mix=0 is out of range; choose 0 < mix <= 1", net, mix=0)
     refused("mix=1.5 is out of range", net, mix=1.5)
     refused("mix=nan is out of range", net, mix=float("nan"))
+    refused("delay=1 and mix=1.0 are not possible with eager=True", net, delay=1, eager=True)
     refused("moments='half' is not known; choose 'keep', 'reset', 'average'", net, moments="half")
     refused("warmup_steps=-1 is out of range", net, warmup_steps=-1)
     refused("moments='reset' starts whole parameters anew", net, moments="reset", fragments=2)

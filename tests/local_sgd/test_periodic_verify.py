@@ -28,6 +28,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("topk", {"ratio": 0.1}),
     ("qsgd", {"fragments": 2, "cut": "strided"}),
     ("efsignsgd", {"outer": nesterov, "delay": 1, "mix": 0.5}),
+    ("qsgd", {"outer": nesterov, "eager": True, "fragments": 2}),
     ("threshold", {"threshold": 0.001, "moments": "average"}),
     ("powersgd", {"rank": 2, "fragments": 2, "cut": "layers"}),
 ]

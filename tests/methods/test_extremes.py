@@ -204,6 +204,15 @@ def test_a_spike_near_the_largest_passes(first: int) -> None:
             assert 1 <= step <= 3 or all(bool(average.isfinite().all()) for average in each), (str(case), step)
 
 
+@pytest.mark.parametrize("spike", LARGEST, ids=[spike.__name__ for spike in LARGEST])
+def test_a_momentum_of_atoms_is_finite_as_soon_as_it_fits_float32(spike: Extreme) -> None:
+    """A tenth of the spike does, whatever atoms are divided by, and the averages are of its size while it decays."""
+    for case in (case for case in WIDE if case.method == "atomo" and case.memory == "momentum"):
+        for step, (_, each) in enumerate(averages(attached(case), spike, 6)):
+            assert all(bool(average.isfinite().all()) for average in each), (str(case), step)
+            assert step < 1 or float(each[0].abs().max()) > 1e36
+
+
 def denormal(gradient: torch.Tensor, step: int, rank: int) -> torch.Tensor:
     return gradient * 1e-37 if step < 3 else gradient
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from contextlib import suppress
 
@@ -11,11 +12,13 @@ import torch
 import torch.distributed as dist
 
 import gradwire
+from gradwire import methods
+from gradwire.codecs.codec import Codec
 from gradwire.codecs.transform.centroids import POSITIVE
 from gradwire.codecs.transform.cosine import cosines
 from gradwire.errors import PayloadError
 from gradwire.layout import Block, Granularity, Slot, flat_slots
-from gradwire.memory import NoMemory, Store
+from gradwire.memory import NONE, NoMemory, Store
 from gradwire.methods import Context
 from gradwire.randomness import gaussian, mix64
 from pool import Pool
@@ -127,6 +130,60 @@ def test_lion_votes_as_the_paper_does(pool: Pool) -> None:
             assert (average == votes.sum(0).sign()).float().mean() > 0.999
 
 
+def test_lion_cub_votes_on_the_mean_of_updates_and_averages_momenta(pool: Pool) -> None:
+    """Updates of all are alike enough that drawing decides nothing: levels are 0.01 standard deviations."""
+    gradients = [[draw(40, 50, seed=10 * step + rank) for rank in range(3)] for step in range(5)]
+    options = {"beta1": 0.8, "beta2": 0.95, "clip": 1e-4, "sync": 2}
+    for route in ("sharded", "gather"):
+        found = pool.run(3, averages, "lioncub", gradients, {**options, "route": route})[0]
+        m = torch.zeros(3, 40, 50)
+        for number, (average, step) in enumerate(zip(found, gradients, strict=True)):
+            votes = (0.8 * m + 0.2 * torch.stack(step)).sign()
+            m = 0.95 * m + 0.05 * torch.stack(step)
+            if number % 2:
+                m = m.mean(0).expand(3, -1, -1)
+            assert (average == votes.sum(0).sign()).float().mean() > 0.998
+
+
+def test_small_updates_abstain_from_lion_cubs_vote() -> None:
+    """A value of a tenth of the level votes in one draw of ten; the mean of 200 draws is within 5 standard errors."""
+    updates = torch.full((64, 64), 1.0)
+    updates[::2] = -0.1
+    sent = [sent_by(methods.get("lioncub")().codec(), 10 * updates, step) for step in range(200)]
+    level = sent[0].abs().max()
+    assert 0.8 * (10 * updates).std(correction=0) == pytest.approx(float(level), rel=1e-4)
+    rate = torch.stack(sent)[:, ::2].ne(0).float().mean()
+    assert rate == pytest.approx(1 / float(level), abs=5 * math.sqrt(float(rate) / (200 * 2048)))
+
+
+def sent_by(codec: Codec, values: torch.Tensor, key: int) -> torch.Tensor:
+    """What a codec's payload stands for."""
+    block = Block.cut(flat_slots([("tensor", tuple(values.shape))]), Granularity("layer"))
+    payload, out = torch.empty(1, codec.payload_bytes(block), dtype=torch.uint8), torch.empty(values.numel())
+    codec.encode(block, values.flatten().contiguous(), NONE, payload[0], key)
+    codec.decode(block, payload, out, 1.0)
+    return out.view(values.shape)
+
+
+def test_sdp4bit_writes_levels_of_the_authors_transform() -> None:
+    """Their matrix is Sylvester's, over 32 values at a time; levels are sevenths of the largest of 128 coordinates."""
+    matrix = torch.ones(1, 1)
+    for _ in range(5):
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    values = draw(20, 128, seed=7)
+    values[3, 5] = 100.0
+    codec = methods.get("sdp4bit")().codec()
+    block = Block.cut(flat_slots([("tensor", (20, 128))]), Granularity.parse("block:128"))
+    payload, out = torch.empty(1, codec.payload_bytes(block), dtype=torch.uint8), torch.empty(20 * 128)
+    codec.encode(block, values.flatten(), NONE, payload[0], 1)
+    codec.decode(block, payload, out, 1.0)
+    coordinates = [(each.view(20, 4, 32) @ matrix).view(20, 128) for each in (values, out)]
+    steps = coordinates[0].abs().amax(1, keepdim=True) / 7
+    levels = coordinates[1] / steps
+    torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-4)
+    assert ((coordinates[0] / steps - levels).abs() <= 1 + 1e-4).all()
+
+
 def test_demo_follows_the_authors_optimizer(pool: Pool) -> None:
     """Delta in the original basis, mean over senders, inverse transform."""
     gradients = [[draw(32, 48, seed=10 * step + rank) for rank in range(2)] for step in range(3)]
@@ -207,6 +264,8 @@ RESUMED = {
     "demo": {"topk": 3},
     "dion": {},
     "lion": {},
+    "lioncub": {"sync": 2},
+    "alq": {},
     "atomo": {"rank": 2, "memory": "diana"},
     "gradiveq": {"slice": 32, "rank": 5, "learn_steps": 2, "use_steps": 3, "memory": "residual"},
 }

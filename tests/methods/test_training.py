@@ -35,6 +35,7 @@ SETTINGS = {
     "signsgd": SIGNS,
     "signum": SIGNS,
     "lion": SIGNS,
+    "lioncub": SIGNS,
     "demo": SIGNS,
     "dion": Settings(learning_rate=0.03, momentum=0.0),
     "dgc": OWN_MOMENTUM,

@@ -231,3 +231,42 @@ def test_a_world_that_is_no_grid_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Inside.parse(given).of(ranks, environment)
+
+
+@pytest.mark.parametrize("codec", ["nearest:8", "nearest:4", "smoothed:8", "dynamic"])
+def test_a_codec_writes_what_stays_within_nodes(codec: str) -> None:
+    """The same bits on all ranks, off by what the codec loses twice, in about its share of the bytes."""
+    case, bits = Case("dense"), 4 if codec.endswith("4") else 8
+    plain, coded = (
+        LocalWorld(configured(case, dense=EVERYTHING, inside=inside), SLOTS, 4) for inside in ("2", f"2:{codec}")
+    )
+    for step in range(2):
+        gradients = gradients_of(4, step)
+        mean = torch.stack(gradients).double().mean(0)
+        average = averaged(coded, gradients).double()
+        averaged(plain, gradients_of(4, step))
+        assert (average - mean).square().sum() <= {4: 0.1, 8: 0.002}[bits] * mean.square().sum()
+    sent = [world.engines[0].meter.node.wire_bytes for world in (plain, coded)]
+    assert bits / 32 <= sent[1] / sent[0] <= 1.1 * bits / 32
+
+
+def test_what_is_drawn_within_nodes_is_right_on_average() -> None:
+    """The error of the mean of 100 steps along the mean is within 5 standard errors, pooled over all values."""
+    case, steps = Case("dense"), []
+    world = LocalWorld(configured(case, dense=EVERYTHING, inside="2:qsgd:2"), SLOTS, 4)
+    mean = torch.stack(gradients_of(4, 0)).double().mean(0)
+    for _ in range(100):
+        steps.append(averaged(world, gradients_of(4, 0)).double())
+    draws = torch.stack(steps)
+    error, variance = draws.mean(0) - mean, draws.var(0) / len(draws)
+    assert variance.sum() > 0
+    assert (error * mean).sum().abs() <= 5 * (variance * mean.square()).sum().sqrt()
+
+
+def test_codecs_within_nodes_are_read_and_refused() -> None:
+    for given in ("8:nearest:4", "node:smoothed:8", "4:bf16", "2"):
+        assert str(Inside.parse(given)) == given
+    with pytest.raises(ConfigurationError, match="the size of what 3lc writes depends on data"):
+        Inside.parse("8:3lc")
+    with pytest.raises(ConfigurationError, match="fp8"):
+        Inside.parse("8:fp8")

@@ -197,9 +197,9 @@ def compress(
         inside: How many consecutive ranks are a node, such as 8, or ``"node"`` for as many as torchrun started. The
             workers of a node then average densely among themselves first, each some rows of every tensor, and only
             those averages are compressed and sent between nodes, by the workers that have the same rows. Each
-            remembers its rows only. ``"node:bf16"`` or ``"8:bf16"`` sends bfloat16 within the node. Tensors with fewer
-            rows than a node has workers, and those averaged densely, are averaged over all workers at once. If None,
-            everything is.
+            remembers its rows only. ``"node:bf16"`` or ``"8:bf16"`` sends bfloat16 within the node, and
+            ``"8:nearest:8"`` what a codec of ``owner``'s names writes. Tensors with fewer rows than a node has workers,
+            and those averaged densely, are averaged over all workers at once. If None, everything is.
         **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
             publication for all that is not given. A schedule has values by step: ``ratio={0: 0.25, 100: 0.01}``.
 

@@ -144,11 +144,12 @@ class ReduceScatter(Handle):
 
 def _check_method(configuration: Configuration) -> None:
     method = configuration.method
+    alone = type(method).synchronize is CodecMethod.synchronize  # nothing is learnt beside what a codec writes
     unbiased = isinstance(method, CodecMethod) and method.bias == "unbiased" and not method.codec().news_bytes
-    if not unbiased or configuration.route != "sharded" or configuration.owner is not None:
+    if not (unbiased and alone) or configuration.route != "sharded" or configuration.owner is not None:
         raise ConfigurationError(
             f"{configuration} cannot reduce over shards: without a memory, which would be as large as the unsharded "
-            "gradient, a method must be unbiased, and nobody compresses again; choose qsgd, nuqsgd, natural or terngrad"
+            "gradient, a method must be unbiased, and nobody compresses again; choose qsgd, sdp4bit, natural, terngrad"
         )
 
 
@@ -169,7 +170,7 @@ def compress_reduce_scatter(
 
     Args:
         model: The sharded model.
-        method: A name or a method object, of a codec method without bias: ``"qsgd"``, ``"nuqsgd"``, ``"natural"``,
+        method: A name or a method object, of a codec method without bias: ``"qsgd"``, ``"sdp4bit"``, ``"natural"``,
             ``"terngrad"``. It has no memory.
         granularity: As in :func:`gradwire.compress`.
         dense: Which shards of parameters go without compression; by default 1-D ones and those below 1,024 elements.

@@ -160,7 +160,7 @@ class Configuration:
 
     def on(self, nodes: Nodes) -> Configuration:
         """The same, with the nodes that there are."""
-        return dataclasses.replace(self, inside=Inside(nodes.workers, nodes.dtype))
+        return dataclasses.replace(self, inside=Inside(nodes.workers, nodes.dtype, nodes.codec))
 
     def check_names(self, names: Sequence[str]) -> None:
         """Any parameters will do."""

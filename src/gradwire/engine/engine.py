@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codecs.codec import Codec
+from gradwire.codecs.quantize import parse
 from gradwire.deferred import Later
 from gradwire.engine.change import carry_over, give_back, take_owed
 from gradwire.engine.configuration import Configuration
@@ -185,7 +186,8 @@ class Engine:
         shared = [] if nodes is None else [slot for slot in slots if nodes.share(method, slot.shape)]
         alone = [slot for slot in slots if slot not in shared]
         if shared and nodes is not None:
-            within = Shares.cut(shared, nodes.rows, nodes.place(self.rank), nodes.workers, nodes.dtype)
+            codec = parse(nodes.codec) if nodes.codec else None
+            within = Shares.cut(shared, nodes.rows, nodes.place(self.rank), nodes.workers, nodes.dtype, codec)
             own = within.own
             share = self._share(rule, method, own, aligned(own[-1].stop), route, memory, owner, nodes)
             shares.append(replace(share, within=within))

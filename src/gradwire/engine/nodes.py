@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
+from gradwire.codecs.quantize import parse
 from gradwire.errors import ConfigurationError
 from gradwire.methods import Method
 
 _DTYPES = {"": torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16}
-_EXPECTED = "give the number of workers a node, such as inside=8 or inside='8:bf16', or inside='node' under torchrun"
+_EXPECTED = (
+    "give the number of workers a node, such as inside=8, inside='8:bf16' or inside='8:nearest:8', or inside='node' "
+    "under torchrun"
+)
 
 
 @dataclass(frozen=True)
@@ -24,23 +28,28 @@ class Inside:
     Attributes:
         workers: Of a node; None for as many as torchrun started on this one.
         dtype: Of gradients and averages on their way within a node.
+        codec: The name of what writes them instead; none if empty.
     """
 
     workers: int | None
     dtype: torch.dtype = torch.float32
+    codec: str = ""
 
     @classmethod
     def parse(cls, given: int | str) -> Inside:
-        """Reads ``8``, ``"8"``, ``"node"``, or one of these with ``":bf16"`` behind it.
+        """Reads ``8``, ``"8"``, ``"node"``, or one of these with ``":bf16"`` or ``":"`` and a codec behind it.
 
         Raises:
             ConfigurationError: If it is none of these.
         """
-        workers, _, dtype = str(given).partition(":")
+        workers, _, written = str(given).partition(":")
         known = workers == "node" or (workers.isdecimal() and int(workers) >= 1)
-        if isinstance(given, bool) or not known or dtype not in _DTYPES:
+        if isinstance(given, bool) or not known:
             raise ConfigurationError(f"inside={given!r} is not possible; {_EXPECTED}")
-        return cls(None if workers == "node" else int(workers), _DTYPES[dtype])
+        codec = "" if written in _DTYPES else written
+        if codec and parse(codec).news_bytes:
+            raise ConfigurationError(f"inside={given!r}: the size of what {codec} writes depends on data; {_EXPECTED}")
+        return cls(None if workers == "node" else int(workers), _DTYPES.get(written, torch.float32), codec)
 
     def of(self, ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> Nodes:
         """The nodes of a group's workers.
@@ -58,7 +67,7 @@ class Inside:
                     f"{len(ranks)} workers are no nodes of inside={self.workers} each; start as many on every node, "
                     "or leave inside out"
                 )
-            return Nodes(len(ranks) // self.workers, self.workers, self.dtype)
+            return Nodes(len(ranks) // self.workers, self.workers, self.dtype, self.codec)
         try:
             started, place, rank = (int(environment[key]) for key in ("LOCAL_WORLD_SIZE", "LOCAL_RANK", "RANK"))
         except (KeyError, ValueError):
@@ -73,11 +82,12 @@ class Inside:
                 f"inside='node': rank {rank} is worker {place} of {started} on its node, so ranks {list(ranks)} are no "
                 "nodes of as many workers each, one after the other; start as many on every node, or leave inside out"
             )
-        return Nodes(len(counts), counts[node_of[0]], self.dtype)
+        return Nodes(len(counts), counts[node_of[0]], self.dtype, self.codec)
 
     def __str__(self) -> str:
         workers = "node" if self.workers is None else str(self.workers)
-        return workers if self.dtype == torch.float32 else f"{workers}:bf16"
+        written = self.codec or ("bf16" if self.dtype == torch.bfloat16 else "")
+        return f"{workers}:{written}" if written else workers
 
 
 @dataclass(frozen=True)
@@ -88,11 +98,13 @@ class Nodes:
         count: Number of nodes.
         workers: Workers of a node.
         dtype: Of gradients and averages on their way within a node.
+        codec: The name of what writes them instead; none if empty.
     """
 
     count: int
     workers: int
     dtype: torch.dtype = torch.float32
+    codec: str = ""
 
     def place(self, rank: int) -> int:
         """Which of its node's workers a rank is."""
@@ -133,5 +145,5 @@ class Nodes:
 
     def __str__(self) -> str:
         nodes = "1 node" if self.count == 1 else f"{self.count} nodes"
-        inside = "bfloat16" if self.dtype == torch.bfloat16 else "float32"
+        inside = self.codec or ("bfloat16" if self.dtype == torch.bfloat16 else "float32")
         return f"{nodes} of {self.workers}, which average in {inside} inside"

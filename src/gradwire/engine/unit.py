@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,8 +41,10 @@ class Share:
     def synchronize(self, gradient: Tensor, step: int) -> Synchronization:
         """Starts the average of this share of a flat buffer, ``float32[numel]``, in place."""
         if self.within is not None:
-            numel = self.context.numel
-            return two_level(self.within, gradient, numel, lambda own: self.method.synchronize(own, self.state, step))
+            context, numel = self.context, self.context.numel
+            keys = context.key(step), context.shared_key(step)
+            between = partial(self.method.synchronize, state=self.state, step=step)
+            return two_level(self.within, gradient, numel, keys, between)
         if self.aside is None:
             own = gradient[self.offset : self.offset + self.context.numel]
             return self.method.synchronize(own, self.state, step)

@@ -6,6 +6,7 @@ from gradwire.kernels.reference.dynamic import Dynamic
 from gradwire.kernels.reference.exponent import Exponent
 from gradwire.kernels.reference.integer import Integers
 from gradwire.kernels.reference.natural import Natural
+from gradwire.kernels.reference.nonuniform import NonUniform
 from gradwire.kernels.reference.nuqsgd import NUQSGD
 from gradwire.kernels.reference.onebit import OneBit
 from gradwire.kernels.reference.qsgd import QSGD
@@ -14,4 +15,17 @@ from gradwire.kernels.reference.terngrad import TernGrad
 from gradwire.kernels.reference.threelc import ThreeLC
 from gradwire.kernels.reference.vote import Vote
 
-ALL: tuple[type, ...] = (Dynamic, Exponent, Integers, Natural, NUQSGD, OneBit, QSGD, Sign, TernGrad, ThreeLC, Vote)
+ALL: tuple[type, ...] = (
+    Dynamic,
+    Exponent,
+    Integers,
+    Natural,
+    NonUniform,
+    NUQSGD,
+    OneBit,
+    QSGD,
+    Sign,
+    TernGrad,
+    ThreeLC,
+    Vote,
+)

@@ -52,6 +52,7 @@ def periodic(
     cut: Cut = "contiguous",
     delay: int = 0,
     mix: float = 1.0,
+    eager: bool = False,
     broadcast: bool = False,
     **options: Any,
 ) -> Periodic:
@@ -61,7 +62,8 @@ def periodic(
     ``x = x_last = x_last - average``, the same bits on every rank: PQASGD (Jiang & Agrawal 2018), and with an outer
     optimizer, which takes the average for a gradient at ``x_last``, DiLoCo (Douillard et al. 2023, arXiv:2311.08105).
     A model in fragments is averaged part by part, evenly spread over the period; an average may be taken some steps
-    after it was sent, while training goes on: Streaming DiLoCo (Douillard et al. 2025, arXiv:2501.18512).
+    after it was sent, while training goes on: Streaming DiLoCo (Douillard et al. 2025, arXiv:2501.18512), and with
+    ``eager`` updates a whole period after it (Kale et al. 2025, arXiv:2502.12996).
 
     To be called on every rank, with the same arguments and the same model, before the first local step; every rank must
     take as many steps. ``x_last`` and the change are float32, 8 bytes a parameter; with half-precision parameters each
@@ -104,6 +106,9 @@ def periodic(
         cut: ``"contiguous"`` or ``"strided"`` coordinates, or whole ``"layers"``.
         delay: Local steps between sending an average and taking it, fewer than the period has.
         mix: Weight of the average where it is taken, in (0, 1]; local values have the rest (there alpha = 1 - mix).
+        eager: Whether an average has until the fragment's next one to travel. Meanwhile each worker goes on from where
+            ``outer`` would take its own share, ``change / n``, for the average of that change; with the average itself
+            this is taken back. Another 4 bytes a parameter.
         broadcast: Whether all ranks start from rank 0's parameters and buffers; otherwise they must be equal.
         **options: The method's hyper-parameters.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class Stretch:
         anchor: ``float32[numel]``, a part of the fragment's.
         change: ``float32[numel]``, a part of the fragment's.
         slots: Where in them each piece lies.
-        pieces: Each piece, with its views of both.
+        pieces: Each piece, with its views of the fragment's origin and of the change.
     """
 
     anchor: Tensor
@@ -94,8 +95,8 @@ class Stretch:
 
     def measure(self) -> None:
         """Fills in the change, from where the parameters' own precision let it start."""
-        for piece, anchor, change in self.pieces:
-            torch.sub(anchor.to(piece.parameter.dtype).float(), piece.read(piece.parameter).float(), out=change)
+        for piece, origin, change in self.pieces:
+            torch.sub(origin.to(piece.parameter.dtype).float(), piece.read(piece.parameter).float(), out=change)
 
     def land(self) -> None:
         """Turns the average of changes, which has taken the change's place, into where it takes the anchor."""
@@ -109,11 +110,14 @@ class Fragment:
         number: Which fragment it is.
         pieces: What it consists of.
         granularity: Of the method, which sees nothing beyond a stretch.
+        eager: Whether local steps may begin elsewhere than at the anchor.
 
     Attributes:
         anchor: ``float32[numel]``, where the last average left the pieces: the same bits on all ranks.
         anchors: Views of it, one a piece; the same tensors for good, as an outer optimizer knows them.
-        change: ``float32[numel]``, how far local steps went from there, downhill: anchor minus parameter. Then the
+        origin: ``float32[numel]``, where local steps began: the anchor, or if eager a buffer of its own, which each
+            rank has otherwise.
+        change: ``float32[numel]``, how far local steps went from there, downhill: origin minus parameter. Then the
             average of that, and without an outer optimizer at last the anchor that is to be.
         stretches: What of it is averaged at once: all of it where segments are models, as much as DDP has in a bucket
             where they are buckets.
@@ -121,7 +125,7 @@ class Fragment:
         level: The local step after which all ranks last had the anchor for parameters.
     """
 
-    def __init__(self, number: int, pieces: Sequence[Piece], granularity: Granularity) -> None:
+    def __init__(self, number: int, pieces: Sequence[Piece], granularity: Granularity, eager: bool = False) -> None:
         self.number = number
         self.pieces = tuple(pieces)
         self._slots = slots = flat_slots([(piece.name, piece.shape) for piece in pieces])
@@ -129,6 +133,8 @@ class Fragment:
         self.anchor = torch.empty(slots[-1].stop, dtype=torch.float32, device=device)
         self.change = torch.zeros_like(self.anchor)
         self.anchors = [view for _, view in self.named(self.anchor)]
+        self.origin = torch.empty_like(self.anchor) if eager else self.anchor
+        self._origins = [view for _, view in self.named(self.origin)] if eager else self.anchors
         self._changes = [view for _, view in self.named(self.change)]
         self.stretches = list(self._stretches(granularity))
         self._pairs = [
@@ -147,6 +153,7 @@ class Fragment:
         """Takes the parameters, which are the same on all ranks, for what the last average left."""
         for piece, anchor in zip(self.pieces, self.anchors, strict=True):
             anchor.copy_(piece.read(piece.parameter))
+        self.origin.copy_(self.anchor)
 
     def move(self, outer: Optimizer | None) -> None:
         """Moves the anchor to where ``change`` says, or lets an outer optimizer step along it as a gradient."""
@@ -160,8 +167,29 @@ class Fragment:
         for anchor in self.anchors:
             anchor.grad = None
 
+    def look_ahead(self, outer: Optimizer | None, share: float) -> None:
+        """Takes parameters to where this worker's share of the changes would take the anchor, which stays."""
+        self.origin.copy_(self.anchor)
+        if outer is None:
+            self.origin.sub_(self.change, alpha=share)
+        else:
+            before = {each: copy.deepcopy(outer.state[each]) for each in self.anchors if each in outer.state}
+            for anchor, change in zip(self.anchors, self._changes, strict=True):
+                anchor.grad = change * share
+            outer.step()
+            for anchor, origin in zip(self.anchors, self._origins, strict=True):
+                anchor.grad = None
+                ahead = anchor.clone()
+                anchor.copy_(origin)
+                origin.copy_(ahead)
+                outer.state.pop(anchor, None)
+            outer.state.update(before)
+        for piece, origin in zip(self.pieces, self._origins, strict=True):
+            piece.write(piece.parameter, origin)
+
     def hand_on(self, mix: float) -> None:
         """Takes parameters to the anchor, all the way or a share of it."""
+        self.origin.copy_(self.anchor)
         for piece, anchor in zip(self.pieces, self.anchors, strict=True):
             values = anchor
             if mix < 1:
@@ -170,7 +198,7 @@ class Fragment:
 
     def _stretches(self, granularity: Granularity) -> Iterator[Stretch]:
         least = {"model": self.change.numel(), "bucket": BUCKET_ELEMENTS}.get(granularity.scope, STRETCH_ELEMENTS)
-        pieces = list(zip(self.pieces, self.anchors, self._changes, strict=True))
+        pieces = list(zip(self.pieces, self._origins, self._changes, strict=True))
         begin = 0
         for index, slot in enumerate(self._slots):
             start = self._slots[begin].offset
@@ -208,7 +236,7 @@ def cut(parameters: Named, schedule: Schedule, granularity: Granularity) -> list
             f"fragments={wanted} is out of range; {what} cannot be cut into so many, choose fewer"
             f"{', or cut=' + repr('contiguous') if layers else ''}"
         )
-    return [Fragment(number, pieces, granularity) for number, pieces in enumerate(groups)]
+    return [Fragment(number, pieces, granularity, schedule.eager) for number, pieces in enumerate(groups)]
 
 
 def _count(parameters: Named) -> int:

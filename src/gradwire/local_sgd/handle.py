@@ -29,7 +29,7 @@ from gradwire.local_sgd.beside import AveragedBuffers, AveragedMoments, Beside, 
 from gradwire.local_sgd.drift import Drift
 from gradwire.local_sgd.fragments import cut
 from gradwire.local_sgd.outer import Outer, adopted, described
-from gradwire.local_sgd.pending import PendingAverages, copied
+from gradwire.local_sgd.pending import NEXT, PendingAverages, copied
 from gradwire.local_sgd.schedule import Moments, Schedule
 from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.wire import ProcessGroupTransport
@@ -248,7 +248,8 @@ class Periodic(Handle):
         now, schedule = self.steps_done, self._schedule
         self._pending.take(now)
         step = now - self._began
-        late, mix, outer = (0, 1.0, None) if self._warm else (schedule.delay, schedule.mix, self.outer)
+        late = NEXT if schedule.eager else schedule.delay
+        late, mix, outer = (0, 1.0, None) if self._warm else (late, schedule.mix, self.outer)
         for fragment in self._fragments:
             if step == schedule.due(fragment.number, self._length):
                 self._pending.launch(fragment, now, late, mix, outer)

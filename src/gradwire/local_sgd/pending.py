@@ -24,6 +24,9 @@ from gradwire.local_sgd.fragments import Fragment, Stretch
 from gradwire.memory import Snapshot
 from gradwire.wire import Synchronization, Wire
 
+NEXT = 1 << 62
+"""So many local steps late is when the fragment's next average is sent."""
+
 
 @dataclass(eq=False)
 class PendingAverage:
@@ -46,6 +49,11 @@ class PendingAverage:
     beside: Values
     dropped: bool = False
     landing: Callable[[], None] | None = None
+
+    @property
+    def eager(self) -> bool:
+        """Whether local steps went on from a guess, and what they did counts with the fragment's next average."""
+        return self.due >= NEXT
 
     def wait(self) -> None:
         """Waits until it has landed.
@@ -119,7 +127,7 @@ class PendingAverages:
         Args:
             fragment: What is averaged.
             now: Local steps taken.
-            late: Local steps until the average is taken.
+            late: Local steps until the average is taken; ``NEXT`` for eager updates.
             mix: Weight of the average where it is taken.
             outer: What takes it for a gradient, if anything does.
         """
@@ -166,6 +174,9 @@ class PendingAverages:
         for part in parts:
             if late:  # local steps go on meanwhile; otherwise the wire does it, just before it encodes
                 part.stretch.measure()
+        if late == NEXT:
+            fragment.look_ahead(outer, 1 / engine.world_size)
+        for part in parts:
             queue(part)
         self._under_way.append(flight)
 
@@ -192,7 +203,7 @@ class PendingAverages:
             self._under_way.remove(flight)
             flight.wait()
             fragment = flight.fragment
-            if flight.dropped or flight.mix == 1:
+            if flight.dropped or (flight.mix == 1 and not flight.eager):
                 fragment.level = now
             if flight.dropped:
                 self.dropped += 1
@@ -201,7 +212,8 @@ class PendingAverages:
                     each.drop(fragment)
                 continue
             fragment.move(flight.outer)
-            fragment.hand_on(flight.mix)
+            if not flight.eager:
+                fragment.hand_on(flight.mix)
             for each in self._beside:
                 each.take(fragment, flight.beside)
             fragment.rounds += 1
@@ -221,6 +233,12 @@ class PendingAverages:
             "rounds": [fragment.rounds for fragment in self._fragments],
             "level": [fragment.level for fragment in self._fragments],
             "anchors": copied(each for fragment in self._fragments for each in fragment.named(fragment.anchor)),
+            "origins": copied(
+                each
+                for fragment in self._fragments
+                if fragment.origin is not fragment.anchor
+                for each in fragment.named(fragment.origin)
+            ),
             "changes": copied(each for fragment in flying for each in fragment.named(fragment.change)),
             "flights": [
                 {
@@ -243,6 +261,8 @@ class PendingAverages:
             fragment.rounds, fragment.level = rounds, level
             for name, anchor in fragment.named(fragment.anchor):
                 anchor.copy_(saved["anchors"][name])
+            for name, origin in fragment.named(fragment.origin) if fragment.origin is not fragment.anchor else ():
+                origin.copy_(saved["origins"][name])
             for name, change in fragment.named(fragment.change) if fragment.number in numbers else ():
                 change.copy_(saved["changes"][name])
         self._under_way = [

@@ -25,6 +25,8 @@ class Schedule:
         cut: What a fragment is: consecutive coordinates, every so many-th coordinate, or whole parameters.
         delay: Local steps from sending an average to taking it.
         mix: Weight of the average where it is taken, in (0, 1]; the local value has the rest.
+        eager: Whether an average is taken when the fragment's next one is sent, and local steps go on from a guess at
+            that one.
         warmup_steps: Steps at first that are each a period, undelayed, unmixed, without an outer optimizer.
         moments: What becomes of the optimizer's moments where parameters are averaged.
     """
@@ -34,6 +36,7 @@ class Schedule:
     cut: Cut
     delay: int
     mix: float
+    eager: bool
     warmup_steps: int
     moments: Moments
 
@@ -48,6 +51,11 @@ class Schedule:
         if not 0 < self.mix <= 1:
             raise ConfigurationError(
                 f"mix={self.mix!r} is out of range; choose 0 < mix <= 1, 1 to take the average as is"
+            )
+        if self.eager and (self.delay or self.mix < 1):
+            raise ConfigurationError(
+                f"delay={self.delay!r} and mix={self.mix!r} are not possible with eager=True, which takes an average "
+                "when the next one is sent, and all of it; leave them out"
             )
         if self.moments == "reset" and self.fragments > 1 and self.cut != "layers":
             raise ConfigurationError(
@@ -107,6 +115,7 @@ class Schedule:
             "cut": self.cut,
             "delay": str(self.delay),
             "mix": str(self.mix),
+            "eager": str(self.eager),
             "warmup_steps": str(self.warmup_steps),
             "moments": self.moments,
         }

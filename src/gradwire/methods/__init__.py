@@ -3,6 +3,7 @@
 from gradwire.methods.acpsgd import ACPSGD
 from gradwire.methods.adacomp import AdaComp
 from gradwire.methods.adaptive import Adaptive
+from gradwire.methods.alq import ALQ, AMQ
 from gradwire.methods.atomo import Atomo
 from gradwire.methods.blocksgdm import BlockSGDM
 from gradwire.methods.deadzone import DeadZone, Dithered, Subspace
@@ -22,7 +23,7 @@ from gradwire.methods.gtopk import GTopK
 from gradwire.methods.hybrid import Hybrid
 from gradwire.methods.inceptionn import INCEPTIONN
 from gradwire.methods.layer import LayerMethod, LayerState
-from gradwire.methods.lion import Lion
+from gradwire.methods.lion import Lion, LionCub
 from gradwire.methods.loco import LoCo
 from gradwire.methods.method import CodecMethod, Context, LinearMethod, Method
 from gradwire.methods.natural import Natural
@@ -36,6 +37,7 @@ from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import as_published, get, make, name_of, names, parse, register
 from gradwire.methods.scalecom import ScaleCom
+from gradwire.methods.sdp4bit import SDP4Bit
 from gradwire.methods.sidco import SIDCo
 from gradwire.methods.signsgd import SignSGD, Signum
 from gradwire.methods.sketchedsgd import SketchedSGD
@@ -50,6 +52,8 @@ from gradwire.methods.variance import Variance
 
 __all__ = [
     "ACPSGD",
+    "ALQ",
+    "AMQ",
     "BF16",
     "DGC",
     "EDEN",
@@ -82,6 +86,7 @@ __all__ = [
     "LayerState",
     "LinearMethod",
     "Lion",
+    "LionCub",
     "LoCo",
     "Method",
     "Natural",
@@ -91,6 +96,7 @@ __all__ = [
     "Published",
     "QgZ",
     "RandomK",
+    "SDP4Bit",
     "SIDCo",
     "ScaleCom",
     "SignSGD",

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "plain averages": ("dense", "fp16", "bf16"),
-    "one bit a value": ("efsignsgd", "blocksgdm", "onebit", "signsgd", "signum", "lion"),
+    "one bit a value": ("efsignsgd", "blocksgdm", "onebit", "signsgd", "signum", "lion", "lioncub"),
     "a few bits": (
         "qsgd",
         "nuqsgd",
+        "alq",
+        "amq",
         "globalqsgd",
         "terngrad",
         "natural",
@@ -19,6 +21,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "thc",
         "eden",
         "qgz",
+        "sdp4bit",
         "loco",
     ),
     "k coordinates": (

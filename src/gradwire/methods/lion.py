@@ -1,20 +1,26 @@
-"""Distributed Lion."""
+"""Distributed Lion, and Lion Cub."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.codecs.quantize import Quantiser
 from gradwire.deferred import chosen
+from gradwire.errors import ConfigurationError
+from gradwire.kernels import codes
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.memory.momentum import check_decay
 from gradwire.methods.method import CodecState, Context
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.methods.signsgd import SignSGD
+from gradwire.wire.requests import AllReduceMean, Synchronization
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,3 +70,51 @@ class Lion(SignSGD):
         update = context.store.scratch(context.numel)
         feedback = _LionFeedback(None, momentum=momentum, update=update, beta1=self.beta1, beta2=self.beta2)
         return dataclasses.replace(super().init(context), feedback=feedback)
+
+
+@register("lioncub")
+@dataclass(frozen=True, kw_only=True)
+class LionCub(Lion):
+    """Lion's updates in three levels instead of signs, the sign of their mean, and momenta averaged now and then.
+
+    ``beta1 m + (1 - beta1) g`` is sent as zero or plus or minus ``clip`` standard deviations, drawn so that nothing
+    within is biased: what is small votes less often. The vote on the mean goes back. Every ``sync`` steps momenta are
+    averaged densely, so that workers do not drift apart.
+
+    Of the paper only abstract and first figure were at hand: updates quantised to p bits in a way that suits Lion,
+    all-reduced and only then reduced to signs; and momenta synchronised of those layers alone that need it. Three
+    levels at about the mean magnitude are ours, and so is synchronising all momenta, seldom.
+
+    Attributes:
+        clip: The outer levels, in standard deviations of a segment.
+        sync: Steps from one average of the momenta to the next; 0 for none.
+    """
+
+    citation = "Ishikawa et al. 2024, arXiv:2411.16462; Distributed Lion: Liu et al. 2024, arXiv:2404.00438"
+    published = Published(
+        "Three levels, where the paper has p bits; momenta of all tensors are averaged seldom, there those of some "
+        "layers. Only its abstract was at hand."
+    )
+    wire_bits = "8 * ceil(d / 5) + 32 + d + 32"
+
+    clip: float = 0.8
+    sync: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.codec()
+        if not (isinstance(self.sync, int) and self.sync >= 0):
+            raise ConfigurationError(f"sync={self.sync!r} is out of range; choose a number of steps, or 0 for never")
+
+    def codec(self) -> Quantiser:
+        """Three levels."""
+        return Quantiser(codes.TernGrad(self.clip))
+
+    def synchronize(self, gradient: Tensor, state: CodecState, step: int) -> Synchronization:
+        """The chosen route, and now and then an average of the momenta after it."""
+        yield from super().synchronize(gradient, state, step)
+        if self.sync and (step + 1) % self.sync == 0 and isinstance(state.feedback, _LionFeedback):
+            parts = state.context.block.parts(state.feedback.momentum)
+            average = yield AllReduceMean(torch.cat(parts))
+            for part, mean in zip(parts, average.split([len(part) for part in parts]), strict=True):
+                part.copy_(torch.where(mean.isfinite(), mean, part))

@@ -17,9 +17,10 @@ class QgZ(CodecMethod):
     """Block-quantised gradients, rounded to the nearest of 15 levels: all-to-all, add up in float32, quantise again.
 
     Symmetric levels, rounded without dithering and without error feedback, quantised, added in full precision and
-    quantised again, are as in DeepSpeed's code. It does so once within a node and once between nodes, and leaves
-    every worker with its shard in full precision, which is what ZeRO needs; here there is one all-to-all among all
-    workers, and the second quantisation is for the all-gather that gives everybody the average. The size of a block
+    quantised again, are as in DeepSpeed's code. It does so once within a node and once between nodes,
+    ``inside="node:nearest:4"``, and leaves every worker with its shard in full precision, which is what ZeRO needs;
+    here one more quantisation is for the all-gather that gives everybody the average, and without ``inside`` there is
+    one all-to-all among all workers. The size of a block
     there follows the tensor's shape; here it is the granularity. The paper's text was not at hand.
 
     Attributes:
@@ -27,7 +28,9 @@ class QgZ(CodecMethod):
     """
 
     citation = "Wang et al. 2023, ZeRO++, arXiv:2306.10209"
-    published = Published("There once within a node and once between nodes, and shards stay in full precision.")
+    published = Published(
+        'There once within a node and once between nodes, `inside="node:nearest:4"`, and shards stay in full precision.'
+    )
     routes = ("sharded", "gather")
     granularities = ("block:512", "layer", "bucket", "model")
     bias = "contractive"

@@ -33,7 +33,7 @@ class DrawnLevels(CodecMethod):
         self.codec()
 
     @abstractmethod
-    def code(self) -> codes.QSGD | codes.NUQSGD:
+    def code(self) -> codes.QSGD | codes.NUQSGD | codes.NonUniform:
         """The levels of a segment."""
 
     def codec(self) -> Quantiser:

@@ -19,6 +19,10 @@ class OneBitAdam(CompressedAdam):
     averaged by a method of the catalogue, as published by signs with error feedback at workers and owners; and all step
     along the average, ``x -= lr m / (sqrt(v) + eps)``.
 
+    Held against the authors' code (DeepSpeed's ``OnebitAdam``), which corrects no bias of the moments, in neither
+    phase; here both are corrected, as torch's Adam has it. It asks for a mask of coordinates whose momentum is always
+    zero, which signs cannot send; here ``floor`` keeps what they are sent as from being divided by nothing.
+
     Arguments and errors are those of :class:`AveragingOptimizer`.
 
     Example:

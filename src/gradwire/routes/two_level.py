@@ -15,10 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.layout import Slot, aligned
+from gradwire.codecs.codec import Codec
+from gradwire.deferred import placed
+from gradwire.layout import Block, Int64Array, Slot, aligned
+from gradwire.memory import NONE
 from gradwire.wire.requests import AllGather, AllToAll, Synchronization, among
 
 
@@ -31,12 +35,14 @@ class Shares:
         rows: First and one past the last row of each share of a parameter, by place.
         place: This worker's.
         dtype: Of what travels within the node.
+        codec: What writes it instead, if anything does, whatever each worker's rows: segments end where it cuts.
     """
 
     slots: tuple[Slot, ...]
     rows: tuple[tuple[tuple[int, int], ...], ...]
     place: int
     dtype: torch.dtype
+    codec: Codec | None = None
 
     @classmethod
     def cut(
@@ -46,6 +52,7 @@ class Shares:
         place: int,
         places: int,
         dtype: torch.dtype,
+        codec: Codec | None = None,
     ) -> Shares:
         """Cuts parameters along their first dimensions.
 
@@ -55,9 +62,10 @@ class Shares:
             place: This worker's.
             places: How many there are.
             dtype: Of what travels within the node.
+            codec: What writes it instead.
         """
         cuts = tuple(tuple(rows(slot.shape[0], each) for each in range(places)) for slot in slots)
-        return cls(tuple(slots), cuts, place, dtype)
+        return cls(tuple(slots), cuts, place, dtype, codec)
 
     @cached_property
     def own(self) -> tuple[Slot, ...]:
@@ -98,6 +106,42 @@ class Shares:
             parts.append(zeros[:left])
         return torch.cat(parts).to(self.dtype).view(len(self._spans), self.width)
 
+    def write(self, values: Tensor, key: int) -> Tensor:
+        """The bytes of rows, ``dtype[k, width]``, for as many workers."""
+        if self.codec is None:
+            return values.view(torch.uint8)
+        payloads = values.new_empty((len(values), self.codec.payload_bytes(self._written)), dtype=torch.uint8)
+        for row, payload in zip(values, payloads, strict=True):
+            self.codec.encode(self._written, row, NONE, payload, key)
+        return payloads
+
+    def mean(self, payloads: Tensor) -> Tensor:
+        """Of some workers' bytes for the same rows: ``float32[width]``."""
+        if self.codec is None:
+            return payloads.view(self.dtype).mean(0, dtype=torch.float32)
+        mean = torch.empty(self.width, dtype=torch.float32, device=payloads.device)
+        self.codec.decode(self._written, payloads, mean, 1 / len(payloads))
+        return mean
+
+    def read(self, payloads: Tensor) -> Tensor:
+        """The rows that some bytes stand for: ``[k, width]``."""
+        if self.codec is None:
+            return payloads.view(self.dtype)
+        return torch.stack([self.mean(each[None]) for each in payloads])
+
+    @cached_property
+    def gaps(self) -> Int64Array:
+        """Where nothing lies in this worker's own buffer, ``int64[k]``; a codec may have left something there."""
+        empty = np.ones(self.width, dtype=bool)
+        for slot in self.own:
+            empty[slot.offset : slot.stop] = False
+        return np.flatnonzero(empty)
+
+    @cached_property
+    def _written(self) -> Block:
+        """A share's buffer as a codec sees it."""
+        return Block.dense("rows of a node", np.array([self.width]))
+
     def take(self, averages: Tensor, gradient: Tensor) -> None:
         """Writes the averages of all rows, ``dtype[places, width]``, to a gradient."""
         targets, sources = [], []
@@ -111,7 +155,7 @@ class Shares:
 
 
 def two_level(
-    shares: Shares, gradient: Tensor, numel: int, between: Callable[[Tensor], Synchronization]
+    shares: Shares, gradient: Tensor, numel: int, keys: tuple[int, int], between: Callable[[Tensor], Synchronization]
 ) -> Synchronization:
     """Averages within the node, between nodes, and hands round: two rounds more than ``between`` has.
 
@@ -121,10 +165,13 @@ def two_level(
         shares: Who has which rows.
         gradient: ``float32`` flat buffer; left with the average in the shares' rows.
         numel: Elements of this worker's own buffer.
+        keys: Randomness of this worker, and what those of its place in all nodes share.
         between: Averages that buffer, in place, over the workers of this place in all nodes.
     """
-    incoming = yield AllToAll(shares.outgoing(gradient).view(torch.uint8), among="node")
-    own = incoming.view(shares.dtype).mean(0, dtype=torch.float32)
+    incoming = yield AllToAll(shares.write(shares.outgoing(gradient), keys[0]), among="node")
+    own = shares.mean(incoming)
+    if shares.codec is not None:
+        own[placed(shares.gaps, own.device)] = 0  # or what is written of them differs from node to node
     yield from among("peers", between(own[:numel]))
-    averages = yield AllGather(own.to(shares.dtype).view(torch.uint8), among="node")
-    shares.take(averages.view(shares.dtype), gradient)
+    averages = yield AllGather(shares.write(own.to(shares.dtype)[None], keys[1])[0], among="node")
+    shares.take(shares.read(averages), gradient)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize.quantile import Quantile
 from gradwire.codecs.quantize.quantiser import Quantiser
+from gradwire.codecs.quantize.smoothed import Smoothed
 from gradwire.codecs.quantize.zero_runs import ZeroRuns
 from gradwire.kernels import codes
 from gradwire.registry import Registry
@@ -28,6 +29,7 @@ register("exponent")(lambda: Quantiser(codes.Exponent()))
 register("natural:N")(lambda bits: Quantiser(codes.Natural(bits)))
 register("qsgd:N")(lambda bits: Quantiser(codes.QSGD(bits), BUCKET))
 register("nearest:N")(lambda bits: Quantiser(codes.QSGD(bits, nearest=True), BUCKET))
+register("smoothed:N")(lambda bits: Smoothed(codes.QSGD(bits), BUCKET))
 register("quantile:N")(Quantile)
 
 

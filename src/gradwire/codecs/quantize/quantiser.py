@@ -41,7 +41,7 @@ class Quantiser(Codec):
                 return "stays"
             case codes.QSGD():
                 return _of_levels(self.code, most)
-            case codes.NUQSGD():
+            case codes.NUQSGD() | codes.NonUniform():
                 return "shrinks" if self.code.error_bound(most) < 1 else "grows"
         return "shrinks"
 

@@ -16,7 +16,9 @@ from gradwire.memory import Feedback, Remainder
 from gradwire.randomness import hash32, run_keys
 
 LARGEST = 2.0**110
-"""Larger values might overflow when atoms are divided by small chances and added up."""
+"""Of larger values one vector of an atom might overflow; then it is shorter by ``SHIFT``, and the other one longer."""
+
+SHIFT = 2.0**20
 
 WHOLE = Granularity("layer")
 
@@ -50,7 +52,7 @@ class Atoms(Codec):
         return sum(4 * rank * (n + m) for _, rank, n, m in self._matrices(block))
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
-        """Draws atoms of each matrix; NaN where a value is above ``LARGEST``, and for all if one is not finite."""
+        """Draws atoms of each matrix; NaN where they might be beyond float32, and for all if a value is not finite."""
         values, finite = feedback.compensate(block, gradient)
         numbers = payload.view(torch.float32)
         if not finite:
@@ -124,9 +126,6 @@ def _draw(matrix: Tensor, uniform: float, left: Tensor, right: Tensor) -> None:
     scale = float(matrix.abs().max())
     if scale == 0:
         return
-    if scale > LARGEST:
-        left.fill_(torch.nan)
-        return
     wide = matrix.shape[0] < matrix.shape[1]
     tall = (matrix.T if wide else matrix) / scale
     even = torch.where(tall.abs() < NEGLIGIBLE, 0.0, tall)
@@ -135,9 +134,14 @@ def _draw(matrix: Tensor, uniform: float, left: Tensor, right: Tensor) -> None:
     chances = probabilities(sizes, len(left))
     drawn = systematic(chances, uniform)
     basis = vectors.flip(1).T[drawn]
+    others, lengths = basis @ tall.T, scale / chances[drawn]
+    if (others.abs().amax(1) * basis.abs().amax(1) * lengths).sum() > torch.finfo(torch.float32).max:
+        left.fill_(torch.nan)
+        return
+    shift = SHIFT if scale > LARGEST else 1.0
     along, across = (right, left) if wide else (left, right)
-    across[: len(drawn)] = basis
-    along[: len(drawn)] = basis @ tall.T * (scale / chances[drawn])[:, None]
+    across[: len(drawn)] = basis * shift
+    along[: len(drawn)] = others * (lengths / shift)[:, None]
 
 
 def _vectors(numbers: Tensor, first: int, rank: int, n: int, m: int) -> tuple[Tensor, Tensor]:

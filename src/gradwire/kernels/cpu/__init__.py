@@ -6,7 +6,19 @@ that nothing is left to compile within a training step.
 
 from __future__ import annotations
 
-from gradwire.kernels.cpu import dynamic, exponent, natural, nuqsgd, onebit, qsgd, sign, terngrad, threelc, vote
+from gradwire.kernels.cpu import (
+    dynamic,
+    exponent,
+    natural,
+    nonuniform,
+    nuqsgd,
+    onebit,
+    qsgd,
+    sign,
+    terngrad,
+    threelc,
+    vote,
+)
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.cpu.checksum import checksums
@@ -26,7 +38,7 @@ from gradwire.kernels.cpu.orthonormal import orthonormalise
 from gradwire.kernels.cpu.quantile import quantile_encode
 from gradwire.kernels.cpu.quantile_decode import quantile_decode
 from gradwire.kernels.cpu.quantise import CODES, decode, encode
-from gradwire.kernels.cpu.rotation import rotated_decode, rotated_encode, rotated_scales, rotated_sums
+from gradwire.kernels.cpu.rotation import hadamard, rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.cpu.senders import scatter_mean
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract

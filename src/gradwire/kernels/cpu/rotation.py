@@ -23,7 +23,7 @@ from gradwire.kernels.cpu._compiled import (
 from gradwire.kernels.cpu._instructions import element_pointer, intrinsic
 from gradwire.kernels.cpu._source import total_square
 from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
-from gradwire.kernels.reference.rotation import LARGEST
+from gradwire.kernels.reference.rotation import LARGEST, PLAIN
 from gradwire.layout import Int64Array, UInt64Array
 
 _LANES = 8
@@ -32,6 +32,21 @@ _LANES = 8
 _VECTOR = ir.VectorType(ir.FloatType(), _LANES)
 
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+
+
+def hadamard(starts: Int64Array, values: Tensor, factor: float) -> None:
+    _plain(starts, array(values), np.float32(factor))
+
+
+@compiled
+def _plain(starts: Int64Array, values: Float32Array, factor: np.float32) -> None:
+    for number in range(starts.size):
+        part = values[starts[number] : starts[number] + PLAIN]
+        for i in range(PLAIN):
+            part[i] *= np.float32(1 / PLAIN)
+        _hadamard(part, PLAIN)
+        for i in range(PLAIN):
+            part[i] *= factor
 
 
 def rotated_scales(pieces: Int64Array, values: Tensor, scales: Tensor) -> None:

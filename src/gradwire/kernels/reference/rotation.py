@@ -7,11 +7,24 @@ import math
 import torch
 from torch import Tensor
 
+from gradwire.deferred import placed
 from gradwire.kernels.reference._torch import SMALLEST_SCALE, pack, run_total, unpack
 from gradwire.layout import Int64Array, UInt64Array
 from gradwire.randomness import hash32
 
 LARGEST = torch.finfo(torch.float32).max
+
+PLAIN = 32
+"""Values of a transform without random signs."""
+
+
+def hadamard(starts: Int64Array, values: Tensor, factor: float) -> None:
+    """Divides ``PLAIN`` values of a flat buffer from each start by their number, and transforms them, in place.
+
+    Then they are multiplied by a power of two.
+    """
+    places = placed(starts, values.device)[:, None] + torch.arange(PLAIN, device=values.device)
+    values[places] = (_hadamard(values[places].T * (1 / PLAIN)) * factor).T
 
 
 def rotated_scales(pieces: Int64Array, values: Tensor, scales: Tensor) -> None:
@@ -120,13 +133,13 @@ def _restored(coordinates: Tensor, scale: Tensor, signs: Tensor, reach: float, g
 
 
 def _hadamard(values: Tensor) -> Tensor:
-    """The Walsh-Hadamard transform of a power of two of values, times the root of their number.
+    """The Walsh-Hadamard transform of a power of two of values, or of columns, times the root of their number.
 
     Every stage adds and subtracts the halves and interleaves the two results.
     """
-    for _ in range(values.numel().bit_length() - 1):
+    for _ in range(len(values).bit_length() - 1):
         low, high = values.chunk(2)
-        values = torch.stack((low + high, low - high), dim=1).flatten()
+        values = torch.stack((low + high, low - high), dim=1).flatten(end_dim=1)
     return values
 
 
