@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigurationError
 from launched import launched
-from models import batch, flat, network, same_everywhere
+from models import batch, flat, network
 from pool import Pool
 
 pytest.importorskip("transformers")
@@ -79,34 +79,6 @@ def test_a_run_that_goes_on_gives_the_same_bits(pool: Pool, tmp_path: Path, meth
 
 
 @launched()
-def saves_or_loads(folder: str, saves: bool) -> Tensor:
-    """What is owed after three steps, or when training goes on after them."""
-    from transformers import TrainerCallback
-
-    trainer, attachment = trainer_in(folder, "topk", {"ratio": 0.05}, max_steps=3 if saves else 4)
-    found: list[Tensor] = []
-
-    class Looking(TrainerCallback):
-        def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.on_train_end()
-
-        def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-            residuals = attachment.handles[0].state_dict()["tensors"].get("residual", {})
-            found.append(torch.cat([torch.zeros(0), *(each.view(-1) for each in residuals.values())]))
-
-    trainer.add_callback(Looking())
-    trainer.train(resume_from_checkpoint=None if saves else f"{folder}/checkpoint-3")
-    attachment.close()
-    return found[-1] if saves else found[0]
-
-
-def test_another_number_of_workers_owes_as_much(pool: Pool, tmp_path: Path) -> None:
-    before = torch.stack(pool.run(3, saves_or_loads, str(tmp_path), True))
-    after = torch.stack(pool.run(2, saves_or_loads, str(tmp_path), False))
-    torch.testing.assert_close(after.mean(0), before.mean(0))
-
-
-@launched()
 def trains_twice(folder: str) -> None:
     trainer, attachment = trainer_in(folder, "efsignsgd", {}, save_strategy="no", gradient_accumulation_steps=2)
     reported: list[set[str]] = []
@@ -147,29 +119,6 @@ def compress_again(trainer: Any) -> None:
 
 def test_a_second_training(pool: Pool, tmp_path: Path) -> None:
     pool.run(2, trains_twice, str(tmp_path))
-
-
-@launched()
-def evaluates_first(folder: str) -> None:
-    """Transformers takes the model for prepared then, and trains it without DDP: each rank for itself."""
-    trainer, _ = trainer_in(folder, None, {}, save_strategy="no")
-    trainer.evaluate(samples())
-    trainer.train()
-    assert not same_everywhere(flat(trainer.model))
-    trainer, _ = trainer_in(folder, "topk", {}, save_strategy="no")
-    trainer.evaluate(samples())
-    with pytest.raises(ConfigurationError, match=r"not wrapped in DDP.*after evaluate\(\)"):
-        trainer.train()
-    trainer, attachment = trainer_in(folder, "topk", {}, save_strategy="no")
-    trainer.train()
-    trainer.evaluate(samples())
-    trainer.train()
-    assert same_everywhere(flat(trainer.model))
-    attachment.close()
-
-
-def test_evaluating_first_is_told(pool: Pool, tmp_path: Path) -> None:
-    pool.run(2, evaluates_first, str(tmp_path))
 
 
 @launched()
