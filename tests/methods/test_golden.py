@@ -31,7 +31,7 @@ def test_a_method_does_what_its_golden_vectors_hold(method: str) -> None:
 def test_every_file_is_a_method_and_all_are_small() -> None:
     files = list(FOLDER.iterdir())
     assert {file.name for file in files} == {f"{name}.json" for name in methods.names()}
-    assert sum(file.stat().st_size for file in files) < 450_000
+    assert sum(file.stat().st_size for file in files) < 550_000
 
 
 @pytest.mark.parametrize(("method", "change"), [("topk", 1e-6), ("powersgd", 1e-3)])
