@@ -24,7 +24,7 @@ class Copy:
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
-        self.parameter = nn.Parameter(stand_in(cell).detach().contiguous())
+        self.parameter = nn.Parameter(torch.zeros_like(stand_in(cell), memory_format=torch.contiguous_format))
         self._bytes = self.parameter.detach().view(-1).view(torch.uint8).numpy()
 
     def fetch(self) -> Copy:
