@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from gradwire.attach.buckets import Buckets, Work
-from gradwire.attach.elsewhere import CPU, Array, Described, bytes_of, stand_in
+from gradwire.attach.buckets import Buckets, Flat
+from gradwire.attach.elsewhere import CPU, Array, Cell, bytes_of, stand_in
 from gradwire.attach.given import default_group
 from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
-from gradwire.engine import Choices, Methods, Unit
+from gradwire.engine import Choices, Methods
 from gradwire.engine.agreement import check_equal
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import configure
@@ -28,7 +29,7 @@ from gradwire.integrations.ranks import Agreed
 from gradwire.wire import ProcessGroupTransport
 
 LINE = 64
-"""Bytes of a cache line, at a multiple of which TensorFlow and XLA ask memory to begin that they use as it is."""
+"""Bytes at a multiple of which torch's memory begins, and TensorFlow asks memory to begin that it uses as it is."""
 
 
 class Saved(Handle):
@@ -53,29 +54,28 @@ class Saved(Handle):
 
 
 class Bridge(Saved):
-    """Averages arrays of other frameworks.
+    """Averages arrays of other frameworks; arguments, options and what is raised are :class:`gradwire.Synchronizer`'s.
 
     Args:
-        arrays: Says what is averaged, in the model's order. What it raises is raised on all ranks.
-        method: As in :func:`gradwire.compress`.
-        process_group: As in :class:`gradwire.Synchronizer`, and so are the options.
+        cells: Says what is averaged, in the model's order. What it raises is raised on all ranks.
+        method: See there.
+        process_group: See there.
         options: The other choices and the method's hyper-parameters.
-        alignment: Elements at a multiple of which each array starts in its bucket.
+        alignment: Elements at a multiple of which each array starts in its bucket; what lies between must be zero.
         device: Where the gradients live.
 
     Attributes:
+        cells: What is averaged, by name.
+        numels: Elements of each bucket.
         failed: What ended this handle, as it was raised; the framework may show no more than its text. None if nothing
             did.
-
-    Raises:
-        ConfigurationError: If anything cannot be as asked, or differs between ranks.
     """
 
     _replicas = False  # the framework has the values
 
     def __init__(
         self,
-        arrays: Callable[[], Sequence[Described]],
+        cells: Callable[[], Sequence[Cell]],
         method: Methods,
         process_group: Any,
         options: Mapping[str, Any],
@@ -83,9 +83,8 @@ class Bridge(Saved):
         alignment: int = 1,
         device: torch.device = CPU,
     ) -> None:
-        fields = {each.name for each in dataclasses.fields(Choices)}
         choices = Choices.of(options)
-        hyper = {name: value for name, value in options.items() if name not in fields}
+        hyper = {name: value for name, value in options.items() if name not in vars(choices)}
         workers = default_group(process_group)
         self.failed: BaseException | None = None
         self._one_at_a_time = threading.Lock()
@@ -93,38 +92,70 @@ class Bridge(Saved):
             if choices.grad_scaler is not None:
                 raise ConfigurationError("grad_scaler is torch's own; leave it out, and give gradients without a scale")
             configuration, guarding = configure(method, hyper, choices), Guarding(choices)
-            self.arrays = list(arrays())
-            named = [(each.name, stand_in(each, device)) for each in self.arrays]
+            given = list(cells())
+            named = [(cell.name, stand_in(cell, device)) for cell in given]
             super().__init__(configuration, named, workers, roll_call, guarding)
+        self.cells = {cell.name: cell for cell in given}
         self._buckets = Buckets(self, alignment)
+        self.numels = [unit.numel for unit in self._buckets.units]
 
-    def check_equal(self, values: Iterable[tuple[str, Array]]) -> None:
+    def check_equal(self, cells: Iterable[Cell]) -> None:
         """Raises ConfigurationError on all ranks, and closes the handle, unless all have the same bits."""
-        given, device = [(name, bytes_of(value)) for name, value in values], self.engine.store.device
+        given, device = [(cell.name, bytes_of(np.array(cell.read()))) for cell in cells], self.engine.store.device
         try:
             self.wire.call(lambda: check_equal(given, self._transport, device, "broadcast rank 0's values before"))
         except ConfigurationError:
             self.close()
             raise
 
-    def average_buckets(
-        self,
-        buffers: Sequence[Tensor],
-        fill: Work | None = None,
-        hand_on: Work | None = None,
-        after: int | None = None,
-    ) -> None:
-        """Averages one step's buckets in place, as ``Buckets.average`` does, one step at a time.
+    def named(self, gradients: Sequence[Any]) -> dict[str, Any]:
+        """Gradients by name, of one of each array, in their order; None is left out.
+
+        Raises:
+            ConfigurationError: If there are not as many.
+        """
+        if len(gradients) != len(self.cells):
+            raise ConfigurationError(
+                f"there are {len(gradients)} gradients for {len(self.cells)} parameters; give one of each, in their "
+                "order"
+            )
+        return {name: each for name, each in zip(self.cells, gradients, strict=True) if each is not None}
+
+    def check_gradient(self, name: str, shape: Sequence[int | None], dtype: str) -> None:
+        """Raises ConfigurationError unless a gradient is shaped as its array, and of real numbers of up to 32 bits."""
+        if tuple(shape) != (wanted := self.cells[name].shape):
+            raise ConfigurationError(
+                f"the gradient of {name!r} has shape {tuple(shape)}, the parameter has {wanted}; give one of each "
+                "parameter, in their order"
+            )
+        if dtype not in ("float32", "float16", "bfloat16"):
+            raise ConfigurationError(f"the gradient of {name!r} is {dtype}; give float32, float16 or bfloat16")
+
+    def views(self, buffers: Sequence[Flat]) -> list[dict[str, Flat]]:
+        """All arrays where they lie in each bucket, as matrices."""
+        return [self._buckets.views(index, each) for index, each in enumerate(buffers)]
+
+    def average_arrays(
+        self, buffers: Sequence[Tensor], given: Mapping[str, Tensor], after: int | None = None
+    ) -> Mapping[str, Tensor]:
+        """Averages one step's arrays in buckets, one step at a time; what is missing counts as zero.
 
         Whatever is raised ends the handle, as the other ranks may be waiting for this one's part.
 
         Args:
-            buffers: See there.
-            fill: See there.
-            hand_on: See there.
+            buffers: ``float32[numel]`` for each bucket, to be overwritten.
+            given: Arrays by name.
             after: How many averages there have been, by the framework's count; None if it has none.
+
+        Returns:
+            Averages of all arrays, where they lie in the buffers.
         """
-        work = {name: each for name, each in (("fill", fill), ("hand_on", hand_on)) if each is not None}
+        views = self.views(buffers)
+
+        def fill(index: int) -> None:
+            for name, view in views[index].items():
+                view.copy_(given[name].reshape(view.shape)) if name in given else view.zero_()
+
         with self._one_at_a_time:
             try:
                 if after is not None and after != (made := self.steps()):
@@ -133,17 +164,13 @@ class Bridge(Saved):
                         "restore both together, and accumulate gradients before they are averaged, not in "
                         "optax.MultiSteps around it"
                     )
-                self._buckets.average(buffers, **work)
+                self._buckets.average(buffers, fill)
             except BaseException as error:
                 self.failed = self.failed or error
                 if self._attached:
                     self.wire.fail(error, raised=True)
                 raise
-
-    @property
-    def units(self) -> Sequence[Unit]:
-        """Where the arrays lie in each bucket."""
-        return self._buckets.units
+        return ChainMap(*views)
 
     def steps(self) -> int:
         """Averages made so far, those that were taken back left out; waits for the end of the last."""
@@ -167,30 +194,30 @@ class Rooms:
             if all(each() is None for each in lent):
                 lent.clear()
                 return buffers, lent
-        self._rooms.append(([_aligned(numel) for numel in self._numels], []))
+        self._rooms.append(([torch.zeros(numel) for numel in self._numels], []))
         return self._rooms[-1]
 
 
-def names(variables: Sequence[Any]) -> list[str]:
-    """Names of TensorFlow's or Keras' variables that are the same in every process and after a restart: by place.
+def cells(variables: Sequence[Any], read: Callable[[Any], Array]) -> list[Cell]:
+    """TensorFlow's or Keras' variables, by names that are the same in every process and after a restart: by place.
 
-    What stands before the last part of their names, and what is counted behind it, depends on what else was made.
+    What stands before the last part of their own names, and what is counted behind it, depends on what else was made.
     """
-    short = [each.name.rpartition("/")[2].partition(":")[0] for each in variables]
-    return [f"{place}.{name}" for place, name in enumerate(short)]
+
+    def cell(place: int, variable: Any) -> Cell:
+        name = f"{place}.{variable.name.rpartition('/')[2].partition(':')[0]}"
+        dtype = getattr(variable.dtype, "name", variable.dtype)
+        return Cell(name, tuple(variable.shape), dtype, lambda: read(variable), variable.assign)
+
+    return [cell(*each) for each in enumerate(variables)]
 
 
-def broadcast(values: Iterable[Array], process_group: Any = None) -> None:
+def broadcast(given: Iterable[Cell], process_group: Any = None) -> None:
     """Overwrites arrays by those of rank 0; every rank must call it with arrays of the same shapes and dtypes."""
     group = default_group(process_group)
     transport, device = ProcessGroupTransport(group), distributed_c10d._get_object_coll_device(group)
-    for value in values:
+    for cell in given:
+        value = np.array(cell.read())
         own = bytes_of(value)
         own.copy_(transport.broadcast(own.to(device, copy=True), 0)())
-
-
-def _aligned(numel: int) -> Tensor:
-    """Zeros from the beginning of a cache line on."""
-    room = torch.zeros(numel + LINE // 4)
-    skipped = -room.data_ptr() % LINE // 4
-    return room[skipped : skipped + numel]
+        cell.write(value)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+from torch.utils.dlpack import from_dlpack
 
 from gradwire import bridge
-from gradwire.attach.elsewhere import Array, Described
+from gradwire.attach.elsewhere import Cell
 from gradwire.bridge import Bridge, Saved
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
-from gradwire.local_sgd.mirror import Cell, Mirror, Mirrored, mirrored
+from gradwire.local_sgd.mirror import Mirror, Mirrored, mirrored
 
 try:
     import jax
     import jax.numpy as jnp
+    from jax import tree_util
     from jax.experimental.buffer_callback import buffer_callback
 except ImportError as error:
     raise ImportError(f"{error}; JAX comes with pip install 'gradwire[jax]'") from error
@@ -53,13 +55,15 @@ class Synchronizer(Bridge):
     """
 
     def __init__(self, params: Any, method: Methods, *, process_group: Any = None, **options: Any) -> None:
-        def arrays() -> list[Described]:
+        def cells() -> list[Cell]:
             check_devices()
-            return _described(params)
+            given.append(_Leaves(params))
+            return given[0].cells
 
-        super().__init__(arrays, method, process_group, options)
-        values = zip(self.arrays, jax.tree_util.tree_leaves(params), strict=True)
-        self.check_equal((each.name, np.array(leaf)) for each, leaf in values)
+        given: list[_Leaves] = []
+        super().__init__(cells, method, process_group, options)
+        self.check_equal(self.cells.values())
+        given[0].tree()  # and lets go of its arrays
 
     def average(self, gradients: Any) -> Any:
         """The averages over all workers, with the structure and dtypes of ``gradients``.
@@ -68,10 +72,10 @@ class Synchronizer(Bridge):
         second depend on the first, or use :meth:`transformation`.
 
         Raises:
-            ConfigurationError: If they are not shaped as the parameters.
+            ConfigurationError: If they are not shaped as the parameters, or are no real numbers of up to 32 bits.
             JaxRuntimeError: With the text of what failed, which :attr:`failed` keeps; where JAX waits for the result.
         """
-        return self._average(gradients, None)[0]
+        return self._average(gradients, -1)[0]
 
     def transformation(self) -> Any:
         """The average as an ``optax.GradientTransformation``, to be the first of a chain.
@@ -83,26 +87,23 @@ class Synchronizer(Bridge):
         """
         import optax
 
-        def init(params: Any) -> State:
-            return State(jnp.asarray(self.steps(), jnp.int32))
-
         def update(updates: Any, state: State, params: Any = None) -> tuple[Any, State]:
-            return self._average(updates, state)
+            averages, step = self._average(updates, state.step)
+            return averages, State(step)
 
-        return optax.GradientTransformation(init, update)
+        return optax.GradientTransformation(lambda params: State(jnp.asarray(self.steps(), jnp.int32)), update)
 
-    def _average(self, gradients: Any, state: State | None) -> tuple[Any, Any]:
+    def _average(self, gradients: Any, step: Any) -> tuple[Any, Any]:
         # Their tree may differ from that of the parameters: flax.nnx gives bare arrays for its variables.
-        leaves, tree = jax.tree_util.tree_flatten(gradients)
-        _check_shapes("gradients", leaves, self.arrays)
-        averages, step = averaged(self, leaves, None if state is None else state.step)
-        return jax.tree_util.tree_unflatten(tree, averages), None if step is None else State(step)
+        leaves, tree = tree_util.tree_flatten(gradients)
+        averages, step = averaged(self, self.named(leaves), step)
+        return tree_util.tree_unflatten(tree, [averages[name] for name in self.cells]), step
 
 
 class Periodic(Saved, Mirrored):
     """Parameters of local steps, averaged from time to time, as :class:`gradwire.Periodic`; see :func:`periodic`."""
 
-    hold: Callable[[Any, Any], Callable[[], Any]]
+    _leaves: _Trained
 
     def step(self, params: Any = None, state: Any = ()) -> Any:
         """To be called after every local step, on every rank, between compiled steps, as it looks at values.
@@ -114,20 +115,20 @@ class Periodic(Saved, Mirrored):
         Returns:
             Both: as they were given, or as averages left them.
         """
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(params)):
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in tree_util.tree_leaves(params)):
             raise ConfigurationError("within jax.jit there are no values to average; call step between compiled steps")
-        if self.due:
-            given_back = self.hold(params, state)
+        if not self.due:
             super().step()
-            return given_back()
+            return params, state
+        self._leaves.take(params, state)
         super().step()
-        return params, state
+        return self._leaves.tree()
 
     def synchronize(self, params: Any = None, state: Any = ()) -> Any:
         """Parameters and state as :meth:`gradwire.Periodic.synchronize` leaves them."""
-        given_back = self.hold(params, state)
+        self._leaves.take(params, state)
         super().synchronize()
-        return given_back()
+        return self._leaves.tree()
 
 
 def periodic(params: Any, **options: Any) -> Periodic:
@@ -151,59 +152,25 @@ def periodic(params: Any, **options: Any) -> Periodic:
             params, state = local.step(*train_step(params, state, batch))
         params, state = local.synchronize(params, state)
     """
-    leaves, tree = jax.tree_util.tree_flatten(params)
-    arrays, moments = _described(params), [dict[str, Cell]() for _ in leaves]
-
-    def cell(place: int, array: Described) -> Cell:
-        def write(value: Array) -> None:
-            leaves[place] = jnp.asarray(value)
-
-        return Cell(array, lambda: np.asarray(leaves[place]), write)
-
-    def hold(params: Any, state: Any) -> Callable[[], Any]:
-        _check_shapes("parameters", jax.tree_util.tree_leaves(params), arrays)
-        leaves[:], both = jax.tree_util.tree_flatten((params, state))
-        nodes, _ = jax.tree_util.tree_flatten_with_path(state, lambda node: jax.tree_util.tree_structure(node) == tree)
-        begin, all_moments = len(arrays), options.get("moments") == "average"
-        for each in moments:
-            each.clear()
-        for path, node in nodes:
-            found, key = _described(node), jax.tree_util.keystr(path)
-            if jax.tree_util.tree_structure(node) == tree:
-                for place, array in enumerate(found):
-                    if array.shape == arrays[place].shape and "float" in array.dtype:
-                        moments[place][key] = cell(begin + place, array)
-            elif all_moments and found[0].shape and "float" in found[0].dtype:
-                raise ConfigurationError(f"the state's {key} belongs to no tree like params; choose moments='keep'")
-            begin += len(found)
-        if all_moments and not any(moments):
-            raise ConfigurationError("the state has no moments to average; give step the state, or moments='keep'")
-
-        def given_back() -> Any:
-            back = jax.tree_util.tree_unflatten(both, leaves)
-            leaves.clear()
-            return back
-
-        return given_back
+    trained = _Trained(params, options.get("moments") == "average")
 
     def mirror() -> Mirror:
         if unknown := [name for name in ("broadcast", "buffers") if options.get(name)]:
             raise ConfigurationError(
                 f"{unknown[0]} is not for trees; give params that gradwire.jax.broadcast made equal"
             )
-        return Mirror([cell(place, array) for place, array in enumerate(arrays)], lambda place: moments[place])
+        return Mirror(trained.cells, lambda place: trained.moments[place])
 
     handle = mirrored(Periodic, mirror, options)
-    handle.hold = hold
+    handle._leaves = trained
     return handle
 
 
 def broadcast(tree: Any, process_group: Any = None) -> Any:
     """A tree of arrays as rank 0 has it; to be called on all ranks, with the same shapes and dtypes."""
-    leaves, structure = jax.tree_util.tree_flatten(tree)
-    values = [np.array(leaf) for leaf in leaves]
-    bridge.broadcast(values, process_group)
-    return jax.tree_util.tree_unflatten(structure, [jnp.asarray(value) for value in values])
+    leaves = _Leaves(tree)
+    bridge.broadcast(leaves.cells, process_group)
+    return leaves.tree()
 
 
 def init_process_group(**options: Any) -> None:
@@ -218,9 +185,9 @@ def init_process_group(**options: Any) -> None:
         ConfigurationError: If ``jax.distributed`` is not initialized.
     """
     try:  # tried with jax 0.10.2; no public name leads to this store, and collectives would need the network's address
-        from jax._src.distributed import global_state
+        from jax._src.distributed import global_state as started
 
-        client, coordinator = global_state.client, global_state.coordinator_address
+        client, address = started.client, started.coordinator_address
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"jax {jax.__version__} keeps the store of jax.distributed elsewhere; start the processes by torchrun, and "
@@ -228,34 +195,12 @@ def init_process_group(**options: Any) -> None:
         ) from error
     if client is None:
         raise ConfigurationError("jax.distributed is not initialized; call jax.distributed.initialize(...) first")
-    rank, workers = global_state.process_id, global_state.num_processes
-    host = coordinator.rpartition(":")[0]
-    key, seconds = "gradwire/store", 300
+    rank, workers, key = started.process_id, started.num_processes, "gradwire/store"
+    port = int(client.blocking_key_value_get(key, 300_000)) if rank else 0
+    store = TCPStore(address.rpartition(":")[0], port, workers, is_master=rank == 0, wait_for_workers=False)
     if rank == 0:
-        store = TCPStore(host, 0, workers, is_master=True, wait_for_workers=False)
         client.key_value_set(key, str(store.port))
-    else:
-        port = int(client.blocking_key_value_get(key, seconds * 1000))
-        store = TCPStore(host, port, workers, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, **options)
-
-
-def _described(tree: Any) -> list[Described]:
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    named = [(jax.tree_util.keystr(path, simple=True, separator=".") or "params", leaf) for path, leaf in leaves]
-    return [Described(name, tuple(jnp.shape(leaf)), jnp.result_type(leaf).name) for name, leaf in named]
-
-
-def _check_shapes(given: str, leaves: Sequence[Any], arrays: Sequence[Described]) -> None:
-    """Raises ConfigurationError unless there is an array of each shape, in this order."""
-    found, wanted = [jnp.shape(leaf) for leaf in leaves], [each.shape for each in arrays]
-    if found != wanted:
-        place = next((p for p, (ours, theirs) in enumerate(zip(wanted, found, strict=False)) if ours != theirs), None)
-        what = f"{len(found)} arrays" if place is None else f"shape {found[place]} for {arrays[place].name!r}"
-        of = f"{len(wanted)} parameters" if place is None else f"a parameter of shape {wanted[place]}"
-        raise ConfigurationError(
-            f"the {given} have {what}; the synchronizer was made for {of}; give {given} of the same tree"
-        )
 
 
 def check_devices() -> None:
@@ -267,37 +212,95 @@ def check_devices() -> None:
         )
 
 
-def averaged(handle: Bridge, arrays: Sequence[jax.Array], step: jax.Array | None = None) -> tuple[list[Any], Any]:
-    """Averages arrays in the order of ``handle.arrays``, in buffers of XLA's.
+def averaged(handle: Bridge, gradients: Mapping[str, Any], step: Any = -1) -> tuple[dict[str, Any], Any]:
+    """Averages gradients in buckets of XLA's, from where they lie.
 
     Args:
         handle: Who averages.
-        arrays: Of any real dtype.
-        step: How many averages there were, to be compared with the handle's count; None for no comparison.
+        gradients: By name; a missing one counts as zero.
+        step: How many averages there were, to be compared with the handle's count; -1 for no comparison.
 
     Returns:
-        The averages in the arrays' dtypes, and the next count, if one was given.
+        Averages of all arrays, by name, in the dtypes of their gradients; and how many averages there are now.
+
+    Raises:
+        ConfigurationError: If a gradient is not shaped as its array, or not of real numbers of up to 32 bits.
     """
-    places = {each.name: place for place, each in enumerate(handle.arrays)}
-    spans = [[(places[slot.name], slot.offset, slot.stop) for slot in unit.slots] for unit in handle.units]
-    packed = [jnp.concatenate([arrays[p].astype(jnp.float32).reshape(-1) for p, _, _ in each]) for each in spans]
-    given = [*packed, *([] if step is None else [step])]
+    names, dtypes = list(gradients), {name: cell.dtype for name, cell in handle.cells.items()}
+    dtypes.update((name, jnp.result_type(each).name) for name, each in gradients.items())
+    for name, each in gradients.items():
+        handle.check_gradient(name, jnp.shape(each), dtypes[name])
 
-    def in_place(context: Any, out: Sequence[Any], *inputs: Any) -> None:
-        count = None if step is None else int(np.asarray(inputs[-1]))
-        handle.average_buckets([torch.from_numpy(np.asarray(each)) for each in out[: len(packed)]], after=count)
-        for each in out[len(packed) :]:
-            np.asarray(each)[...] = handle.steps()
+    def on_host(context: Any, out: Sequence[Any], *given: Any) -> None:
+        *arrays, before = (from_dlpack(each) for each in given)
+        *buffers, now = (from_dlpack(each) for each in out)
+        handle.average_arrays(buffers, dict(zip(names, arrays, strict=True)), None if before < 0 else int(before))
+        now.fill_(handle.steps())
 
-    call = buffer_callback(
-        in_place,
-        [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in given],
-        has_side_effect=True,
-        input_output_aliases={index: index for index in range(len(given))},
-    )
-    back = call(*given)
-    averages: list[Any] = [None] * len(arrays)
-    for each, flat in zip(spans, back, strict=False):
-        for place, start, stop in each:
-            averages[place] = flat[start:stop].reshape(arrays[place].shape).astype(arrays[place].dtype)
-    return averages, None if step is None else back[-1]
+    made = [jax.ShapeDtypeStruct((numel,), jnp.float32) for numel in handle.numels]
+    call = buffer_callback(on_host, [*made, jax.ShapeDtypeStruct((), jnp.int32)], has_side_effect=True)
+    *flats, now = call(*gradients.values(), jnp.asarray(step, jnp.int32))
+    views = ChainMap(*handle.views(flats))
+    return {n: views[n].reshape(cell.shape).astype(dtypes[n]) for n, cell in handle.cells.items()}, now
+
+
+class _Leaves:
+    """A tree's arrays, each of which can be read and replaced."""
+
+    def __init__(self, tree: Any) -> None:
+        named, self._structure = tree_util.tree_flatten_with_path(tree)
+        self._values = [leaf for _, leaf in named]
+        names = [tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in named]
+        self.cells = [self._cell(place, name) for place, name in enumerate(names)]
+
+    def _cell(self, place: int, name: str) -> Cell:
+        leaf = self._values[place]
+        return Cell(
+            name,
+            jnp.shape(leaf),
+            jnp.result_type(leaf).name,
+            read=lambda: np.asarray(self._values[place]),
+            write=lambda value: self._values.__setitem__(place, jnp.asarray(value)),
+        )
+
+    def tree(self) -> Any:
+        """Gives back the tree as it is now."""
+        values, self._values = self._values, []
+        return tree_util.tree_unflatten(self._structure, values)
+
+
+class _Trained(_Leaves):
+    """Parameters, and beside them what an optimizer keeps of each, while averages are made.
+
+    Args:
+        params: As they are at first.
+        averaging: Whether moments are averaged.
+    """
+
+    def __init__(self, params: Any, averaging: bool) -> None:
+        super().__init__(params)
+        self._params, self._averaging = self._structure, averaging
+
+    def take(self, params: Any, state: Any) -> None:
+        """Has both as they are now in place of the last."""
+
+        def whole(node: Any) -> bool:
+            return bool(tree_util.tree_structure(node) == self._params)
+
+        if [jnp.shape(leaf) for leaf in tree_util.tree_leaves(params)] != [cell.shape for cell in self.cells]:
+            raise ConfigurationError("the parameters are of another tree than those that periodic was given; give its")
+        self._values, self._structure = tree_util.tree_flatten((params, state))
+        self.moments = [dict[str, Cell]() for _ in self.cells]
+        begin = len(self.cells)
+        for path, node in tree_util.tree_flatten_with_path(state, whole)[0]:
+            key = tree_util.keystr(path)
+            kept = [self._cell(place, key) for place in range(begin, begin + len(tree_util.tree_leaves(node)))]
+            begin += len(kept)
+            if whole(node):
+                for cell, own, moments in zip(self.cells, kept, self.moments, strict=True):
+                    if own.shape == cell.shape and "float" in own.dtype:
+                        moments[key] = own
+            elif self._averaging and kept[0].shape and "float" in kept[0].dtype:
+                raise ConfigurationError(f"the state's {key} belongs to no tree like params; choose moments='keep'")
+        if self._averaging and not any(self.moments):
+            raise ConfigurationError("the state has no moments to average; give step the state, or moments='keep'")

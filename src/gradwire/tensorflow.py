@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from gradwire import bridge
-from gradwire.attach.elsewhere import Described
+from gradwire.attach.elsewhere import Cell
 from gradwire.bridge import LINE, Bridge, Rooms
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
@@ -21,6 +22,11 @@ except ImportError as error:
 
 ALIGNMENT = LINE // 4
 """``float32`` elements at a multiple of which TensorFlow takes memory as it is."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Or TensorFlow would make a graph of each line of Python here.
+_as_it_is: Callable[[Function], Function] = tf.autograph.experimental.do_not_convert
 
 
 class Synchronizer(Bridge):
@@ -52,43 +58,40 @@ class Synchronizer(Bridge):
     def __init__(self, variables: Sequence[Any], method: Methods, *, process_group: Any = None, **options: Any) -> None:
         self.variables = list(variables)
 
-        def arrays() -> list[Described]:
+        def cells() -> list[Cell]:
             check_strategy()
-            named = zip(bridge.names(self.variables), self.variables, strict=True)
-            return [Described(name, tuple(each.shape), tf.as_dtype(each.dtype).name) for name, each in named]
+            return _cells(self.variables)
 
-        super().__init__(arrays, method, process_group, options, alignment=ALIGNMENT)
-        values = zip(self.arrays, self.variables, strict=True)
-        self.check_equal((each.name, np.array(variable.numpy())) for each, variable in values)
-        self._average = Averaged(self)
+        super().__init__(cells, method, process_group, options, alignment=ALIGNMENT)
+        self.check_equal(self.cells.values())
+        self.averages = Averaged(self)
 
+    @_as_it_is
     def average(self, gradients: Sequence[Any]) -> list[Any]:
         """The averages over all workers, in the gradients' dtypes.
 
         To be called as often on every rank; within one ``tf.function`` in the order of the program.
 
         Args:
-            gradients: One of each variable, in their order. ``tf.IndexedSlices`` are made dense. None counts as zero
-                and comes back as None, so it must be None on all ranks.
+            gradients: One of each variable, in their order. ``tf.IndexedSlices`` are made dense, None counts as zero.
 
         Raises:
             ConfigurationError: If they are not shaped as the variables.
             tf.errors.OpError: With the text of what failed, which :attr:`failed` keeps.
         """
-        if len(gradients) != len(self.arrays):
-            raise ConfigurationError(
-                f"there are {len(gradients)} gradients and {len(self.arrays)} variables; give one of each variable, in "
-                "the order in which the synchronizer was given them"
-            )
-        return self._average(gradients)
+        averages = self.averages(self.named(gradients))
+        return [averages[name] for name in self.cells]
 
 
-class DistributedGradientTape:
-    """A ``tf.GradientTape`` whose gradients are averages over all workers.
+def DistributedGradientTape(tape: Any, synchronizer: Synchronizer) -> Any:  # noqa: N802
+    """Has a ``tf.GradientTape`` give gradients that are averages over all workers; named as Horovod's.
 
     Args:
-        tape: Any tape; all that is not here is its own.
-        synchronizer: Of the variables that :meth:`gradient` is asked for, some or all of them.
+        tape: Any tape.
+        synchronizer: Of the variables that ``tape.gradient`` is asked for, some or all of them.
+
+    Returns:
+        The tape, whose ``gradient`` raises ConfigurationError for what is none of the synchronizer's variables.
 
     Example::
 
@@ -97,45 +100,28 @@ class DistributedGradientTape:
         tape = gradwire.tensorflow.DistributedGradientTape(tape, sync)
         gradients = tape.gradient(loss, model.trainable_variables)
     """
+    gradients_of = tape.gradient
+    names = {_identity(each): name for each, name in zip(synchronizer.variables, synchronizer.cells, strict=True)}
 
-    def __init__(self, tape: Any, synchronizer: Synchronizer) -> None:
-        self._tape = tape
-        self._synchronizer = synchronizer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tape, name)
-
-    def __enter__(self) -> DistributedGradientTape:
-        self._tape.__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._tape.__exit__(*raised)
-
-    def gradient(self, target: Any, sources: Sequence[Any], **options: Any) -> list[Any]:
-        """Averages of the gradients, in the order of ``sources``.
-
-        Raises:
-            ConfigurationError: If a source is not one of the synchronizer's variables.
-        """
-        own = {_identity(each): place for place, each in enumerate(self._synchronizer.variables)}
-        if unknown := [each for each in sources if _identity(each) not in own]:
+    @_as_it_is
+    def gradient(target: Any, sources: Any, *args: Any, **options: Any) -> Any:
+        flat = tf.nest.flatten(sources)
+        if unknown := [each for each in flat if _identity(each) not in names]:
             raise ConfigurationError(
                 f"{unknown[0].name!r} is none of the synchronizer's variables; make it of all that are trained"
             )
-        gradients: list[Any] = [None] * len(own)
-        for source, gradient in zip(sources, self._tape.gradient(target, list(sources), **options), strict=True):
-            gradients[own[_identity(source)]] = gradient
-        averages = self._synchronizer.average(gradients)
-        return [averages[own[_identity(source)]] for source in sources]
+        ours = [names[_identity(each)] for each in flat]
+        gradients = zip(ours, gradients_of(target, flat, *args, **options), strict=True)
+        averages = synchronizer.averages({name: each for name, each in gradients if each is not None})
+        return tf.nest.pack_sequence_as(sources, [averages[name] for name in ours])
+
+    tape.gradient = gradient
+    return tape
 
 
 def broadcast(variables: Sequence[Any], process_group: Any = None) -> None:
     """Gives variables the values of rank 0's; to be called on all ranks, outside of any ``tf.function``."""
-    values = [np.array(each.numpy()) for each in variables]
-    bridge.broadcast(values, process_group)
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+    bridge.broadcast(_cells(variables), process_group)
 
 
 def check_strategy(strategy: Any = None) -> None:
@@ -157,52 +143,42 @@ class Averaged:
 
     def __init__(self, handle: Bridge) -> None:
         self._handle = weakref.proxy(handle)
-        self._rooms = Rooms([unit.numel for unit in handle.units])
+        self._rooms = Rooms(handle.numels)
 
-    def __call__(self, gradients: Sequence[Any]) -> list[Any]:
-        """Averages in the dtypes of the gradients; None for None."""
-        arrays = self._handle.arrays
-        dense: list[Any] = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
-        for each, array in zip(dense, arrays, strict=True):
-            if each is not None and not each.shape.is_compatible_with(array.shape):
-                raise ConfigurationError(
-                    f"the gradient of {array.name!r} has shape {each.shape}, the variable has {array.shape}; give one "
-                    "of each variable, in their order"
-                )
-        there = [place for place, each in enumerate(dense) if each is not None]
-        if not there:
+    def __call__(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        """Averages of all arrays, by name, in the dtypes of their gradients."""
+        handle, given = self._handle, {name: tf.convert_to_tensor(each) for name, each in gradients.items()}
+        if not given:
             raise ConfigurationError("all gradients are None: the loss depends on none of the variables")
+        for name, each in given.items():
+            shape = handle.cells[name].shape
+            handle.check_gradient(name, shape if each.shape.is_compatible_with(shape) else each.shape, each.dtype.name)
 
-        def call(*given: Any) -> list[Any]:
-            return self._on_host(dict(zip([arrays[place].name for place in there], given, strict=True)))
+        def call(*arrays: Any) -> list[Any]:
+            return self._on_host(dict(zip(given, arrays, strict=True)))
 
-        cast = [tf.cast(dense[place], tf.float32) for place in there]
-        averages: list[Any] = [None] * len(dense)
-        for place, result in zip(there, tf.numpy_function(call, cast, [tf.float32] * len(there)), strict=True):
-            averages[place] = tf.cast(tf.ensure_shape(result, arrays[place].shape), dense[place].dtype)
-        return averages
-
-    def _on_host(self, given: dict[str, Any]) -> list[Any]:
-        """Arrays by name; their averages, in the same order."""
-        handle, (buffers, lent) = self._handle, self._rooms.take()
-        flats = [buffer.numpy() for buffer in buffers]
-        views = {
-            slot.name: (index, flat[slot.offset : slot.stop])
-            for index, (unit, flat) in enumerate(zip(handle.units, flats, strict=True))
-            for slot in unit.slots
+        wide = [tf.cast(each, tf.float32) for each in given.values()]
+        averages = tf.numpy_function(call, wide, [tf.float32] * len(handle.cells))
+        dtypes = {name: each.dtype for name, each in given.items()}
+        return {
+            cell.name: tf.cast(tf.ensure_shape(average, cell.shape), dtypes.get(cell.name, cell.dtype))
+            for cell, average in zip(handle.cells.values(), averages, strict=True)
         }
 
-        def fill(index: int) -> None:
-            for slot in handle.units[index].slots:
-                view = views[slot.name][1]
-                view[...] = given[slot.name].reshape(-1) if slot.name in given else 0
-
-        handle.average_buckets(buffers, fill)
-        averages = [views[name][1].reshape(array.shape) for name, array in given.items()]
+    def _on_host(self, given: Mapping[str, Any]) -> list[Any]:
+        """Averages of all arrays, given by name."""
+        buffers, lent = self._rooms.take()
+        tensors = {name: torch.from_numpy(np.asarray(each)) for name, each in given.items()}
+        views = self._handle.average_arrays(buffers, tensors)
+        averages = [views[cell.name].numpy().reshape(cell.shape) for cell in self._handle.cells.values()]
         lent += [weakref.ref(each) for each in averages]
         return averages
 
 
+def _cells(variables: Sequence[Any]) -> list[Cell]:
+    return bridge.cells(variables, lambda variable: variable.numpy())
+
+
 def _identity(variable: Any) -> int:
     """Of the ``tf.Variable`` that Keras' variables have inside, too."""
-    return id(getattr(variable, "value", variable) if hasattr(variable, "path") else variable)
+    return id(variable.value if hasattr(variable, "path") else variable)

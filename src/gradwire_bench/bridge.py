@@ -20,6 +20,7 @@ import tensorflow as tf
 import torch
 import torch.distributed as dist
 from jax.experimental.buffer_callback import buffer_callback
+from torch.utils.dlpack import from_dlpack
 
 import gradwire.jax
 import gradwire.tensorflow
@@ -69,7 +70,7 @@ def by_jax(values: list[Any], method: str) -> tuple[Bridge, Average]:
 
 def empty_callbacks(values: list[Any], rounds: int) -> Iterator[tuple[str, float, str]]:
     """Into a callback that does nothing and out of it: name, milliseconds, how many stayed where they were."""
-    rooms, kept = Rooms([-(-each.size // 16) * 16 for each in values]), {}
+    rooms, kept = Rooms([-(-each.size // 16) * 16 for each in values]), dict[str, Any]()
 
     def shared(*arrays: Any) -> list[Any]:
         buffers, _ = rooms.take()
@@ -82,30 +83,22 @@ def empty_callbacks(values: list[Any], rounds: int) -> Iterator[tuple[str, float
     ms, outs = least_ms(through, rounds), through()
 
     def address(tensor: Any) -> int:
-        return int(torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor)).data_ptr())
+        return int(from_dlpack(tf.experimental.dlpack.to_dlpack(tensor)).data_ptr())
 
     pairs = zip(given, outs, *kept["tf"], strict=True)
     same = sum(address(a) == i and address(b) == o for a, b, i, o in pairs)
     yield "tf.numpy_function", ms, f"{same} of {len(values)} arrays"
 
-    def in_place(context: Any, out: Any, *arrays: Any) -> None:
-        kept["jax"] = [[np.asarray(each).ctypes.data for each in side] for side in (arrays, out)]
+    def callback(context: Any, out: Any, *arrays: Any) -> None:
+        kept["jax"] = [from_dlpack(each).data_ptr() for each in (*arrays, *out)]
 
-    flats = [jnp.zeros(sum(each.size for each in values[part::4])) for part in range(4)]
-    like = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in flats]
-    aliases = {place: place for place in range(len(flats))}
-    call = buffer_callback(in_place, like, has_side_effect=True, input_output_aliases=aliases)
-    function, held = jax.jit(lambda arrays: call(*arrays), donate_argnums=0), [flats]
-
-    def run() -> None:
-        held[0] = jax.block_until_ready(function(held[0]))
-
-    ms = least_ms(run, rounds)
-    before = [each.unsafe_buffer_pointer() for each in held[0]]
-    run()
-    after = [each.unsafe_buffer_pointer() for each in held[0]]
-    same = sum(a == b == i == o for a, b, i, o in zip(before, after, *kept["jax"], strict=True))
-    yield "JAX buffer_callback", ms, f"{same} of {len(flats)} buckets"
+    arrays = [jnp.asarray(each) for each in values]
+    flats = [jax.ShapeDtypeStruct((sum(each.size for each in values[part::4]),), jnp.float32) for part in range(4)]
+    function = jax.jit(buffer_callback(callback, flats, has_side_effect=True))
+    ms, back = least_ms(lambda: jax.block_until_ready(function(*arrays)), rounds), function(*arrays)
+    held = [each.unsafe_buffer_pointer() for each in jax.block_until_ready([*arrays, *back])]
+    same = sum(ours == theirs for ours, theirs in zip(held, kept["jax"], strict=True))
+    yield "JAX buffer_callback", ms, f"{same} of {len(arrays)} arrays and {len(flats)} buckets"
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ SHAPES = {
     "attention/kernel": (40, 4, 10),
     "odd/gamma": (1031,),
     "scale": (),
+    "one": (1,),
 }
 ALL = range(len(SHAPES))
 

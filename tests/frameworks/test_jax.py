@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def every_method() -> None:
     for name in methods.names():
         options = OPTIONS.get(name, [{}])[0]
         sync = gradwire.jax.Synchronizer(tree(gradients(0, 9)), name, **options)
-        names = [each.name for each in sync.arrays]
+        names = list(sync.cells)
         assert names == sorted(SHAPES)  # jax sorts keys
         order = [list(SHAPES).index(each) for each in names]
         expected, average = torch_synchronizer(names, name, order=order, **options), jax.jit(sync.average)
@@ -216,9 +217,9 @@ def libraries() -> None:
     sync = gradwire.jax.Synchronizer(params, "topk", ratio=0.05)
     grads = jax.jit(lambda p: sync.average(jax.grad(lambda p: jnp.sum(linen.apply(p, values) ** 2))(p)))(params)
     assert same(gradwire.jax.broadcast(grads), grads)
-    with pytest.raises(ConfigurationError, match=r"the gradients have shape \(4,\) for 'params\.bias'"):
+    with pytest.raises(ConfigurationError, match=r"the gradient of 'params\.bias' has shape \(4,\), the par"):
         sync.average(jax.tree.map(lambda each: each[:4], grads))
-    with pytest.raises(ConfigurationError, match="the gradients have 1 arrays; the synchronizer was made for 2 param"):
+    with pytest.raises(ConfigurationError, match="there are 1 gradients for 2 parameters; give one of each"):
         sync.average(grads["params"]["bias"])
     sync.close()
 
@@ -241,12 +242,77 @@ def libraries() -> None:
     average = sync.average(jnp.full((40, 40), rank, jnp.bfloat16))
     assert average.dtype == jnp.bfloat16
     assert bool((average == 0.5).all())
-    assert [each.name for each in sync.arrays] == ["params"]
+    assert list(sync.cells) == ["params"]
     sync.close()
 
 
 def test_trees_of_libraries(jax_pool: Pool) -> None:
     jax_pool.run(2, libraries)
+
+
+def kinds_of_programs() -> None:
+    """Arguments that are given away, arrays that must stay as they are, clipping around, what cannot be averaged."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import gradwire.jax
+
+    rank = dist.get_rank()
+    single = np.full((40, 40), rank, "float32")
+    params = jnp.zeros((40, 40))
+    sync, kept = gradwire.jax.Synchronizer(params, "dense"), weakref.ref(params)
+    del params
+    assert kept() is None  # it needs shapes only
+    for average in (sync.average, jax.jit(sync.average), jax.jit(sync.average, donate_argnums=0)):
+        given = jnp.array(single)
+        assert bool((average(given) == 0.5).all())
+        assert given.is_deleted() or np.array_equal(given, single)
+    for wrong in (np.ones((40, 40), "int32"), np.ones((40, 40), "complex64")):
+        with pytest.raises(ConfigurationError, match=r"'params' is (int32|complex64); give float32, float16"):
+            sync.average(wrong)
+    with pytest.raises(NotImplementedError, match="vmap is only supported"):
+        jax.vmap(sync.average)(jnp.ones((2, 40, 40)))
+    with pytest.raises(ValueError, match="do not support JVP"):
+        jax.grad(lambda values: sync.average(values).sum())(jnp.ones((40, 40)))
+    assert sync.steps() == 3
+    sync.close()
+
+    with pytest.raises(ConfigurationError, match=r"two parameters have the name 'a\.b'"):
+        gradwire.jax.Synchronizer({"a": {"b": single}, "a.b": single}, "dense")
+    partly = {"a": start()["a"], "none": None, "bfloat16": jnp.ones(33, jnp.bfloat16)}
+    sync = gradwire.jax.Synchronizer(partly, "dense")
+    averages = jax.jit(sync.average)({"a": np.full((12, 30), rank, "float32"), "none": None, "bfloat16": jnp.ones(33)})
+    assert averages["none"] is None
+    assert float(averages["a"].mean()) == 0.5
+    sync.close()
+    with pytest.raises(ConfigurationError, match="'count' has dtype int32; gradwire averages gradients of real"):
+        gradwire.jax.Synchronizer({**start(), "count": jnp.zeros(3, jnp.int32)}, "dense")
+    with jax.enable_x64(True):
+        with pytest.raises(ConfigurationError, match=r"'wide' has dtype torch\.float64; gradwire averages grad"):
+            gradwire.jax.Synchronizer({"wide": jnp.zeros(3, jnp.float64)}, "dense")
+        sync = gradwire.jax.Synchronizer(start(), "dense")
+        optimizer = optax.chain(sync.transformation(), optax.sgd(0.1))
+        params, state = steps(optimizer, start(), optimizer.init(start()), [inputs(rank, step) for step in range(3)])
+        assert state[0].step.dtype == jnp.int32
+        assert same(gradwire.jax.broadcast(params), params)
+        sync.close()
+
+    for before in (True, False):  # where ranks clip what is theirs, and where all clip the average
+        sync = gradwire.jax.Synchronizer(start(), "acpsgd", rank=2)
+        clip, average = optax.clip_by_global_norm(0.01), sync.transformation()
+        optimizer = optax.chain(*((clip, average) if before else (average, clip)), optax.adam(0.01))
+        step = jax.jit(lambda *given: steps(optimizer, *given), donate_argnums=(0, 1))  # noqa: B023
+        params, state = jax.tree.map(jnp.array, (start(), optimizer.init(start())))
+        for number in range(3):
+            params, state = step(params, state, [inputs(rank, number)])
+        assert same(gradwire.jax.broadcast(params), params)
+        assert sync.steps() == 3
+        sync.close()
+
+
+def test_kinds_of_programs(jax_pool: Pool) -> None:
+    jax_pool.run(2, kinds_of_programs)
 
 
 def a_rank_fails() -> float:

@@ -104,7 +104,7 @@ def every_method() -> None:
         optimizer = keras.optimizers.SGD(1.0)
         optimizer.build(variables)
         handle = gradwire.keras.compress(optimizer, name, **options)
-        names = [each.name for each in handle.arrays]
+        names = list(handle.cells)
         expected = torch_synchronizer(names, name, **options)
         for step in range(2):
             before = [keras.ops.convert_to_numpy(each.value) for each in variables]
@@ -190,6 +190,9 @@ def half_precision() -> None:
     keras.mixed_precision.set_dtype_policy("mixed_float16")
     try:
         net = model()
+        words = keras.Sequential([keras.Input((6,)), keras.layers.Embedding(50, 8), keras.layers.Flatten()])
+        words.add(keras.layers.Dense(1))
+        words.compile("sgd", "mse")
     finally:
         keras.mixed_precision.set_dtype_policy("float32")
     assert isinstance(net.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -208,6 +211,13 @@ def half_precision() -> None:
     assert np.isfinite(flat(net)).all()
     assert_same_everywhere(flat(net))
     assert float(net.optimizer.dynamic_scale) == scale / 2
+    handle.close()
+
+    handle = gradwire.keras.compress(words, "dense")  # whose gradients are sparse on TensorFlow
+    numbers, before = np.arange(48).reshape(8, 6), flat(words)
+    fit(words, numbers, np.ones(8, "float32"), batch=4)
+    assert not np.array_equal(before, flat(words))
+    assert_same_everywhere(flat(words))
     handle.close()
 
 
@@ -229,11 +239,6 @@ def metrics_of_all() -> None:
     assert len(history["loss"]) > 1
     assert_same_everywhere([history[name] for name in sorted(history)])
     assert_same_everywhere(flat(net))
-    count = 64 - 16 * dist.get_rank()
-    with pytest.raises(
-        ConfigurationError, match=r"rank 0 has 'steps=4', rank 1 has 'steps=3'; give every rank as many"
-    ):
-        fit(net, inputs[:count], labels[:count], batch=16, callbacks=[first])
     validated = {"validation_data": (inputs, labels)} if dist.get_rank() else {}
     with pytest.raises(ConfigurationError, match=r"rank 1 has 'val_\w+'; give every rank the same metrics"):
         fit(net, inputs, labels, batch=16, callbacks=[first], **validated)
@@ -242,6 +247,113 @@ def metrics_of_all() -> None:
 
 def test_metrics_are_averaged_and_compared(keras_pool: Pool) -> None:
     keras_pool.run(2, metrics_of_all)
+
+
+def uneven() -> None:
+    """What would leave a rank waiting for others is told to all."""
+    import keras
+
+    import gradwire.keras
+
+    rank = dist.get_rank()
+    net = model()
+    handle = gradwire.keras.compress(net, "dense")
+    inputs, labels = own(128, 32)
+    with pytest.raises(
+        ConfigurationError, match=r"rank 0 has 'steps=4', rank 1 has 'steps=3'; give every rank as many"
+    ):
+        fit(net, inputs[: 64 - 16 * rank], labels[: 64 - 16 * rank], batch=16)
+    with pytest.raises(ConfigurationError, match="nobody knows how many batches a rank has; give fit steps_per_epoch"):
+        net.fit(((inputs[:16], labels[:16]) for _ in range(1 + rank)), verbose=0)
+    before = handle.stats().steps
+
+    def end(epoch: int, logs: Any) -> None:
+        net.stop_training = rank == 1
+
+    alone = keras.callbacks.LambdaCallback(on_epoch_end=end)
+    with pytest.raises(
+        ConfigurationError, match=r"rank 0 has 'epoch 1 .*rank 1 has 'the end .*have all ranks end alike"
+    ):
+        fit(net, inputs, labels, batch=16, epochs=3, callbacks=alone)
+    assert handle.stats().steps == before + 4
+
+    def end_alike(batch: int, logs: Any) -> None:
+        net.stop_training = batch == 2
+
+    fit(
+        net,
+        inputs,
+        labels,
+        batch=16,
+        epochs=3,
+        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=end_alike)],
+    )
+    assert handle.stats().steps == before + 7
+    assert_same_everywhere(flat(net))
+    few = ((inputs[:16], labels[:16]) for _ in range(2 if rank else 9))
+    with pytest.raises(Exception, match="ended after 2 of 4; give" if rank else "a worker ended or failed|was closed"):
+        net.fit(few, steps_per_epoch=4, verbose=0)
+    handle.close()
+
+
+def test_uneven_training_is_told(keras_pool: Pool) -> None:
+    keras_pool.run(2, uneven)
+
+
+def two_heads(**options: Any) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(1)
+    given = keras.Input((8, 8, 1))
+    hidden = keras.layers.Dense(12, activation="relu")(keras.layers.Flatten()(given))
+    heads = {"classes": keras.layers.Dense(5)(hidden), "size": keras.layers.Dense(1)(hidden)}
+    net = keras.Model(given, heads)
+    losses = {"classes": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"}
+    net.compile(keras.optimizers.SGD(0.05, momentum=0.9), losses, loss_weights={"classes": 1.0, "size": 0.3}, **options)
+    return net
+
+
+def fits_of_all_kinds() -> None:
+    """Several outputs, weights of samples, validation and two fits are as in one process; a gradient may be missing."""
+    import keras
+
+    import gradwire.keras
+
+    def trained(net: Any, share: slice, batch: int) -> Any:
+        inputs, labels = samples(96)
+        weights = {"classes": np.linspace(0, 1, 96, dtype="float32"), "size": np.ones(96, "float32")}
+        targets = {"classes": labels, "size": np.float32(labels[:, None])}
+        mine = np.arange(96).reshape(-1, 16)[:, share].reshape(-1)
+        chosen = [{name: each[mine] for name, each in kinds.items()} for kinds in (targets, weights)]
+        for _ in range(2):
+            net.fit(
+                inputs[mine], chosen[0], sample_weight=chosen[1], batch_size=batch, epochs=2, steps_per_epoch=3,
+                shuffle=False, verbose=0, validation_data=(inputs, targets),
+            )  # fmt: skip
+        return flat(net)
+
+    rank = dist.get_rank()
+    net = two_heads()
+    handle = gradwire.keras.compress(net, "dense")
+    together = trained(net, slice(rank, None, 2), 8)
+    assert handle.stats().steps == 12
+    assert np.abs(together - trained(two_heads(), slice(None), 16)).max() < 1e-6
+    handle.close()
+
+    variables = [keras.Variable(np.ones(40, "float32")) for _ in range(2)]
+    optimizer = keras.optimizers.SGD(1.0, momentum=0.9)
+    optimizer.build(variables)
+    handle = gradwire.keras.compress(optimizer, "topk", ratio=0.05)
+    for step in range(3):
+        ones = keras.ops.convert_to_tensor(np.arange(40, dtype="float32") + rank)
+        optimizer.apply([ones, None if rank == step % 2 else ones], variables)
+    assert_same_everywhere(np.concatenate([keras.ops.convert_to_numpy(each.value) for each in variables]))
+    assert keras.ops.convert_to_numpy(variables[1].value).min() < -10
+    handle.close()
+
+
+def test_fits_of_all_kinds(keras_pool: Pool) -> None:
+    keras_pool.run(2, fits_of_all_kinds)
 
 
 def misused() -> None:
@@ -293,8 +405,6 @@ def misused() -> None:
             fit(net, *data, batch=16, callbacks=[callback, gradwire.keras.AverageMetrics()])
     with pytest.raises(ConfigurationError, match=r"TerminateOnNaN ends one rank's training and not the others'"):
         fit(net, *data, batch=16, callbacks=[gradwire.keras.AverageMetrics(), keras.callbacks.TerminateOnNaN()])
-    with pytest.raises(ConfigurationError, match="nobody knows how many batches a rank has; give fit steps_per_epoch"):
-        net.fit((data for _ in range(1 + dist.get_rank())), callbacks=[gradwire.keras.AverageMetrics()], verbose=0)
     if keras.backend.backend() == "tensorflow":
         with pytest.raises(ConfigurationError, match="jit_compile is True, and XLA cannot call gradwire"):
             net.compile(net.optimizer, net.loss, jit_compile=True)

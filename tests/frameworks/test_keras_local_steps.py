@@ -31,7 +31,7 @@ def every_plan() -> None:
         optimizer = keras.optimizers.SGD(1.0)
         optimizer.build(variables)
         handle = gradwire.keras.periodic(optimizer, **plan)
-        expected, counted = by_torch(gradwire.bridge.names(variables), rank, 9, **plan)
+        expected, counted = by_torch(list(handle.averaged.shapes), rank, 9, **plan)
         for step in range(9):
             optimizer.apply([keras.ops.convert_to_tensor(each) for each in gradients(rank, step)], variables)
             handle.step()

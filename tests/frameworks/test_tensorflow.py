@@ -31,7 +31,7 @@ def every_method() -> None:
     for name in methods.names():
         options = OPTIONS.get(name, [{}])[0]
         sync = gradwire.tensorflow.Synchronizer(variables(), name, **options)
-        names = [each.name for each in sync.arrays]
+        names = list(sync.cells)
         expected, average = torch_synchronizer(names, name, **options), tf.function(sync.average)
         for step in range(3):
             averages = average([tf.constant(each) for each in gradients(dist.get_rank(), step)])
@@ -104,7 +104,7 @@ def test_a_loop_is_one_process_with_the_whole_batch(tensorflow_pool: Pool) -> No
 
 
 def kinds_of_gradients() -> None:
-    """Sparse ones are made dense, missing ones stay missing, half precision stays half precision."""
+    """Sparse ones are made dense, missing ones count as zero, half precision stays half precision."""
     import tensorflow as tf
 
     import gradwire.tensorflow
@@ -120,15 +120,30 @@ def kinds_of_gradients() -> None:
         assert np.array_equal(first.numpy(), wanted)
         assert second.dtype == tf.bfloat16
         assert np.array_equal(second.numpy().astype("float32"), np.full(40, 0.5))
-        assert third is None
-    with pytest.raises(ConfigurationError, match=r"there are 2 gradients and 3 variables; give one of each"):
+        assert np.array_equal(third.numpy(), np.zeros(3))
+    with pytest.raises(ConfigurationError, match=r"there are 2 gradients for 3 parameters; give one of each"):
         sync.average([sparse, None])
     with pytest.raises(
-        ConfigurationError, match=r"the gradient of '2\.Variable' has shape \(7,\), the variable has \(3,\)"
+        ConfigurationError, match=r"the gradient of '2\.Variable' has shape \(7,\), the parameter has \(3,\)"
     ):
         sync.average([sparse, None, tf.zeros(7)])
     with pytest.raises(ConfigurationError, match="all gradients are None: the loss depends on none"):
         sync.average([None] * 3)
+    with pytest.raises(ConfigurationError, match=r"the gradient of '2\.Variable' is int32; give float32"):
+        sync.average([sparse, None, tf.constant([1, 2, 3])])
+    sometimes = tf.function(sync.average, reduce_retracing=True)  # of one rank only, and of lengths that it forgets
+    for rows in (3, 2, 1):
+        ours = tf.IndexedSlices(tf.ones((rows, 30)), tf.range(rows), tf.constant([50, 30]))
+        first, _, third = sometimes([ours, tf.zeros((40,), tf.bfloat16), tf.ones(3) if rank else None])
+        assert np.array_equal(first.numpy().sum(1), np.where(np.arange(50) < rows, 30, 0))
+        assert np.array_equal(third.numpy(), np.full(3, 0.5))
+    forgetful = tf.function(
+        sync.average, input_signature=[[tf.TensorSpec(None), tf.TensorSpec(None), tf.TensorSpec([None])]]
+    )
+    assert np.array_equal(forgetful([np.ones((50, 30)), np.ones(40), np.ones(3)])[2].numpy(), np.ones(3))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="PyFunc"):
+        tf.function(sync.average, jit_compile=True)([tf.zeros((50, 30)), None, None])
+    assert sync.stats().steps == 6
     sync.close()
     with pytest.raises(ConfigurationError, match=r"'0\.Variable' has dtype int32"):
         gradwire.tensorflow.Synchronizer([tf.Variable([1, 2])], "dense")
@@ -137,6 +152,10 @@ def kinds_of_gradients() -> None:
         gradwire.tensorflow.Synchronizer(other, "topk")
     gradwire.tensorflow.broadcast(other)
     gradwire.tensorflow.Synchronizer(other, "topk").close()
+    with tf.GradientTape() as tape:
+        loss = rank * tf.reduce_sum(other[0])
+    tape = gradwire.tensorflow.DistributedGradientTape(tape, gradwire.tensorflow.Synchronizer(other, "dense"))
+    assert np.array_equal(tape.gradient(loss, {"only": other[0]})["only"].numpy(), np.full((40, 40), 0.5))
     tape = gradwire.tensorflow.DistributedGradientTape(tf.GradientTape(), sync)
     with tape, pytest.raises(ConfigurationError, match="is none of the synchronizer's variables"):
         tape.gradient(tf.zeros(()), [tf.Variable(1.0)])
@@ -158,20 +177,20 @@ def addresses() -> None:
     arrays = [shape for shape in SHAPES.values() if shape]  # of scalars numpy has no memory
     zeros = [tf.Variable(tf.zeros(shape)) for shape in arrays]
     sync = gradwire.tensorflow.Synchronizer(zeros, "topk", ratio=0.05)
-    on_host, seen = sync._average._on_host, []
+    on_host, seen = sync.averages._on_host, []
 
     def watched(given: dict[str, Any]) -> list[Any]:
         averages = on_host(given)
         seen[:] = [[each.ctypes.data for each in side] for side in (given.values(), averages)]
         return averages
 
-    sync._average._on_host = watched  # type: ignore[method-assign]
+    sync.averages._on_host = watched  # type: ignore[method-assign]
     average = tf.function(sync.average)
     for _ in range(5):
         given = [tf.random.normal(shape) for shape in arrays]
         averages = average(given)
         assert [[address(each) for each in tensors] for tensors in (given, averages)] == seen
-    assert len(sync._average._rooms._rooms) == 2  # the last averages are still there when the next are made
+    assert len(sync.averages._rooms._rooms) == 2  # the last averages are still there when the next are made
     kept = [each.numpy().copy() for each in averages]
     average(given)
     assert all(np.array_equal(each.numpy(), copy) for each, copy in zip(averages, kept, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -19,6 +19,8 @@ BUCKET_ELEMENTS = 25 * 2**20 // 4
 """DDP's bucket size, in float32 elements."""
 
 Shapes = Sequence[tuple[str, tuple[int, ...]]]
+
+Flat = TypeVar("Flat", Tensor, Any)
 
 Work = Callable[[int], None]
 """What is done with a bucket of some number, on the wire's thread."""
@@ -59,9 +61,9 @@ class Buckets:
         parts = self._handle.averaged.parameters
         return tuple(replace(slot, part=parts[slot.name].get("part", "")) for slot in flat_slots(shapes, alignment))
 
-    def views(self, index: int, buffer: Tensor) -> dict[str, Tensor]:
-        """A bucket's parameters in its buffer, by name."""
-        return {slot.name: buffer[slot.offset : slot.stop].view(slot.shape) for slot in self.units[index].slots}
+    def views(self, index: int, buffer: Flat) -> dict[str, Flat]:
+        """A bucket's parameters in its buffer, by name; also in one of JAX's."""
+        return {slot.name: buffer[slot.offset : slot.stop].reshape(slot.shape) for slot in self.units[index].slots}
 
     def average(self, buffers: Sequence[Tensor], fill: Work = _nothing, hand_on: Work = _nothing) -> None:
         """Averages one step's gradients in place, and returns when all of them have been handed on.

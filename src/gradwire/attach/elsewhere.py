@@ -1,7 +1,8 @@
-"""Arrays of other frameworks: their names and shapes, and what stands for them here."""
+"""Arrays of other frameworks: what is known of them, and what stands for them here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,24 +18,26 @@ Array = np.ndarray[Any, np.dtype[Any]]
 CPU = torch.device("cpu")
 
 
-class Described(NamedTuple):
-    """An array that a framework trains: its name, shape, and dtype as numpy names it."""
+class Cell(NamedTuple):
+    """An array that a framework trains: its dtype as numpy names it, its values now, and what replaces them."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    read: Callable[[], Array]
+    write: Callable[[Array], object]
 
 
-def stand_in(array: Described, device: torch.device = CPU) -> Parameter:
+def stand_in(cell: Cell, device: torch.device = CPU) -> Parameter:
     """A parameter of an array's kind, as a matrix and without its room.
 
     Raises:
         ConfigurationError: If the array is not of real numbers that torch has, too.
     """
-    dtype = getattr(torch, array.dtype, None)
+    dtype = getattr(torch, cell.dtype, None)
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ConfigurationError(f"{array.name!r} has dtype {array.dtype}; gradwire averages gradients of real numbers")
-    return Parameter(torch.zeros((), dtype=dtype, device=device).expand(as_matrix(array.shape)))
+        raise ConfigurationError(f"{cell.name!r} has dtype {cell.dtype}; gradwire averages gradients of real numbers")
+    return Parameter(torch.zeros((), dtype=dtype, device=device).expand(as_matrix(cell.shape)))
 
 
 def bytes_of(array: Array) -> Tensor:

@@ -5,8 +5,8 @@ try:
 except ImportError as error:
     raise ImportError(f"{error}; Keras comes with pip install 'gradwire[keras]', and its backend by itself") from error
 
+from gradwire.keras.callbacks import AverageMetrics
 from gradwire.keras.gradients import Handle, compress
 from gradwire.keras.local_steps import Periodic, periodic
-from gradwire.keras.metrics import AverageMetrics
 
 __all__ = ["AverageMetrics", "Handle", "Periodic", "compress", "periodic"]

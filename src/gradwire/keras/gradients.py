@@ -3,60 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
-import numpy as np
 import torch
 from keras import ops
 
-from gradwire import bridge
-from gradwire.attach.elsewhere import CPU, Described
-from gradwire.bridge import Bridge
+from gradwire.attach.elsewhere import CPU, Cell
+from gradwire.bridge import LINE, Bridge
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
-from gradwire.keras.model import Attached, all_variables, check, described, guard, send, taken
+from gradwire.keras.model import Attached, cells, check, parts
 
-Average = Callable[[list[Any]], list[Any]]
-"""Averages gradients of all variables, in their order and dtypes; None for None."""
+Average = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Averages gradients by name, in their dtypes; a missing one counts as zero."""
 
 
 class Handle(Attached, Bridge):
     """A model's optimizer whose gradients are averaged; made by :func:`compress`."""
 
-    applied = False
+    used = False
 
-    def __init__(self, target: Any, method: Methods, process_group: Any, options: Mapping[str, Any]) -> None:
-        self.model = target if isinstance(target, keras.Model) else None
-        self.optimizer: Any = getattr(target, "optimizer", None) if self.model is not None else target
-        scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
-        on_torch, on_tensorflow = (keras.backend.backend() == each for each in ("torch", "tensorflow"))
-
-        def arrays() -> list[Described]:
-            check(self.optimizer, self.model)
-            _check_gradients(self.optimizer, self.model)
-            return described(self.optimizer._trainable_variables)
-
-        super().__init__(
-            arrays,
-            method,
-            process_group,
-            {"rollback": True, **options} if scaled else options,
-            alignment=bridge.LINE // 4 if on_tensorflow else 1,
-            device=ops.zeros(()).device if on_torch else CPU,
-        )
-        _attach(self, scaled)
+    def begin(self, average: Average) -> None:
+        """Puts the average before ``apply`` and ``stateless_apply`` of this one optimizer, whose class stays so."""
+        self._average, methods = average, vars(self.optimizer)
+        self._variables = list(self.optimizer._trainable_variables)
+        self._names = {id(each): name for each, name in zip(self._variables, self.cells, strict=True)}
+        methods["apply"] = partial(self._apply, self.optimizer.apply)
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):  # else it calls apply
+            methods["stateless_apply"] = partial(self._stateless_apply, self.optimizer.stateless_apply)
 
     def compiled(self) -> None:
         """XLA may be on now."""
         _check_gradients(self.optimizer, self.model)
 
-    def fitted(self) -> None:
-        """A model's own ``train_step`` may use another optimizer."""
-        if not self.applied:
+    def _apply(self, apply: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        order = self._variables if trainable_variables is None else list(trainable_variables)
+        scale = getattr(self.optimizer, "dynamic_scale", None)
+        return apply(self._averaged(grads, order, None if scale is None else scale.value), trainable_variables)
+
+    def _stateless_apply(self, apply: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        kept = zip(self.optimizer.variables, optimizer_variables, strict=True)
+        scale = next(value for variable, value in kept if variable is self.optimizer.dynamic_scale)
+        return apply(optimizer_variables, self._averaged(grads, self._variables, scale), trainable_variables)
+
+    def _averaged(self, gradients: Sequence[Any], order: Sequence[Any], scale: Any) -> list[Any]:
+        """Averages of some variables' gradients, whose scale is taken off and put on again."""
+        self.used = True
+        if unknown := [each for each in order if id(each) not in self._names]:
             raise ConfigurationError(
-                "fit did not use model.optimizer, so nothing was averaged; give compress each optimizer that is used"
+                f"variable {unknown[0].path!r} was not trained when the method was attached; close the handle, "
+                "compile the model again, and compress it again"
             )
+        names = [self._names[id(variable)] for variable in order]
+        given = {
+            name: ops.convert_to_tensor(each) for name, each in zip(names, gradients, strict=True) if each is not None
+        }
+        if scale is None:
+            averages = self._average(given)
+            return [averages[name] for name in names]
+        averages = self._average({name: ops.divide(each, ops.cast(scale, each.dtype)) for name, each in given.items()})
+        return [averages[name] * ops.cast(scale, averages[name].dtype) for name in names]
 
 
 def compress(
@@ -84,12 +92,23 @@ def compress(
         handle = gradwire.keras.compress(model, "topk", ratio=0.01)
         model.fit(inputs, labels, callbacks=[gradwire.keras.AverageMetrics()])
     """
-    handle = Handle(target, method, process_group, options)
-    variables = all_variables(handle)
+    model, optimizer = parts(target)
+    backend = keras.backend.backend()
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        options = {"rollback": True, **options}
+
+    def trained() -> list[Cell]:
+        check(optimizer, model)
+        _check_gradients(optimizer, model)
+        return cells(optimizer._trainable_variables)
+
+    alignment = LINE // 4 if backend == "tensorflow" else 1
+    device = ops.zeros(()).device if backend == "torch" else CPU
+    handle = Handle(trained, method, process_group, options, alignment=alignment, device=device)
+    handle.hold(target, broadcast, process_group)
     if not broadcast:
-        handle.check_equal((v.path, np.array(ops.convert_to_numpy(v.value))) for v in variables)
-        return handle
-    send(variables, process_group)
+        handle.check_equal(handle.everything())
+    handle.begin(_averaging(handle))
     return handle
 
 
@@ -109,90 +128,28 @@ def _check_gradients(optimizer: Any, model: Any) -> None:
         )
 
 
-def _attach(handle: Handle, scaled: bool) -> None:
-    """Puts the average before ``apply`` and ``stateless_apply`` of this one optimizer; its class stays as it is."""
-    optimizer, model = handle.optimizer, handle.model
-    variables = list(optimizer._trainable_variables)
-    places = {id(each): place for place, each in enumerate(variables)}
-    average = _BACKENDS[keras.backend.backend()](handle)
-    apply, stateless_apply = optimizer.apply, optimizer.stateless_apply
+def _averaging(handle: Handle) -> Average:
+    """By this backend."""
+    match keras.backend.backend():
+        case "tensorflow":
+            from gradwire.tensorflow import Averaged
 
-    def averaged(gradients: Sequence[Any], order: Sequence[Any], scale: Any) -> list[Any]:
-        handle.applied = True
-        own: list[Any] = [None] * len(variables)
-        for gradient, variable in zip(gradients, order, strict=True):
-            if id(variable) not in places:
-                raise ConfigurationError(
-                    f"variable {variable.path!r} was not trained when the method was attached; close the handle, "
-                    "compile the model again, and compress it again"
-                )
-            own[places[id(variable)]] = gradient
-        if scale is not None:
-            own = [None if each is None else ops.convert_to_tensor(each) / ops.cast(scale, each.dtype) for each in own]
-        got = average(own)
-        if scale is not None:
-            got = [None if each is None else each * ops.cast(scale, each.dtype) for each in got]
-        return [got[places[id(variable)]] for variable in order]
+            return Averaged(handle)
+        case "jax":
+            from gradwire.jax import averaged
 
-    def new_apply(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        order = variables if trainable_variables is None else list(trainable_variables)
-        scale = optimizer.dynamic_scale.value if scaled else None
-        return apply(averaged(list(grads), order, scale), trainable_variables)
-
-    def new_stateless_apply(optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
-        place = next(place for place, each in enumerate(optimizer.variables) if each is optimizer.dynamic_scale)
-        grads = averaged(list(grads), variables, optimizer_variables[place])
-        return stateless_apply(optimizer_variables, grads, trainable_variables)
-
-    taken.add(optimizer)
-    vars(optimizer)["apply"] = new_apply
-    if scaled:  # else it calls apply
-        vars(optimizer)["stateless_apply"] = new_stateless_apply
-    if model is not None:
-        guard(handle)
-
-
-def _on_tensorflow(handle: Handle) -> Average:
-    from gradwire.tensorflow import Averaged
-
-    return Averaged(handle)
-
-
-def _on_jax(handle: Handle) -> Average:
-    from gradwire.jax import averaged
-
-    def average(gradients: list[Any]) -> list[Any]:
-        given = [
-            ops.zeros(array.shape, array.dtype) if each is None else each
-            for array, each in zip(handle.arrays, gradients, strict=True)
-        ]
-        got, _ = averaged(handle, given)
-        return [None if each is None else back for each, back in zip(gradients, got, strict=True)]
-
-    return average
+            return lambda given: averaged(handle, given)[0]
+        case _:
+            return _on_torch(handle)
 
 
 def _on_torch(handle: Handle) -> Average:
-    flats = [torch.zeros(unit.numel, device=handle.engine.store.device) for unit in handle.units]
+    flats = [torch.zeros(numel, device=handle.engine.store.device) for numel in handle.numels]
 
-    def average(gradients: list[Any]) -> list[Any]:
-        given = {array.name: each for array, each in zip(handle.arrays, gradients, strict=True) if each is not None}
-
-        def fill(index: int) -> None:
-            for slot in handle.units[index].slots:
-                view = flats[index][slot.offset : slot.stop]
-                view.copy_(given[slot.name].detach().reshape(-1)) if slot.name in given else view.zero_()
-
-        def hand_on(index: int) -> None:
-            for slot in handle.units[index].slots:
-                if slot.name in given:
-                    gradient = given[slot.name].detach()
-                    gradient.copy_(flats[index][slot.offset : slot.stop].view(gradient.shape))
-
-        handle.average_buckets(flats, fill, hand_on)
-        return gradients
+    def average(given: Mapping[str, Any]) -> dict[str, Any]:
+        views = handle.average_arrays(flats, {name: each.detach() for name, each in given.items()})
+        kinds = {name: getattr(torch, cell.dtype) for name, cell in handle.cells.items()}
+        kinds.update((name, each.dtype) for name, each in given.items())
+        return {name: views[name].view(cell.shape).to(kinds[name]) for name, cell in handle.cells.items()}
 
     return average
-
-
-_BACKENDS: dict[str, Callable[[Handle], Average]] = {"tensorflow": _on_tensorflow, "jax": _on_jax, "torch": _on_torch}

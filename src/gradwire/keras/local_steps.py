@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import keras
-import numpy as np
-from keras import ops
 
-from gradwire.attach.elsewhere import Array, Described, bytes_of
+from gradwire.attach.elsewhere import Cell, bytes_of
 from gradwire.errors import ConfigurationError
-from gradwire.keras.model import Attached, all_variables, check, described, guard, send, taken
-from gradwire.local_sgd.mirror import Cell, Mirror, Mirrored, mirrored
+from gradwire.keras.model import Attached, cells, check, parts
+from gradwire.local_sgd.mirror import Mirror, Mirrored, mirrored
 
 
 class Periodic(Attached, Mirrored):
@@ -22,19 +21,45 @@ class Periodic(Attached, Mirrored):
     Between averages ranks differ, so its state has this rank's weights, and what its optimizer keeps, too.
     """
 
+    _followed: Any = None
+
     def state_dict(self) -> dict[str, Any]:
         """As :meth:`gradwire.Periodic.state_dict`, and the variables."""
-        return {**super().state_dict(), "variables": [bytes_of(_value(each).copy()) for each in all_variables(self)]}
+        return {**super().state_dict(), "variables": [bytes_of(cell.read().copy()) for cell in self.everything()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As :meth:`gradwire.Periodic.load_state_dict`; then the variables are as they were."""
-        now = [(each, _value(each)) for each in all_variables(self)]
+        now = [(cell, cell.read()) for cell in self.everything()]
         saved = state.get("variables", [])
         if [len(each) for each in saved] != [value.nbytes for _, value in now]:
             raise ConfigurationError("the state is of a model or an optimizer with other variables; compile the same")
         super().load_state_dict(state)
-        for (variable, value), own in zip(now, saved, strict=True):
-            variable.assign(own.numpy().copy().view(value.dtype).reshape(value.shape))
+        for (cell, value), own in zip(now, saved, strict=True):
+            cell.write(own.numpy().copy().view(value.dtype).reshape(value.shape))
+
+    def _make_train_function(self, make: Any, force: bool = False) -> None:
+        """The model's ``make_train_function``, whose function is followed by averages."""
+        if (steps := self.model.steps_per_execution) != 1:
+            raise ConfigurationError(
+                f"steps_per_execution={steps}, and weights are averaged between two executions; compile with "
+                "steps_per_execution=1"
+            )
+        make(force)
+        if self.model.train_function is not self._followed:
+            self.model.train_function = self._followed = partial(self._train, self.model.train_function)
+
+    def _train(self, function: Any, *arguments: Any) -> Any:
+        """A step, and an average where one is due."""
+        made = function(*arguments)
+        if keras.backend.backend() != "jax" or not self.due:
+            self.step()
+            return made
+        logs, (*groups, metrics) = made  # here Keras keeps what it trains out of its variables
+        ours = [self.model.trainable_variables, self.model.non_trainable_variables, self.model.optimizer.variables]
+        for variable, value in zip(itertools.chain(*ours), itertools.chain(*groups), strict=True):
+            variable.assign(value)
+        self.step()
+        return logs, (*([each.value for each in group] for group in ours), metrics)
 
 
 def periodic(
@@ -62,8 +87,7 @@ def periodic(
         model.fit(inputs, labels)
         handle.synchronize()
     """
-    model = target if isinstance(target, keras.Model) else None
-    optimizer: Any = getattr(target, "optimizer", None) if model is not None else target
+    model, optimizer = parts(target)
 
     def mirror() -> Mirror:
         check(optimizer, model)
@@ -72,64 +96,15 @@ def periodic(
                 "use_ema at last replaces weights by moving averages, which each rank has of its own; choose "
                 "moments='average', which averages them, too"
             )
-        moments = _moments(optimizer)
-        others = (
-            [] if model is None or not buffers else [v for v in model.non_trainable_variables if "float" in v.dtype]
-        )
-        return Mirror(_cells(optimizer._trainable_variables), lambda place: moments[place], _cells(others))
+        others = model.non_trainable_variables if buffers and model is not None else []
+        trained, real = cells(optimizer._trainable_variables), cells([v for v in others if "float" in v.dtype])
+        return Mirror(trained, _moments(optimizer).__getitem__, real)
 
     handle = mirrored(Periodic, mirror, {**options, "broadcast": broadcast, "process_group": process_group})
-    handle.model, handle.optimizer = model, optimizer
-    if broadcast:
-        send(all_variables(handle), process_group)
-    taken.add(optimizer)
+    handle.hold(target, broadcast, process_group)
     if model is not None:
-        guard(handle)
-        vars(model)["make_train_function"] = _followed(handle, model.make_train_function)
+        vars(model)["make_train_function"] = partial(handle._make_train_function, model.make_train_function)
     return handle
-
-
-def _followed(handle: Periodic, make: Any) -> Any:
-    """A model's ``make_train_function`` that makes one which averages after its step, where that is due."""
-    model, on_jax, known = handle.model, keras.backend.backend() == "jax", list[Any]()
-
-    def make_train_function(force: bool = False) -> None:
-        if model.steps_per_execution != 1:
-            raise ConfigurationError(
-                f"steps_per_execution={model.steps_per_execution}, and weights are averaged between two executions; "
-                "compile with steps_per_execution=1"
-            )
-        make(force)
-        function = model.train_function
-        if function in known:
-            return
-
-        def step(*arguments: Any) -> Any:
-            if not (on_jax and handle.due):
-                made = function(*arguments)
-                Mirrored.step(handle)
-                return made
-            logs, (*groups, metrics) = function(*arguments)  # here Keras keeps what it trains out of its variables
-            ours = [model.trainable_variables, model.non_trainable_variables, model.optimizer.variables]
-            for variable, value in zip(itertools.chain(*ours), itertools.chain(*groups), strict=True):
-                variable.assign(value)
-            Mirrored.step(handle)
-            return logs, (*([each.value for each in group] for group in ours), metrics)
-
-        model.train_function, known[:] = step, [step]
-
-    return make_train_function
-
-
-def _value(variable: Any) -> Array:
-    return np.asarray(ops.convert_to_numpy(variable.value))
-
-
-def _cells(variables: Sequence[Any]) -> list[Cell]:
-    def cell(described: Described, variable: Any) -> Cell:
-        return Cell(described, lambda: _value(variable), variable.assign)
-
-    return [cell(*each) for each in zip(described(variables), variables, strict=True)]
 
 
 def _moments(optimizer: Any) -> list[dict[str, Cell]]:
@@ -137,7 +112,7 @@ def _moments(optimizer: Any) -> list[dict[str, Cell]]:
     variables = optimizer._trainable_variables
     found: list[dict[str, Cell]] = [{} for _ in variables]
     paths = sorted(((each.path.replace("/", "_") + "_", place) for place, each in enumerate(variables)), reverse=True)
-    for each, cell in zip(optimizer.variables, _cells(optimizer.variables), strict=True):
+    for each, cell in zip(optimizer.variables, cells(optimizer.variables), strict=True):
         for path, place in paths:  # the longest first
             key = each.name.removeprefix(path)
             if key != each.name and each.shape == variables[place].shape and key not in found[place]:

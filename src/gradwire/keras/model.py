@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -12,13 +13,15 @@ import numpy as np
 from keras import ops
 
 from gradwire import bridge
-from gradwire.attach.elsewhere import Described
+from gradwire.attach.elsewhere import Array, Cell
 from gradwire.bridge import Saved
 from gradwire.errors import ConfigurationError
-from gradwire.keras.metrics import AverageMetrics
+from gradwire.keras.callbacks import AverageMetrics, Together
 
-taken: weakref.WeakSet[Any] = weakref.WeakSet()
+_taken: weakref.WeakSet[Any] = weakref.WeakSet()
 """Optimizers that have a method."""
+
+_DECIDING = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
 
 
 class Attached(Saved):
@@ -27,28 +30,89 @@ class Attached(Saved):
     Attributes:
         model: The model; None if an optimizer was given.
         optimizer: The optimizer.
+        used: Whether the optimizer's steps have come here.
     """
 
     model: Any = None
     optimizer: Any = None
+    used = True
+
+    def hold(self, target: Any, broadcast: bool, process_group: Any) -> None:
+        """Gives all ranks the same weights and optimizer, and has neither lose its method."""
+        self.model, self.optimizer = parts(target)
+        if broadcast:
+            bridge.broadcast(self.everything(), process_group)
+        _taken.add(self.optimizer)
+        if self.model is not None:
+            fit = partial(self._fit, self.model.fit, Together(self, process_group))
+            vars(self.model).update(compile=partial(self._compile, self.model.compile), fit=fit)
 
     def close(self) -> None:
         """As :meth:`gradwire.Handle.close`; model and optimizer are then as they were before."""
-        if self._attached and self.optimizer in taken:
-            taken.discard(self.optimizer)
-            for name in ("apply", "stateless_apply"):
-                vars(self.optimizer).pop(name, None)
+        if self._attached and self.optimizer in _taken:
+            _taken.discard(self.optimizer)
+            for owner in (self.optimizer, self.model):
+                for name in ("apply", "stateless_apply", "compile", "fit", "make_train_function"):
+                    getattr(owner, "__dict__", {}).pop(name, None)
             if self.model is not None:
-                for name in ("compile", "fit", "make_train_function"):
-                    vars(self.model).pop(name, None)
                 self.model.train_function = None
         super().close()
 
     def compiled(self) -> None:
         """Called when the model was compiled again: raises ConfigurationError if the method cannot go on."""
 
-    def fitted(self) -> None:
-        """Called after ``fit``: raises ConfigurationError if the method had no part in it."""
+    def everything(self) -> list[Cell]:
+        """Weights and what the optimizer keeps."""
+        getattr(self.model, "jax_state_sync", list)()  # within fit Keras keeps JAX' arrays elsewhere
+        weights = self.optimizer._trainable_variables if self.model is None else self.model.weights
+        return cells([*weights, *self.optimizer.variables])
+
+    def _compile(self, compile_model: Any, optimizer: Any = "rmsprop", *args: Any, **options: Any) -> None:
+        """The model's ``compile``, which must not lose the method."""
+        if optimizer is not self.optimizer:
+            raise ConfigurationError(
+                "compile would give the model another optimizer, without gradwire's method; close the handle, compile, "
+                "and compress again; or compile with optimizer=model.optimizer"
+            )
+        compile_model(optimizer, *args, **options)
+        self.compiled()
+
+    def _fit(self, fit: Any, together: Together, *args: Any, **options: Any) -> Any:
+        """The model's ``fit``, which must not leave other ranks waiting."""
+        bound = inspect.signature(fit).bind(*args, **options)
+        given = bound.arguments.get("callbacks") or []
+        callbacks = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given)
+        shared = self.engine.world_size == 1
+        for each in callbacks:
+            shared |= isinstance(each, AverageMetrics)
+            if isinstance(each, _DECIDING) and not shared:
+                raise ConfigurationError(
+                    f"{type(each).__name__} looks at this rank's metrics alone, and ranks would not do the same; put "
+                    "gradwire.keras.AverageMetrics() before it"
+                )
+            if isinstance(each, keras.callbacks.TerminateOnNaN) and self.engine.world_size > 1:
+                raise ConfigurationError("TerminateOnNaN ends one rank's training and not the others'; leave it out")
+        bound.arguments["callbacks"] = [together, *(each for each in callbacks if each is not together)]
+        history = fit(*bound.args, **bound.kwargs)
+        if not self.used:
+            raise ConfigurationError(
+                "fit did not use model.optimizer, so nothing was averaged; give compress each optimizer that is used"
+            )
+        return history
+
+
+def parts(target: Any) -> tuple[Any, Any]:
+    """A model and its optimizer; no model if ``target`` is none."""
+    return (target, getattr(target, "optimizer", None)) if isinstance(target, keras.Model) else (None, target)
+
+
+def cells(variables: Sequence[Any]) -> list[Cell]:
+    """Variables by names that are the same on all ranks."""
+
+    def read(variable: Any) -> Array:
+        return np.asarray(ops.convert_to_numpy(variable.value))
+
+    return bridge.cells(variables, read)
 
 
 def check(optimizer: Any, model: Any) -> None:
@@ -59,7 +123,7 @@ def check(optimizer: Any, model: Any) -> None:
             f"{given}; give a model after model.compile(optimizer=...), built by keras.Input or model.build(...), or "
             "an optimizer that is built"
         )
-    if optimizer in taken:
+    if optimizer in _taken:
         raise ConfigurationError("the optimizer has a method of gradwire's already; close its handle first")
     if keras.distribution.distribution() is not None:
         raise ConfigurationError(
@@ -77,56 +141,3 @@ def check(optimizer: Any, model: Any) -> None:
         from gradwire.tensorflow import check_strategy
 
         check_strategy(None if model is None else model.distribute_strategy)
-
-
-def guard(handle: Attached) -> None:
-    """Has a model's ``compile`` not lose the method, and its ``fit`` not leave other ranks waiting."""
-    model, compile_model, fit = handle.model, handle.model.compile, handle.model.fit
-    deciding = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
-
-    def guarded_compile(optimizer: Any = "rmsprop", *args: Any, **options: Any) -> Any:
-        if optimizer is not handle.optimizer:
-            raise ConfigurationError(
-                "compile would give the model another optimizer, without gradwire's method; close the handle, compile, "
-                "and compress again; or compile with optimizer=model.optimizer"
-            )
-        compile_model(optimizer, *args, **options)
-        handle.compiled()
-
-    def guarded_fit(*args: Any, **options: Any) -> Any:
-        given = inspect.signature(fit).bind(*args, **options).arguments.get("callbacks") or []
-        shared = handle.engine.world_size == 1
-        for each in getattr(given, "callbacks", given if isinstance(given, list | tuple) else [given]):
-            shared |= isinstance(each, AverageMetrics)
-            if isinstance(each, deciding) and not shared:
-                raise ConfigurationError(
-                    f"{type(each).__name__} looks at this rank's metrics alone, and ranks would not do the same; put "
-                    "gradwire.keras.AverageMetrics() before it"
-                )
-            if isinstance(each, keras.callbacks.TerminateOnNaN) and handle.engine.world_size > 1:
-                raise ConfigurationError("TerminateOnNaN ends one rank's training and not the others'; leave it out")
-        history = fit(*args, **options)
-        handle.fitted()
-        return history
-
-    vars(model).update(compile=guarded_compile, fit=guarded_fit)
-
-
-def described(variables: Sequence[Any]) -> list[Described]:
-    """Variables by names that are the same on all ranks."""
-    named = zip(bridge.names(variables), variables, strict=True)
-    return [Described(name, tuple(each.shape), each.dtype) for name, each in named]
-
-
-def all_variables(handle: Attached) -> list[Any]:
-    """Weights and what the optimizer keeps."""
-    weights = handle.optimizer._trainable_variables if handle.model is None else handle.model.weights
-    return [*weights, *handle.optimizer.variables]
-
-
-def send(variables: Sequence[Any], process_group: Any) -> None:
-    """Gives variables the values of rank 0's."""
-    values = [np.array(ops.convert_to_numpy(each.value)) for each in variables]
-    bridge.broadcast(values, process_group)
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.attach.elsewhere import Array, Described, stand_in
+from gradwire.attach.elsewhere import Cell, stand_in
 from gradwire.attach.given import check_parameters, default_group
 from gradwire.attach.roll_call import RollCall
 from gradwire.errors import ConfigurationError
@@ -19,26 +19,12 @@ from gradwire.local_sgd.attach import attached
 from gradwire.local_sgd.handle import Periodic
 
 
-class Cell(NamedTuple):
-    """An array that another framework trains.
-
-    Attributes:
-        described: What it is.
-        read: Gives its values now, to be looked at.
-        write: Replaces them by an array that is given away.
-    """
-
-    described: Described
-    read: Callable[[], Array]
-    write: Callable[[Array], object]
-
-
 class Copy:
     """Room for an array's values, as a matrix."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
-        self.parameter = nn.Parameter(stand_in(cell.described).detach().contiguous())
+        self.parameter = nn.Parameter(torch.zeros_like(stand_in(cell), memory_format=torch.contiguous_format))
         self._bytes = self.parameter.detach().view(-1).view(torch.uint8).numpy()
 
     def fetch(self) -> Copy:
@@ -50,7 +36,7 @@ class Copy:
 
     def store(self) -> None:
         """Gives the framework these values."""
-        self.cell.write(self._bytes.copy().view(self._dtype).reshape(self.cell.described.shape))
+        self.cell.write(self._bytes.copy().view(self._dtype).reshape(self.cell.shape))
 
 
 class Mirror(Optimizer):
@@ -72,7 +58,7 @@ class Mirror(Optimizer):
         buffers: Sequence[Cell] = (),
     ) -> None:
         self._copies = [Copy(each).fetch() for each in parameters]
-        named = [(each.cell.described.name, each.parameter) for each in self._copies]
+        named = [(each.cell.name, each.parameter) for each in self._copies]
         check_parameters(named)
         super().__init__([each for _, each in named], {})
         self.named = named
@@ -80,7 +66,7 @@ class Mirror(Optimizer):
         self.buffers = nn.Module() if buffers else None
         if self.buffers is not None:
             for each in self._averaged:
-                self.buffers.register_buffer(each.cell.described.name.replace(".", "/"), each.parameter.detach())
+                self.buffers.register_buffer(each.cell.name.replace(".", "/"), each.parameter.detach())
         places: dict[Tensor, int] = {each.parameter: place for place, each in enumerate(self._copies)}
         self._moments = _Moments(lambda parameter: moments(places[parameter]))
         self.state = self._moments  # type: ignore[assignment]

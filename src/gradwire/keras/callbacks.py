@@ -1,0 +1,97 @@
+"""What all workers do alike within ``fit``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import torch
+
+from gradwire.attach.elsewhere import CPU
+from gradwire.attach.given import default_group
+from gradwire.attach.handle import Handle
+from gradwire.engine.agreement import check_same
+from gradwire.errors import ConfigurationError
+from gradwire.wire import ProcessGroupTransport
+
+
+class AverageMetrics(keras.callbacks.Callback):  # type: ignore[misc]
+    """Averages an epoch's metrics over all workers, so that callbacks which look at them decide alike.
+
+    To be the first callback, on every rank.
+
+    Args:
+        process_group: As in :class:`gradwire.Synchronizer`.
+    """
+
+    def __init__(self, process_group: Any = None) -> None:
+        super().__init__()
+        self._transport = ProcessGroupTransport(default_group(process_group))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts averages into the logs.
+
+        Raises:
+            ConfigurationError: On all ranks, if they have other metrics.
+        """
+        names = sorted(logs or {})
+        remedy = "give every rank the same metrics, and validate on all ranks or on none"
+        check_same(names, self._transport, CPU, remedy)
+        values = torch.tensor([float((logs or {})[name]) for name in names], dtype=torch.float64)
+        self._transport.all_reduce(values, torch.distributed.ReduceOp.SUM)()
+        (logs or {}).update(zip(names, (values / self._transport.world_size).tolist(), strict=True))
+
+
+class Together(keras.callbacks.Callback):  # type: ignore[misc]
+    """Has all ranks train as many steps: one that went on, or ended by itself, would have the others wait.
+
+    What it raises it raises on all ranks.
+
+    Args:
+        handle: Of the model.
+        process_group: As above.
+    """
+
+    async_safe = True  # Keras may call on_train_batch_end from another thread, while training goes on
+
+    def __init__(self, handle: Handle, process_group: Any) -> None:
+        super().__init__()
+        self._handle = handle
+        self._transport = ProcessGroupTransport(default_group(process_group))
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Raises ConfigurationError if ranks are about to train other numbers of epochs or steps."""
+        steps = self.params.get("steps")
+        if steps is None and self._transport.world_size > 1:
+            raise ConfigurationError("nobody knows how many batches a rank has; give fit steps_per_epoch")
+        told = [f"epochs={self.params.get('epochs')}", f"steps={steps}"]
+        check_same(told, self._transport, CPU, "give every rank as many batches, such as by dropping the last samples")
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Raises ConfigurationError if some ranks train no more."""
+        self._steps = 0
+        self._check_next(f"epoch {epoch}")
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts."""
+        self._steps = max(self._steps, batch + 1)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Raises ConfigurationError, and on the others WireError, if this rank had fewer batches than it told."""
+        wanted = 0 if self._transport.world_size == 1 or self.model.stop_training else self.params["steps"]
+        if self._steps < wanted:
+            error = ConfigurationError(
+                f"this rank's batches ended after {self._steps} of {wanted}; give every rank as many in every epoch"
+            )
+            self._handle.wire.fail(error, raised=True)
+            raise error
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Raises ConfigurationError if some ranks go on."""
+        self._check_next("the end")
+
+    def _check_next(self, coming: str) -> None:
+        remedy = (
+            "have what ends training do so on all ranks, such as by metrics that gradwire.keras.AverageMetrics() made"
+        )
+        check_same([f"{coming} next"], self._transport, CPU, remedy)
