@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _MB = 1e6
 _NOTHING = "-"
-_LEAST_NAME = 16
-"""Columns that a row's name has, however narrow the terminal; targets are broken into lines instead."""
 
 
 def machine() -> dict[str, Any]:
@@ -112,23 +110,24 @@ def machine_line() -> str:
 
 def sync_table(rows: Sequence[SyncRow], title: str) -> Table:
     """Seconds a step, ratio to DDP fp32, bytes, and the wire thread's profile, of the rows of one link."""
+    targets = [_targets(row) for row in rows]
     table = _table(
         title,
         "method",
         "s a step",
         "x DDP fp32",
-        "target",
+        *(["target"] if any(targets) else []),
         "MB metered",
         "MB interface",
-        "ms encode+wire+decode",
+        "ms encode + wire + decode",
         "steps",
     )
-    for row in rows:
+    for row, target in zip(rows, targets, strict=True):
         table.add_row(
             _name(row.label, row.error),
             _number(row.median_seconds, "{:.3f}"),
             _number(row.ratio_to_ddp, "{:.2f}"),
-            _targets(row),
+            *([target] if any(targets) else []),
             _number(row.metered_bytes, "{:.2f}", _MB),
             _number(row.interface_bytes, "{:.2f}", _MB),
             Text("+".join(f"{1e3 * seconds:.0f}" for seconds in row.stages.values()) or _NOTHING),
@@ -302,12 +301,10 @@ def analysis_table(label: str, analysis: Analysis) -> Table:
 
 
 def _table(title: str, *columns: str) -> Table:
+    """Heads and names break where there is little room, else names would vanish in 80 columns."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
-        if number == 0:
-            table.add_column(column, min_width=_LEAST_NAME)
-        else:
-            table.add_column(column, justify="right", no_wrap=column != "target")
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
     return table
 
 

@@ -160,6 +160,7 @@ def test_every_field_is_of_its_kind() -> None:
         "q": Kind.SHARED,
         "moment": Kind.SHARED,
         "basis": Kind.SHARED,
+        "levels": Kind.SHARED,
         "capacity": Kind.SHARED,
         "inceptionn.room": Kind.SHARED,
         "room": Kind.SHARED,

@@ -113,8 +113,9 @@ class LionCub(Lion):
     def synchronize(self, gradient: Tensor, state: CodecState, step: int) -> Synchronization:
         """The chosen route, and now and then an average of the momenta after it."""
         yield from super().synchronize(gradient, state, step)
-        if self.sync and (step + 1) % self.sync == 0 and isinstance(state.feedback, _LionFeedback):
-            parts = state.context.block.parts(state.feedback.momentum)
+        if self.sync and (step + 1) % self.sync == 0:
+            context = state.context
+            parts = context.block.parts(context.store.flat("momentum", context.block.slots, context.numel))
             average = yield AllReduceMean(torch.cat(parts))
             for part, mean in zip(parts, average.split([len(part) for part in parts]), strict=True):
                 part.copy_(torch.where(mean.isfinite(), mean, part))
