@@ -158,7 +158,8 @@ class Averaged:
             return self._on_host(dict(zip(given, arrays, strict=True)))
 
         wide = [tf.cast(each, tf.float32) for each in given.values()]
-        averages = tf.nest.flatten(tf.numpy_function(call, wide, [tf.float32] * len(handle.cells)))  # one comes unlisted
+        averages = tf.numpy_function(call, wide, [tf.float32] * len(handle.cells))
+        averages = tf.nest.flatten(averages)  # a single one comes without a list
         dtypes = {name: each.dtype for name, each in given.items()}
         return {
             cell.name: tf.cast(tf.ensure_shape(average, cell.shape), dtypes.get(cell.name, cell.dtype))
