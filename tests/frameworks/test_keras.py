@@ -271,9 +271,8 @@ def uneven() -> None:
         net.stop_training = rank == 1
 
     alone = keras.callbacks.LambdaCallback(on_epoch_end=end)
-    with pytest.raises(
-        ConfigurationError, match=r"rank 0 has 'epoch 1 .*rank 1 has 'the end .*have all ranks end alike"
-    ):
+    told = r"rank 0 has 'epoch 1 .*rank 1 has 'the end .*have what ends training do so on all ranks"
+    with pytest.raises(ConfigurationError, match=told):
         fit(net, inputs, labels, batch=16, epochs=3, callbacks=alone)
     assert handle.stats().steps == before + 4
 

@@ -52,8 +52,11 @@ class Slices:
         moment += product
 
     def encode(self, buffer: Tensor, basis: Tensor) -> Tensor:
-        """Coordinates of each slice in the rows of ``basis``, then the tail."""
-        return torch.cat(((self.whole(buffer) @ basis.T).view(-1), self.tail(buffer)))
+        """Coordinates of each slice in the rows of ``basis``, then the tail.
+
+        Products round by where in memory their factors begin, so they are taken of a copy: the same bits in any buffer.
+        """
+        return torch.cat(((self.whole(buffer).clone() @ basis.T).view(-1), self.tail(buffer)))
 
     def fits(self, code: Tensor) -> bool:
         """Whether a code and what it stands for, which is no longer, are within float32's range."""
@@ -61,7 +64,7 @@ class Slices:
 
     def subtract(self, code: Tensor, basis: Tensor, buffer: Tensor) -> None:
         """Takes away what a code stands for."""
-        self.whole(buffer).addmm_(self._coordinates(code, basis), basis, alpha=-1)
+        self.whole(buffer).sub_(self._coordinates(code, basis) @ basis)
         self.tail(buffer).zero_()
 
     def decode(self, code: Tensor, basis: Tensor, out: Tensor) -> None:
