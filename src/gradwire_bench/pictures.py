@@ -132,14 +132,16 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
         rows: Settled methods, dense averages of each panel first.
         path: The PNG file.
     """
-    panels = [list(group) for _, group in groupby(rows, key=lambda row: (row.workload, row.optimizer))]
+    shown = cookbook.compared(rows)
+    panels = [list(group) for _, group in groupby(shown, key=lambda row: (row.workload, row.optimizer))]
     columns = min(len(panels), 3)
     lines = -(-len(panels) // columns)
     figure, first = _figure((5.2 * columns, 4.2 * lines))
     first.remove()
-    for place, ((dense, *others), axes) in enumerate(
-        zip(panels, figure.subplots(lines, columns, squeeze=False).flat, strict=False)
-    ):
+    places = figure.subplots(lines, columns, squeeze=False).flat
+    for empty in places[len(panels) :]:
+        empty.remove()
+    for place, ((dense, *others), axes) in enumerate(zip(panels, places, strict=False)):
         limit = recipes.limit(dense.workload)
         worst = min(max([3 * limit, *(1.2 * row.lost for row in others)]), 8 * limit)
         axes.axhspan(-2 * limit, limit, color="#e4f1ea", zorder=0, linewidth=0)
@@ -153,7 +155,7 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
         axes.set_title(f"{dense.workload}, {cookbook.OPTIMIZER_NAMES[dense.optimizer]}", loc="left", fontsize=10)
         if place % columns == 0:
             axes.set_ylabel("% of the loss more" if recipes.by_loss(dense.workload) else "points lost")
-        if place // columns == lines - 1:
+        if place + columns >= len(panels):
             axes.set_xlabel("times fewer bytes than dense (logarithmic)")
         axes.tick_params(labelsize=9)
         axes.spines[["top", "right"]].set_visible(False)
