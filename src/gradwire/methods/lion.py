@@ -114,8 +114,8 @@ class LionCub(Lion):
         """The chosen route, and now and then an average of the momenta after it."""
         yield from super().synchronize(gradient, state, step)
         if self.sync and (step + 1) % self.sync == 0:
-            context = state.context
-            parts = context.block.parts(context.store.flat("momentum", context.block.slots, context.numel))
+            kept = state.feedback.momentum if isinstance(state.feedback, _LionFeedback) else gradient  # sizes alone
+            parts = state.context.block.parts(kept)
             average = yield AllReduceMean(torch.cat(parts))
             for part, mean in zip(parts, average.split([len(part) for part in parts]), strict=True):
                 part.copy_(torch.where(mean.isfinite(), mean, part))
