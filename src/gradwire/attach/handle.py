@@ -60,10 +60,8 @@ class Handle:
 
     Args:
         configuration: All choices.
-        parameters: Names and parameters whose gradients are averaged, in the model's order; of a DTensor the part that
-            this rank holds.
-        group: The workers; the handle makes a group of its own from the same ranks, so that its collectives cannot
-            mix with others'.
+        parameters: Names and parameters to average gradients of, in the model's order; of a DTensor this rank's part.
+        group: The workers, of whom the handle makes a group of its own, so that collectives cannot mix with others'.
         roll_call: Of this attachment: what a rank raises within is told to all.
         guarding: What is done around every average; nothing if None.
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, pack, run_total, unpack
-from gradwire.kernels.reference.qsgd import check_bits, uniform16
+from gradwire.kernels.reference._torch import pack, unpack
+from gradwire.kernels.reference.qsgd import check_bits, norm_of, uniform16
 
 
 class NonUniform(NamedTuple):
@@ -57,10 +57,7 @@ class NonUniform(NamedTuple):
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The norm, 0 if too small to divide by."""
-        if math.isnan(largest(values)):
-            return None
-        norm = math.sqrt(sum(run_total(t.double().square()) for t in values))
-        return values[0].new_tensor([min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0])
+        return norm_of(values)
 
     def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """The number of a level, and above it the sign."""

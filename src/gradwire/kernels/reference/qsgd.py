@@ -41,12 +41,7 @@ class QSGD(NamedTuple):
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The norm, 0 if too small to divide by."""
-        norm = largest(values)
-        if math.isnan(norm):
-            return None
-        if self.euclidean:
-            norm = math.sqrt(sum(run_total(t.double().square()) for t in values))
-        return values[0].new_tensor([min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0])
+        return norm_of(values, self.euclidean)
 
     def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """A level of either sign, plus s."""
@@ -81,6 +76,16 @@ class QSGD(NamedTuple):
 def _step(scale: Tensor, levels: int) -> Tensor:
     """What one level is worth."""
     return scale.clamp(-LARGEST_SCALE, LARGEST_SCALE) / torch.full_like(scale, levels)
+
+
+def norm_of(values: list[Tensor], euclidean: bool = True) -> Tensor | None:
+    """A segment's norm, or its largest magnitude, as a scale: 0 if too small to divide by; None if not finite."""
+    norm = largest(values)
+    if math.isnan(norm):
+        return None
+    if euclidean:
+        norm = math.sqrt(sum(run_total(t.double().square()) for t in values))
+    return values[0].new_tensor([min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0])
 
 
 def uniform16(bits: Tensor) -> Tensor:
