@@ -1,4 +1,4 @@
-"""Keras on its three backends: what is averaged, what is refused, and what goes on after a restart."""
+"""Keras on its three backends: what is averaged, and what goes on after a restart."""
 
 from __future__ import annotations
 
@@ -10,58 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from arrays import SHAPES, by_torch, gradients, remembered, torch_synchronizer
+from keras_models import assert_same_everywhere, fit, flat, model, own, samples
 
 from catalogue import OPTIONS
 from gradwire import ConfigurationError, methods
 from pool import Pool
 
 METHODS: list[tuple[str, dict[str, Any]]] = [("topk", {"ratio": 0.05}), ("acpsgd", {"rank": 2})]
-
-
-def model(seed: int = 1, *, compiled: bool = True, **options: Any) -> Any:
-    import keras
-
-    keras.utils.set_random_seed(seed)
-    layers = [
-        keras.Input((8, 8, 1)),
-        keras.layers.Conv2D(8, 3, activation="relu"),
-        keras.layers.Conv2D(16, 3, activation="relu"),
-        keras.layers.Flatten(),
-        keras.layers.Dense(24, activation="relu"),
-        keras.layers.Dense(5),
-    ]
-    net = keras.Sequential(layers)
-    if compiled:
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        net.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"], **options)
-    return net
-
-
-def samples(count: int) -> tuple[Any, Any]:
-    noise = np.random.default_rng(5)
-    return noise.normal(size=(count, 8, 8, 1)).astype("float32"), noise.integers(5, size=count)
-
-
-def own(count: int, batch: int) -> tuple[Any, Any]:
-    """This rank's share of every batch of all samples."""
-    inputs, labels = samples(count)
-    mine = np.arange(count).reshape(-1, batch)[:, dist.get_rank() :: dist.get_world_size()].reshape(-1)
-    return inputs[mine], labels[mine]
-
-
-def fit(net: Any, inputs: Any, labels: Any, batch: int, epochs: int = 1, **options: Any) -> Any:
-    return net.fit(inputs, labels, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, **options)
-
-
-def flat(net: Any) -> Any:
-    return np.concatenate([np.asarray(each).reshape(-1) for each in net.get_weights()])
-
-
-def assert_same_everywhere(values: Any) -> None:
-    mine = torch.from_numpy(np.array(values))
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, mine)
-    assert all(torch.equal(mine, each) for each in everyone)
 
 
 def dense_is_one_process_with_the_whole_batch(options: dict[str, Any]) -> None:
@@ -297,176 +252,6 @@ def uneven() -> None:
 
 def test_uneven_training_is_told(keras_pool: Pool) -> None:
     keras_pool.run(2, uneven)
-
-
-def two_heads(**options: Any) -> Any:
-    import keras
-
-    keras.utils.set_random_seed(1)
-    given = keras.Input((8, 8, 1))
-    hidden = keras.layers.Dense(12, activation="relu")(keras.layers.Flatten()(given))
-    heads = {"classes": keras.layers.Dense(5)(hidden), "size": keras.layers.Dense(1)(hidden)}
-    net = keras.Model(given, heads)
-    losses = {"classes": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"}
-    net.compile(keras.optimizers.SGD(0.05, momentum=0.9), losses, loss_weights={"classes": 1.0, "size": 0.3}, **options)
-    return net
-
-
-def fits_of_all_kinds() -> None:
-    """Several outputs, weights of samples, validation and two fits are as in one process; a gradient may be missing."""
-    import keras
-
-    import gradwire.keras
-
-    def trained(net: Any, share: slice, batch: int) -> Any:
-        inputs, labels = samples(96)
-        weights = {"classes": np.linspace(0, 1, 96, dtype="float32"), "size": np.ones(96, "float32")}
-        targets = {"classes": labels, "size": np.float32(labels[:, None])}
-        mine = np.arange(96).reshape(-1, 16)[:, share].reshape(-1)
-        chosen = [{name: each[mine] for name, each in kinds.items()} for kinds in (targets, weights)]
-        for _ in range(2):
-            net.fit(
-                inputs[mine], chosen[0], sample_weight=chosen[1], batch_size=batch, epochs=2, steps_per_epoch=3,
-                shuffle=False, verbose=0, validation_data=(inputs, targets),
-            )  # fmt: skip
-        return flat(net)
-
-    rank = dist.get_rank()
-    net = two_heads()
-    handle = gradwire.keras.compress(net, "dense")
-    together = trained(net, slice(rank, None, 2), 8)
-    assert handle.stats().steps == 12
-    assert np.abs(together - trained(two_heads(), slice(None), 16)).max() < 1e-6
-    handle.close()
-
-    variables = [keras.Variable(np.ones(40, "float32")) for _ in range(2)]
-    optimizer = keras.optimizers.SGD(1.0, momentum=0.9)
-    optimizer.build(variables)
-    handle = gradwire.keras.compress(optimizer, "topk", ratio=0.05)
-    for step in range(3):
-        ones = keras.ops.convert_to_tensor(np.arange(40, dtype="float32") + rank)
-        optimizer.apply([ones, None if rank == step % 2 else ones], variables)
-    assert_same_everywhere(np.concatenate([keras.ops.convert_to_numpy(each.value) for each in variables]))
-    assert keras.ops.convert_to_numpy(variables[1].value).min() < -10
-    handle.close()
-
-
-def test_fits_of_all_kinds(keras_pool: Pool) -> None:
-    keras_pool.run(2, fits_of_all_kinds)
-
-
-def misused() -> None:
-    import keras
-
-    import gradwire.keras
-
-    def refused(target: Any, message: str, **options: Any) -> None:
-        with pytest.raises(ConfigurationError, match=message):
-            gradwire.keras.compress(target, "topk", **options)
-
-    refused(model(compiled=False), r"the model is not compiled and built; give a model after model\.compile")
-    refused("adam", r"target is 'adam'; give a model")
-    refused(keras.optimizers.SGD(), r"the optimizer is not built; call optimizer\.build")
-    refused(model(), r"ratio=3 is out of range", ratio=3)
-    refused(model(), r"grad_scaler is torch's own; leave it out", grad_scaler=torch.amp.GradScaler("cpu"))
-    net = model(compiled=False)
-    net.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
-    refused(net, r"gradient_accumulation_steps is set.*leave it out, and give fit a larger batch_size")
-    net = model(compiled=False)
-    if dist.get_rank():
-        net.add(keras.layers.Dense(3))
-    net.compile("sgd", "mse")
-    refused(net, r"ranks differ: rank 0 has 'nothing', rank 1 has 'parameter 8\.kernel")
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        refused(model(jit_compile=True), r"jit_compile is True.*give model\.compile\(\.\.\., jit_compile=False\)")
-        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-            inside = model()
-            refused(inside, r"MirroredStrategy of tf\.distribute averages by itself; leave it out")
-        refused(inside, r"MirroredStrategy of tf\.distribute averages by itself; leave it out")
-    with pytest.raises(ConfigurationError, match=r"has other values on rank 1 than on rank 0.*broadcast rank 0's"):
-        gradwire.keras.compress(model(seed=1 + dist.get_rank()), "topk", broadcast=False)
-
-    net = model()
-    handle = gradwire.keras.compress(net, "topk")
-    refused(net, r"has a method of gradwire's already; close its handle first")
-    with pytest.raises(ConfigurationError, match=r"would give the model another optimizer.*compress again"):
-        net.compile("adam", "mse")
-    net.compile(net.optimizer, net.loss)
-    fit(net, *own(64, 32), batch=16)
-    assert handle.stats().steps == 2
-    data = own(64, 32)
-    for callback in (keras.callbacks.EarlyStopping("loss"), keras.callbacks.ReduceLROnPlateau("loss")):
-        with pytest.raises(
-            ConfigurationError, match=r"looks at this rank's metrics alone.*put gradwire\.keras\.Average"
-        ):
-            fit(net, *data, batch=16, callbacks=[callback, gradwire.keras.AverageMetrics()])
-    with pytest.raises(ConfigurationError, match=r"TerminateOnNaN ends one rank's training and not the others'"):
-        fit(net, *data, batch=16, callbacks=[gradwire.keras.AverageMetrics(), keras.callbacks.TerminateOnNaN()])
-    if keras.backend.backend() == "tensorflow":
-        with pytest.raises(ConfigurationError, match="jit_compile is True, and XLA cannot call gradwire"):
-            net.compile(net.optimizer, net.loss, jit_compile=True)
-    handle.close()
-    net.compile("adam", net.loss)
-    fit(net, *own(64, 32), batch=16)
-    assert handle.stats().steps == 2
-
-
-def test_misuse_is_told(keras_pool: Pool) -> None:
-    keras_pool.run(2, misused)
-
-
-def kinds_of_models() -> None:
-    """A step of one's own with two optimizers, layers that are frozen, embeddings, weights of half precision."""
-    import keras
-
-    import gradwire.keras
-
-    rank, backend = dist.get_rank(), keras.backend.backend()
-    inputs = np.random.default_rng(rank).integers(50, size=(32, 6))
-    labels = np.float32(inputs.sum(1) > 150)
-    for policy in ("float32", "bfloat16", "mixed_bfloat16"):
-        keras.utils.set_random_seed(1 + rank)
-        layers = [keras.Input((6,)), keras.layers.Embedding(50, 8, dtype=policy), keras.layers.Flatten()]
-        net = keras.Sequential([*layers, keras.layers.Dense(9, dtype=policy), keras.layers.Dense(1, dtype=policy)])
-        # Keras itself cannot freeze layers of which it has moving averages
-        net.compile(keras.optimizers.Adam(0.01, clipnorm=1.0, use_ema=backend == "jax", weight_decay=0.01), "mse")
-        handle = gradwire.keras.compress(net, "topk", ratio=0.1)
-        fit(net, inputs, labels, batch=8)
-        net.layers[2].trainable = False
-        frozen = np.array(net.layers[2].get_weights()[0], "float32")
-        if backend == "jax":  # Keras' own JAX trainer wants an optimizer of the variables that are trained
-            handle.close()
-            net.compile(keras.optimizers.Adam(0.01), "mse")
-            handle = gradwire.keras.compress(net, "topk", ratio=0.1)
-        else:
-            net.compile(net.optimizer, "mse")
-        fit(net, inputs, labels, batch=8)
-        assert np.allclose(frozen, np.array(net.layers[2].get_weights()[0], "float32"), rtol=0.01)
-        assert_same_everywhere(np.concatenate([np.float32(each).reshape(-1) for each in net.get_weights()]))
-        assert handle.stats().steps == (4 if backend == "jax" else 8)
-        handle.close()
-
-    class Other(keras.Sequential):  # type: ignore[misc]
-        def train_step(self, *given: Any) -> Any:
-            logs = {"loss": keras.ops.zeros(())}
-            return (logs, given[0]) if backend == "jax" else logs
-
-    net = Other([keras.Input((6,)), keras.layers.Dense(1)])
-    net.compile("sgd", "mse")
-    handle = gradwire.keras.compress(net, "topk", ratio=0.1)
-    with pytest.raises(ConfigurationError, match=r"fit did not use model\.optimizer, so nothing was averaged"):
-        fit(net, np.float32(inputs), labels, batch=8)
-    handle.close()
-    net = keras.Sequential([keras.Input((6,)), keras.layers.Flatten()])
-    net.compile("sgd", "mse")
-    with pytest.raises(ConfigurationError, match="there are no parameters that require gradients"):
-        gradwire.keras.compress(net, "topk")
-
-
-def test_kinds_of_models(keras_pool: Pool) -> None:
-    keras_pool.run(2, kinds_of_models)
 
 
 def alone() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from arrays import SHAPES, gradients
+from keras_models import assert_same_everywhere, fit, flat, model, own
 from local_steps import PLANS, by_torch, nesterov, start
-from test_keras import assert_same_everywhere, fit, flat, model, own
 
 from gradwire import ConfigurationError
 from pool import Pool
