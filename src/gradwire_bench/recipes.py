@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from gradwire.errors import ConfigurationError
 from gradwire_bench.contenders import DDP, Contender
+from gradwire_bench.periods import Periods
 from gradwire_bench.trial import STEPS, OptimizerName, Result, Trial, base_rate, run
 from gradwire_bench.workloads import WORKLOADS, Name
 
@@ -24,7 +25,7 @@ SEEDS = 3
 POINTS, SHARE_OF_LOSS = 0.5, 0.01
 """What may be lost against dense averages: percentage points of accuracy for images, a share of the loss for text."""
 
-Kind = Literal["gradient", "momentum"]
+Kind = Literal["gradient", "momentum", "local"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Candidate:
     Attributes:
         method: As on the command line.
         kind: ``"gradient"`` if any optimizer takes its averages; ``"momentum"`` if it has a momentum of its own, so
-            that it goes with plain SGD and stands beside SGD with momentum.
+            that it goes with plain SGD and stands beside SGD with momentum; ``"local"`` for averages of what local
+            steps changed, which any optimizer takes.
         rate: The learning rate to begin with, as a multiple of what dense averages train best with.
     """
 
@@ -73,6 +75,10 @@ CANDIDATES = (
     Candidate("eden:bits=1"),
     Candidate("oktopk:ratio=0.01"),
     Candidate("randomk:ratio=0.1"),
+    Candidate("periodic:every=4,method=qsgd,bits=4,owner=qsgd:4", "local"),
+    Candidate("periodic:every=16,outer=nesterov,method=dense", "local"),
+    Candidate("periodic:every=16,outer=nesterov,method=qsgd,bits=4,owner=qsgd:4", "local"),
+    Candidate("periodic:every=32,outer=nesterov,method=qsgd,bits=4,owner=qsgd:4", "local"),
 )
 
 
@@ -130,7 +136,7 @@ def limit(workload: Name) -> float:
 
 def candidates(optimizer: OptimizerName) -> list[Candidate]:
     """Dense averages, then what stands in an optimizer's column."""
-    fitting = [each for each in CANDIDATES if each.kind == "gradient" or optimizer == "momentum"]
+    fitting = [each for each in CANDIDATES if each.kind != "momentum" or optimizer == "momentum"]
     return [Candidate(DDP), *fitting]
 
 
@@ -295,6 +301,8 @@ def _next(
 
 def line(method: str) -> str:
     """What to paste for a method."""
+    if (periods := Periods.parse(method)) is not None:
+        return periods.line
     contender = Contender.parse(method)
     if contender.name == DDP:
         return "DistributedDataParallel(net)"

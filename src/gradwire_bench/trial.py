@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from gradwire.layout import flat_slots
 from gradwire.local import LocalWorld
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import Dataset, DataSource
+from gradwire_bench.periods import Periods, nesterov
 from gradwire_bench.tasks import Task
 from gradwire_bench.worker import fingerprint
 from gradwire_bench.workloads import WORKLOADS, Name, Workload, bits
@@ -39,7 +41,8 @@ class Trial:
         optimizer: What takes the averages for gradients: ``"momentum"`` is SGD with momentum 0.9, ``"nesterov"``
             with Nesterov's.
         workers: Number of workers.
-        method: As on the command line; ``"ddp"`` for averages that are not compressed.
+        method: As on the command line; ``"ddp"`` for averages that are not compressed. Or a line of
+            :class:`Periods`.
         learning_rate: At its peak.
         seed: Of the model's start and of the order of the samples.
     """
@@ -86,7 +89,7 @@ def run(
     dataset: Dataset = "auto",
     batch: int = 0,
 ) -> Result:
-    """Trains; all workers share one model, since every average has the same bits on all of them.
+    """Trains. All workers share one model, since every average has the same bits on all of them, but for local steps.
 
     Args:
         trial: What to train.
@@ -102,18 +105,14 @@ def run(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
         net = workload.model(source, small=True)
-    averages = _Averages(net, trial)
-    optimizer = optimizer_of(trial.optimizer, net, trial.learning_rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, trial.learning_rate, total_steps=steps, pct_start=WARM_UP_SHARE, cycle_momentum=False
-    )
+    periods = Periods.parse(trial.method)
+    workers = _Averages(net, trial, steps) if periods is None else _LocalSteps(net, trial, steps, periods)
     for step, (inputs, wanted) in enumerate(islice(task.batches(), steps), start=1):
-        losses = averages.take(inputs, wanted)
-        optimizer.step()
-        schedule.step()
+        losses = workers.step(inputs, wanted)
         on_step(step)
         if not math.isfinite(losses):
-            return Result(0.0, math.inf, averages.sent_bytes / step, averages.dense_bytes)
+            return Result(0.0, math.inf, workers.sent_bytes / step, workers.dense_bytes)
+    workers.end()
     net.eval()
     end = fingerprint(net)
     score = task.score(net, samples)
@@ -121,8 +120,8 @@ def run(
     return Result(
         score.correct / score.seen,
         loss if math.isfinite(loss) else math.inf,
-        averages.sent_bytes / steps,
-        averages.dense_bytes,
+        workers.sent_bytes / steps,
+        workers.dense_bytes,
         end,
     )
 
@@ -141,44 +140,155 @@ def optimizer_of(name: OptimizerName, net: nn.Module, learning_rate: float) -> t
     return torch.optim.SGD(net.parameters(), learning_rate, momentum=momentum, nesterov=name == "nesterov")
 
 
-class _Averages:
-    """Each worker's gradient of its part of a batch, averaged into the parameters' ``grad``."""
+class _Workers:
+    """What all ways to train have.
 
-    def __init__(self, net: nn.Module, trial: Trial) -> None:
-        self._net, self._workers = net, trial.workers
-        self._parameters = list(net.parameters())
-        slots = flat_slots([(name, tuple(each.shape)) for name, each in net.named_parameters()])
-        numel = slots[-1].stop
-        self._gradients = [torch.zeros(numel) for _ in range(trial.workers)]
-        self._views = [[flat[slot.offset : slot.stop].view(slot.shape) for slot in slots] for flat in self._gradients]
+    Args:
+        net: The model.
+        trial: What to train.
+        contender: What averages.
+    """
+
+    def __init__(self, net: nn.Module, trial: Trial, contender: Contender) -> None:
+        self._net, self._trial = net, trial
+        self._slots = flat_slots([(name, tuple(each.shape)) for name, each in net.named_parameters()])
+        numel = self._slots[-1].stop
+        self._flat = [torch.zeros(numel) for _ in range(trial.workers)]
+        self._views = [self._named(flat) for flat in self._flat]
         self.dense_bytes = 2 * (trial.workers - 1) / trial.workers * 4 * numel
         self.sent_bytes = 0.0
-        contender = Contender.parse(trial.method)
         self._world: LocalWorld | None = None
         if contender.name != DDP:
-            made = contender.configuration(trial.seed)
-            self._world = LocalWorld(made, slots, trial.workers)
+            self._world = LocalWorld(contender.configuration(trial.seed), self._slots, trial.workers)
 
-    def take(self, inputs: Tensor, wanted: Tensor) -> float:
-        """Leaves the average of a batch in ``grad``, and returns the mean loss."""
-        total = 0.0
+    def step(self, inputs: Tensor, wanted: Tensor) -> float:
+        """Trains on a batch, and returns the mean loss."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Called after the last step, before the model is judged."""
+
+    def _share(self, rank: int, net: nn.Module, inputs: Tensor, wanted: Tensor) -> Tensor:
+        """A worker's loss on its part of a batch, with its gradients in ``grad``."""
         each = len(wanted) // len(inputs)  # answers a sample
-        for rank, views in enumerate(self._views):
-            self._net.zero_grad()
-            mine = wanted.view(len(inputs), each)[rank :: self._workers].flatten()
-            loss = F.cross_entropy(self._net(inputs[rank :: self._workers]), mine)
-            torch.autograd.backward(loss)
-            total += loss.item() / self._workers
-            for view, parameter in zip(views, self._parameters, strict=True):
-                if parameter.grad is not None:
-                    view.copy_(parameter.grad)
+        net.zero_grad()
+        mine = wanted.view(len(inputs), each)[rank :: self._trial.workers].flatten()
+        loss = F.cross_entropy(net(inputs[rank :: self._trial.workers]), mine)
+        torch.autograd.backward(loss)
+        return loss.detach()
+
+    def _average(self) -> None:
+        """Leaves the average over all workers in the first one's place."""
         if self._world is None:
-            for gradient in self._gradients[1:]:
-                self._gradients[0] += gradient
-            self._gradients[0] /= self._workers
+            for other in self._flat[1:]:
+                self._flat[0] += other
+            self._flat[0] /= self._trial.workers
             self.sent_bytes += self.dense_bytes
         else:
-            self.sent_bytes += self._world.average(self._gradients).sent_bytes
-        for view, parameter in zip(self._views[0], self._parameters, strict=True):
+            self.sent_bytes += self._world.average(self._flat).sent_bytes
+
+    def _named(self, flat: Tensor) -> list[Tensor]:
+        return [flat[slot.offset : slot.stop].view(slot.shape) for slot in self._slots]
+
+
+class _Averages(_Workers):
+    """Each worker's gradient of its part of a batch, averaged for one optimizer.
+
+    Args:
+        net: The model.
+        trial: What to train.
+        steps: Number of steps.
+    """
+
+    def __init__(self, net: nn.Module, trial: Trial, steps: int) -> None:
+        super().__init__(net, trial, Contender.parse(trial.method))
+        self._local = _Local(net, trial, steps)
+
+    def step(self, inputs: Tensor, wanted: Tensor) -> float:
+        total = 0.0
+        parameters = list(self._net.parameters())
+        for rank, views in enumerate(self._views):
+            total += self._share(rank, self._net, inputs, wanted).item() / self._trial.workers
+            for view, parameter in zip(views, parameters, strict=True):
+                if parameter.grad is not None:
+                    view.copy_(parameter.grad)
+        self._average()
+        for view, parameter in zip(self._views[0], parameters, strict=True):
             parameter.grad = view
+        self._local.step()
         return total
+
+
+class _Local:
+    """An optimizer and its schedule.
+
+    Args:
+        net: What it trains.
+        trial: With which optimizer.
+        steps: Number of steps.
+    """
+
+    def __init__(self, net: nn.Module, trial: Trial, steps: int) -> None:
+        self._optimizer = optimizer_of(trial.optimizer, net, trial.learning_rate)
+        self._schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self._optimizer, trial.learning_rate, total_steps=steps, pct_start=WARM_UP_SHARE, cycle_momentum=False
+        )
+
+    def step(self) -> None:
+        """Takes the gradients."""
+        self._optimizer.step()
+        self._schedule.step()
+
+
+class _LocalSteps(_Workers):
+    """A model and an optimizer for each worker; what local steps change is averaged, as :func:`gradwire.periodic` does.
+
+    Args:
+        net: The first worker's model.
+        trial: What to train.
+        steps: Number of steps.
+        periods: When changes are averaged.
+    """
+
+    def __init__(self, net: nn.Module, trial: Trial, steps: int, periods: Periods) -> None:
+        super().__init__(net, trial, periods.contender)
+        self._nets = [net, *(copy.deepcopy(net) for _ in range(trial.workers - 1))]
+        self._local = [_Local(each, trial, steps) for each in self._nets]
+        self._every, self._done = periods.every, 0
+        self._anchor = torch.cat([each.detach().flatten() for each in net.parameters()])
+        self._outer = nesterov([self._anchor]) if periods.outer else None
+
+    def step(self, inputs: Tensor, wanted: Tensor) -> float:
+        total = 0.0
+        for rank, (net, local) in enumerate(zip(self._nets, self._local, strict=True)):
+            total += self._share(rank, net, inputs, wanted).item() / self._trial.workers
+            local.step()
+        self._done += 1
+        if self._done % self._every == 0:
+            self._meet()
+        return total
+
+    def end(self) -> None:
+        """Averages what the last period left."""
+        if self._done % self._every:
+            self._meet()
+
+    @torch.no_grad()
+    def _meet(self) -> None:
+        for net, change in zip(self._nets, self._flat, strict=True):
+            torch.sub(self._anchor, torch.cat([each.flatten() for each in net.parameters()]), out=change)
+        self._average()
+        if self._outer is None:
+            self._anchor -= self._flat[0]
+        else:
+            self._anchor.grad = self._flat[0]
+            self._outer.step()
+        for net in self._nets:
+            for mine, anchor in zip(net.parameters(), self._named(self._anchor), strict=True):
+                mine.copy_(anchor)
+        for together in zip(*(net.buffers() for net in self._nets), strict=True):
+            if together[0].is_floating_point():
+                mean = torch.stack(together).mean(0)
+                self.sent_bytes += 2 * (len(together) - 1) / len(together) * 4 * mean.numel()
+                for buffer in together:
+                    buffer.copy_(mean)
