@@ -5,11 +5,19 @@ import json
 import math
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 
+import gradwire
 from gradwire.errors import ConfigurationError
 from gradwire_bench import cookbook, pictures, recipes
+from gradwire_bench.periods import Periods, nesterov
 from gradwire_bench.recipes import CANDIDATES, SEEDS, TRIES, Done
-from gradwire_bench.trial import Result, Trial, run
+from gradwire_bench.trial import WARM_UP_SHARE, Result, Trial, optimizer_of, run
+from gradwire_bench.worker import fingerprint
+from gradwire_bench.workloads import WORKLOADS
+from pool import ranks
 
 
 def settle(best_rate: float) -> list[Done]:
@@ -93,3 +101,40 @@ def test_the_page_and_its_picture_show_every_row(tmp_path):
 def test_lines_can_be_pasted():
     assert recipes.line("topk:ratio=0.01") == 'gradwire.compress(model, "topk", ratio=0.01)'
     assert recipes.line("ddp") == "DistributedDataParallel(net)"
+
+
+@ranks(2)
+def test_local_steps_in_one_process_are_those_of_real_workers() -> None:
+    trial = Trial("language", "adamw", 2, "periodic:every=3,outer=nesterov,method=qsgd,bits=4", 0.004, 0)
+    workload = WORKLOADS["language"]
+    source = workload.locate("auto")
+    torch.manual_seed(0)
+    net = workload.model(source, small=True)
+    optimizer = optimizer_of("adamw", net, 0.004)
+    handle = gradwire.periodic(
+        optimizer, every=3, method="qsgd", bits=4, outer=nesterov, parameters=net.named_parameters()
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.004, total_steps=7, pct_start=WARM_UP_SHARE, cycle_momentum=False
+    )
+    batches = workload.task(source, rank=0, world_size=1, batch=2 * workload.batch, seed=0).batches()
+    for inputs, wanted in itertools.islice(batches, 7):
+        optimizer.zero_grad()
+        mine = wanted.view(len(inputs), -1)[dist.get_rank() :: 2].flatten()
+        F.cross_entropy(net(inputs[dist.get_rank() :: 2]), mine).backward()
+        optimizer.step()
+        schedule.step()
+    handle.synchronize()
+    result = run(trial, 7, lambda step: None, 16)
+    assert result.parameters == fingerprint(net)
+    assert result.sent_bytes == pytest.approx(handle.stats().wire_bytes / 7, rel=0.01)
+
+
+def test_lines_of_local_steps():
+    line = "periodic:every=16,outer=nesterov,method=qsgd,bits=4"
+    pasted = 'gradwire.periodic(optimizer, every=16, method="qsgd", bits=4, outer=nesterov)'
+    assert recipes.line(line) == pasted
+    assert Periods.parse("topk:ratio=0.01") is None
+    for wrong, message in [("every=0", "every=0 must be"), ("outer=adam", "outer='adam' must be"), ("method=no", "no")]:
+        with pytest.raises(ConfigurationError, match=message):
+            Periods.parse(f"periodic:{wrong}")
