@@ -22,9 +22,9 @@ from torch import Tensor
 from catalogue import Case, cases
 from gradwire import methods
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.policy import DensePolicy
 from gradwire.layout import Slot, flat_slots
 from gradwire.local.world import LocalWorld
+from gradwire.policy import DensePolicy
 from gradwire.wire import Meter, Request, Transport, scheduler
 from gradwire.wire.fusion import Flight, issue
 

@@ -24,13 +24,13 @@ from gradwire.codecs import quantize
 from gradwire.codecs.codec import Codec
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
-from gradwire.engine.policy import DensePolicy
 from gradwire.errors import PayloadError
 from gradwire.kernels import dispatch
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import Feedback, Store
 from gradwire.methods.method import CodecMethod
+from gradwire.policy import DensePolicy
 from gradwire.wire import Meter, Pending, Scheduler, Transport
 from guarded import copied, guarded, release
 

@@ -18,13 +18,13 @@ from torch import Tensor
 
 import gradwire
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.policy import DensePolicy
 from gradwire.granularity import Granularity
 from gradwire.layout import Slot, flat_slots
 from gradwire.local.world import LocalWorld, Step
 from gradwire.methods import CodecMethod, Method
 from gradwire.methods.families import FAMILIES, OTHERS, family_of
 from gradwire.methods.published import CHOICES
+from gradwire.policy import DensePolicy
 
 WORKERS = 4
 """Payloads that are decoded and averaged."""

@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.methods import parse
+from gradwire.policy import DensePolicy
 
 DDP = "ddp"
 TORCH_POWERSGD = "torch-powersgd"

@@ -20,7 +20,7 @@ from scipy.special import gammaln
 from torch import Tensor
 
 from gradwire import roundtrip
-from gradwire.engine.policy import DensePolicy
+from gradwire.policy import DensePolicy
 from gradwire_bench.gradients import real_gradients
 from gradwire_bench.workloads import WORKLOADS, Name
 

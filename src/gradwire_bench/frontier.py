@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.policy import DensePolicy
 from gradwire.layout import Float64Array, Slot, flat_slots
 from gradwire.local.world import LocalWorld
+from gradwire.policy import DensePolicy
 from gradwire_bench.contenders import Contender
 
 DEADZONE = "deadzone"

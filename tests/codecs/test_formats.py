@@ -16,10 +16,10 @@ from gradwire.codecs.index import IndexCoding
 from gradwire.codecs.quantize import values as value_codings
 from gradwire.engine import agreement
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.local.world import LocalWorld
+from gradwire.policy import DensePolicy
 from gradwire.randomness import hash32, key_of, run_keys
 from pool import Pool
 

@@ -12,10 +12,10 @@ import torch
 from catalogue import Case, cases
 from gradwire import methods
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.policy import DensePolicy
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import Store
+from gradwire.policy import DensePolicy
 from guarded import guarded, release
 from pool import Pool
 

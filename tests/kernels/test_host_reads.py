@@ -16,9 +16,9 @@ from gradwire import deferred, methods
 from gradwire.deferred import Later
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
-from gradwire.engine.policy import DensePolicy
 from gradwire.layout import flat_slots
 from gradwire.memory import LowPass, MaskedMomentum, Momentum, Residual
+from gradwire.policy import DensePolicy
 from gradwire.wire import AllGather, Request, lockstep
 
 WORKERS = 4

@@ -12,10 +12,10 @@ from torch import Tensor
 from gradwire import deferred, methods
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards.rollback import Rollback
-from gradwire.engine.policy import DensePolicy
 from gradwire.errors import PayloadError
 from gradwire.layout import flat_slots
 from gradwire.local import LocalWorld
+from gradwire.policy import DensePolicy
 from gradwire.wire import CheckedTransport, LocalTransport, Meter, Pending
 from kernel_inputs import same
 

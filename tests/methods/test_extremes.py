@@ -10,9 +10,9 @@ import torch
 from catalogue import Case, cases
 from gradwire.codecs.lowrank import orthonormal_rows, scaled_rows
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.policy import DensePolicy
 from gradwire.layout import ALIGNMENT, flat_slots, shard_bounds
 from gradwire.local.world import LocalWorld
+from gradwire.policy import DensePolicy
 
 SLOTS = flat_slots([("linear", (40, 67)), ("conv", (8, 8, 3, 3)), ("odd", (1031,))])
 NUMEL = SLOTS[-1].stop

@@ -11,10 +11,10 @@ from catalogue import OPTIONS, Case, cases
 from gradwire import memory as memories
 from gradwire import methods
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.policy import DensePolicy
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import EF21, Diana, Memory, Momentum, Residual
+from gradwire.policy import DensePolicy
 
 WORKERS = 2
 SLOTS = flat_slots([("matrix", (16, 24)), ("vector", (45,))])

@@ -24,10 +24,10 @@ from gradwire.engine.choices import FUSE_BYTES, Choices
 from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Methods, configure
-from gradwire.engine.policy import DensePolicy
 from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.memory import Memory
+from gradwire.policy import DensePolicy
 from gradwire.wire import Wire
 from gradwire.wire.wire import TensorFuture
 

@@ -27,11 +27,11 @@ from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Settled, configure
-from gradwire.engine.policy import DensePolicy
 from gradwire.engine.unit import Unit
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Slot
 from gradwire.memory import OWED, Kind, NoMemory, Snapshot
+from gradwire.policy import DensePolicy
 from gradwire.state.form import Ranks
 from gradwire.wire import Meter, ProcessGroupTransport, Wire
 from gradwire.wire.meter import marks_of

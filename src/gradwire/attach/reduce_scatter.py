@@ -25,11 +25,11 @@ from gradwire.engine.choices import FUSE_BYTES, Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Mixture, Settled
-from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot
 from gradwire.memory import NONE
 from gradwire.methods import CodecMethod, Method
+from gradwire.policy import DensePolicy
 from gradwire.randomness import key_of
 from gradwire.routes import Operator, Shards, scattered, scattered_densely
 from gradwire.wire import Synchronization

@@ -14,11 +14,11 @@ from dataclasses import replace
 import torch
 
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.methods import Method, name_of
+from gradwire.policy import DensePolicy
 from gradwire.surroundings import as_on_the_wire
 
 PATIENCE = 3.0

@@ -25,10 +25,10 @@ from gradwire.engine.choices import FUSE_BYTES, Choices
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.guards import Unused
 from gradwire.engine.mixture import Methods, configure
-from gradwire.engine.policy import DensePolicy
 from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Memory
+from gradwire.policy import DensePolicy
 
 _log = logging.getLogger("gradwire")
 

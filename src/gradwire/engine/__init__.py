@@ -5,9 +5,9 @@ from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guards import Audit, Deviation
 from gradwire.engine.mixture import Methods, Mixture
-from gradwire.engine.policy import DensePolicy
 from gradwire.engine.stats import Stats
 from gradwire.engine.unit import Unit
+from gradwire.policy import DensePolicy
 
 __all__ = [
     "Audit",

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gradwire.codecs.codec import Codec
-from gradwire.engine.policy import DensePolicy
 from gradwire.memory import Memory
+from gradwire.policy import DensePolicy
 
 FUSE_BYTES = 1 << 18
 """Payload to gather before a collective is issued: enough to hide its latency on ordinary networks."""

@@ -14,12 +14,12 @@ from gradwire.codecs import quantize
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import Choices
 from gradwire.engine.nodes import Inside, Nodes
-from gradwire.engine.policy import DensePolicy
 from gradwire.engine.schedule import is_scheduled, joined, stages
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity
 from gradwire.memory import Memory
 from gradwire.methods import CodecMethod, Method, as_published, make, name_of, parse
+from gradwire.policy import DensePolicy
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Configuration:
             route=way,
             memory=carried,
             owner=again,
-            dense=choices.dense or DensePolicy(),
+            dense=made.dense if choices.dense is None else choices.dense,
             seed=int(choices.seed),
             fuse_bytes=int(choices.fuse_bytes),
             start=int(choices.start),

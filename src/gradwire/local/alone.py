@@ -11,12 +11,12 @@ from torch import Tensor
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import Memory
 from gradwire.methods import Method
+from gradwire.policy import DensePolicy
 
 
 @dataclass(frozen=True, eq=False)

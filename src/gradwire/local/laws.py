@@ -15,7 +15,6 @@ from gradwire.engine.change import owed_of
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards.rollback import Rollback
-from gradwire.engine.policy import DensePolicy
 from gradwire.errors import GradwireError
 from gradwire.granularity import Granularity
 from gradwire.layout import flat_slots
@@ -23,6 +22,7 @@ from gradwire.local.alone import roundtrip
 from gradwire.local.world import LocalWorld
 from gradwire.memory import NoMemory, Residual
 from gradwire.methods import Method
+from gradwire.policy import DensePolicy
 from gradwire.surroundings import as_on_the_wire
 
 SLOTS = flat_slots([("filter", (16, 8, 3, 3)), ("matrix", (40, 67)), ("bias", (40,)), ("tall", (300, 9))])

@@ -19,13 +19,13 @@ from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guarding import Guarding
-from gradwire.engine.policy import DensePolicy
 from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.handle import Periodic
 from gradwire.local_sgd.outer import Outer, check_outer
 from gradwire.local_sgd.schedule import Cut, Moments, Schedule
 from gradwire.memory import Memory
 from gradwire.methods import Method
+from gradwire.policy import DensePolicy
 
 
 def periodic(

@@ -21,6 +21,7 @@ from gradwire.granularity import Granularity
 from gradwire.layout import Block, Slot
 from gradwire.memory import BUILT_IN, NONE, Feedback, Kind, Memory, Remainder, Store
 from gradwire.methods.published import Published
+from gradwire.policy import DensePolicy
 from gradwire.randomness import SHARED, key_of
 from gradwire.routes import Operator, Shards, allreduce, sharded
 from gradwire.wire.requests import Synchronization
@@ -88,6 +89,7 @@ class Method(ABC):
         memories: Names of the memories it can carry.
         encodes_at_once: Routes on which it writes all it sends, and settles its memory, before it first waits for an
             answer.
+        dense: What it leaves to dense averages unless told otherwise.
         takes_all: Whether small and 1-D tensors are its business, too, whatever the policy; so where its average is no
             mean, since they would train at another learning rate.
         published: What ``preset="paper"`` takes, and what else of the publication is otherwise here or not at all.
@@ -111,6 +113,7 @@ class Method(ABC):
     memory: ClassVar[str | Memory] = "none"
     memories: ClassVar[tuple[str, ...]] = ("none", "residual")
     encodes_at_once: ClassVar[tuple[str, ...]] = ()
+    dense: ClassVar[DensePolicy] = DensePolicy()
     takes_all: ClassVar[bool] = False
     published: ClassVar[Published] = Published()
     why_no_mean: ClassVar[str] = ""

@@ -24,12 +24,12 @@ from gradwire.attach.tree import Trained
 from gradwire.codecs.codec import Codec
 from gradwire.engine.agreement import check_equal, check_same
 from gradwire.engine.choices import FUSE_BYTES, Choices
-from gradwire.engine.policy import DensePolicy
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import EFSignSGD, Method
+from gradwire.policy import DensePolicy
 from gradwire.wire import ProcessGroupTransport
 
 Group = dict[str, Any]
