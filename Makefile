@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= accelerate,transformers,lightning,ray,torchft
 
 # Half of the tests wait for processes of their own, up to five for each worker.
-PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
+PARALLEL ?= -n logical --maxprocesses 4 --dist worksteal
 
 .PHONY: demo test test-integrations test-frameworks test-gpu-kernels check release-check golden clean
 
