@@ -14,6 +14,7 @@ from gradwire.engine.configuration import Configuration
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import MaskedMomentum, Residual
+from gradwire.policy import DensePolicy
 
 WORKERS = 3
 SLOTS = flat_slots([("first", (40,)), ("weight", (40, 50)), ("small", (3, 5)), ("bias", (17,))])
@@ -23,7 +24,7 @@ DENSE = torch.tensor([not 40 <= place < 2040 for place in range(SLOTS[-1].stop)]
 def averaged(method: str, inputs: Sequence[Sequence[torch.Tensor]], **choices: Any) -> torch.Tensor:
     """What goes dense in each of some steps, ``float32[steps, d]``."""
     options = OPTIONS.get(method, [{}])[0]
-    world = LocalWorld(Configuration.make(method, options, **choices), SLOTS, len(inputs[0]))
+    world = LocalWorld(Configuration.make(method, options, dense=DensePolicy(), **choices), SLOTS, len(inputs[0]))
     found = []
     for gradients in inputs:
         buffers = [gradient.clone() for gradient in gradients]

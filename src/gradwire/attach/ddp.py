@@ -168,7 +168,8 @@ def compress(
         owner: What the average is compressed with on the sharded route, and put through on the gather route: a codec,
             or a name of ``gradwire.codecs.quantize.names()``, such as ``"qsgd:8"`` of its ``"qsgd:N"``; if None, the
             method's own on the sharded route and nothing on gather.
-        dense: Which tensors are averaged densely; by default 1-D tensors and those below 1,024 elements.
+        dense: Which tensors are averaged densely; if None, what the method leaves to that: 1-D tensors and those below
+            1,024 elements, but for ``subspace``.
         seed: Where all randomness starts; torch's generators are never touched.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
         grad_scaler: The ``torch.amp.GradScaler`` that scales the loss, starting alike on all ranks. Then gradients are

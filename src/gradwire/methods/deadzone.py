@@ -9,6 +9,7 @@ from gradwire.codecs.quantize import Dithered as DitheredLevels
 from gradwire.codecs.quantize import SubspaceDeadZone
 from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
+from gradwire.policy import DensePolicy
 
 
 @register("deadzone")
@@ -85,7 +86,7 @@ class Subspace(CodecMethod):
 
     A gradient is nearly of low rank. All ranks learn directions from the averages, a step of subspace iteration each,
     so that those take no bytes; coordinates are levels of nearly the same step as the rest, so that a layer gets as
-    many as its energy deserves.
+    many as its energy deserves. So do biases and norms: nothing is averaged densely unless told otherwise.
 
     Attributes:
         bits: For each value, 0.005 to 8, with the coordinates' share.
@@ -96,6 +97,7 @@ class Subspace(CodecMethod):
     routes = ("gather",)
     granularities = ("model", "bucket")
     why_granularity = "all coordinates share a step"
+    dense = DensePolicy(below=0, vectors=False)
     memory = "residual"
     bias = "contractive"
     wire_bits = DeadZone.wire_bits

@@ -62,8 +62,9 @@ def _take(
                 if number % stride == 0:
                     chunk = values[first : min(first + SAMPLED_CHUNK, stop)]
                     if scale > 0:
-                        for i in range(chunk.size):
-                            sample[taken + i] = abs(chunk[i]) * inverse
+                        magnitudes = sample[taken : taken + chunk.size]
+                        for i in range(magnitudes.size):
+                            magnitudes[i] = abs(chunk[i]) * inverse
                     taken += chunk.size
                 number += 1
     return taken
