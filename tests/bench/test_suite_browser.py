@@ -37,6 +37,7 @@ addEventListener("load", () => {
     plots: [...document.querySelectorAll("figure svg")].map(box),
     tables: [...document.querySelectorAll("table")].map(box),
     drawn: [...document.querySelectorAll("figure svg")].map(each => each.querySelectorAll("path, text").length),
+    words: [...document.querySelectorAll("figure svg")].map(each => each.textContent.replace(/\\n/g, "")),
     wide: document.documentElement.scrollWidth,
     loaded: performance.getEntriesByType("resource").map(each => each.name),
     before, sorted, marks, left,
@@ -75,7 +76,10 @@ def test_a_browser_shows_every_plot_and_table_and_a_click_sorts(tmp_path: Path) 
         assert box["height"] > 40
     tops = [box["y"] for box in (*seen["plots"], *seen["tables"])]
     assert tops == sorted(tops)  # one below the other
-    assert min(seen["drawn"]) > 20
+    assert min(seen["drawn"]) > 12
+    for words in seen["words"]:
+        assert "topk" in words
+    assert "CNN100mbit4 workers" in seen["words"][0]  # a head of three lines
     assert seen["wide"] <= WINDOW[0]  # nothing sticks out of the page
     times = [float(each) for each in seen["before"]]
     assert len(set(times)) == 4

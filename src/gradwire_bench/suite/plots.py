@@ -30,7 +30,8 @@ _STAGES = {"encode": "#009E73", "wire": "#8f8f8f", "decode": "#B8A800", "idle": 
 _COLUMNS = 3
 _LONG = re.compile(r"(?<![\w.#-])-?\d+\.\d{3,}")
 """Numbers of a picture, whose thousandths of a point nobody sees."""
-_INDENTED = re.compile(r"\n +")
+_UNUSED = re.compile(r"""\n +| id="[a-z0-9.]+_\d+"| transform="rotate\(-0 [^)]*\)"|; font-family: [^;"]*""")
+"""Of a picture: indents, names that nothing refers to, turns by nothing, and the font, which is the page's."""
 
 
 class Style(NamedTuple):
@@ -114,12 +115,10 @@ def svg(figure: Figure) -> str:
 
     for text in figure.findobj(Text):
         text.set_path_effects([])  # which would make shapes of letters; the page's style has them stand out instead
-    fonts = {"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"]}
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gradwire", **fonts}):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gradwire", "font.family": "sans-serif"}):
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
-    drawn = _LONG.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), out.getvalue())
-    return _INDENTED.sub("\n", drawn)
+    return _LONG.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), _UNUSED.sub("", out.getvalue()))
 
 
 def _short(name: str) -> str:
@@ -252,8 +251,9 @@ def _breakdown(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
 def _bar(axes: Axes, place: float, height: float, parts: dict[str, float], colours: dict[str, str]) -> None:
     left = 0.0
     for name, seconds in parts.items():
-        axes.barh(place, 1e3 * seconds, height, left, color=colours[name])
-        left += 1e3 * seconds
+        if seconds > 0:
+            axes.barh(place, 1e3 * seconds, height, left, color=colours[name])
+            left += 1e3 * seconds
 
 
 def _place(group: Sequence[Record]) -> tuple[str, ...]:
@@ -287,7 +287,7 @@ def _curves(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
                 (panels[2], [1e-6 * (sent or 0.0) * point["step"] for point in curve]),
             ):
                 if sent or axes is not panels[2]:
-                    lines[names[group[0].cell]] = axes.plot(xs, quality, style.dash, color=style.colour, marker=".")[0]
+                    lines[names[group[0].cell]] = axes.plot(xs, quality, style.dash, color=style.colour)[0]
         for axes in panels:
             if (target := mean(here[0], "target")) is not None:
                 axes.axhline(100 * target, color="#bbbbbb", linewidth=0.8, zorder=0)
