@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from gradwire_bench.pictures import figure_of
 from gradwire_bench.suite import compare, page, reproduction
 from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.ledger import Ledger, write
 from gradwire_bench.suite.plan import Plan, load
+from gradwire_bench.suite.plots import svg
 from gradwire_bench.suite.tables import tables
 from suite_records import of_every_kind, of_plan, record, trial
 
@@ -59,6 +62,16 @@ def test_the_report_is_one_file_with_every_plot_and_table_and_loads_nothing() ->
             assert each.command.partition(" --only seed=")[0] in html
     assert " --only seed=0 --only seed=1</code>" in html  # both of a row, in one command
     assert page.html(records, "A title", "About <it>.") == html  # the same records, the same bytes
+
+
+def test_pictures_are_rounded_and_their_words_are_not() -> None:
+    figure, [[axes]] = figure_of((4, 3), 1, 1)
+    axes.plot([0, 1], [0, 1 / 3])
+    axes.set_title("ratio=0.00125, up to 0.3333 of it")
+    drawn = svg(figure)
+    assert "ratio=0.00125, up to 0.3333 of it</text>" in drawn
+    assert not re.search(r'="[^"]*\d\.\d{3}', drawn)
+    assert svg(figure) == drawn
 
 
 def test_the_report_of_some_kinds_has_their_parts_alone() -> None:

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 _PHASES = {"forward": "#9ecae1", "backward": "#4292c6", "waiting": "#D55E00", "update": "#08519c"}
 _STAGES = {"encode": "#009E73", "wire": "#8f8f8f", "decode": "#B8A800", "idle": "#e6e6e6"}
 _COLUMNS = 3
+_ATTRIBUTE = re.compile(r'="[^"]*"')
 _LONG = re.compile(r"(?<![\w.#-])-?\d+\.\d{3,}")
-"""Numbers of a picture, whose thousandths of a point nobody sees."""
+"""Numbers of a picture's attributes, whose thousandths of a point nobody sees."""
 _UNUSED = re.compile(r"""\n +| id="[a-z0-9.]+_\d+"| transform="rotate\(-0 [^)]*\)"|; font-family: [^;"]*""")
 """Of a picture: indents, names that nothing refers to, turns by nothing, and the font, which is the page's."""
 
@@ -118,7 +119,11 @@ def svg(figure: Figure) -> str:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gradwire", "font.family": "sans-serif"}):
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
-    return _LONG.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), _UNUSED.sub("", out.getvalue()))
+    return _ATTRIBUTE.sub(_rounded, _UNUSED.sub("", out.getvalue()))
+
+
+def _rounded(attribute: re.Match[str]) -> str:
+    return _LONG.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), attribute[0])
 
 
 def _short(name: str) -> str:
