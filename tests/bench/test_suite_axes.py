@@ -89,7 +89,7 @@ def test_throughput_is_of_all_workers_and_of_the_median_step() -> None:
     assert MEASURES["throughput"].of(trained(workers=2)) == pytest.approx(2 * IMAGE.batch / 0.2)
     assert MEASURES["throughput"].of(record(Cell("sync", "tiny", "ddp"), seconds=[1.0])) is None
     (table,) = tables([trained("ddp", workers=4, batch=8)])
-    assert table.lines[0].values[table.columns.index("samples/s")].text == "160"
+    assert table.lines[0].values[table.columns.index("samples/s")].text == "160.0"
 
 
 def test_the_target_is_that_of_dense_averages_in_the_same_heat() -> None:

@@ -34,7 +34,7 @@ def figures(cells: list[Cell], folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", ["train", "local"])
 def test_processes_end_with_the_same_bits(kind: str, tmp_path: Path) -> None:
-    axes: dict[str, Any] = {"workers": 2, "steps": 4, "batch": 4, "every": 2 if kind == "local" else 0}
+    axes: dict[str, Any] = {"workers": 2, "steps": 6, "batch": 4, "every": 2 if kind == "local" else 0}
     methods = ("acpsgd:rank=2", "powersgd:rank=2", "qsgd:bits=4")
     cells = [Cell(kind, "image", method, **axes) for method in methods]  # type: ignore[arg-type]
     first, again = figures(cells, tmp_path / "first"), figures(cells, tmp_path / "again")

@@ -81,7 +81,7 @@ MEASURES = {
     "quality": Measure("quality", "points", 100, True, _figure("accuracy"), "{:.2f}"),
     "loss": Measure("loss", "bits", 1, False, _figure("loss"), "{:.3f}"),
     "seconds": Measure("ms a step", "ms", 1e3, False, _seconds, "{:.4g}"),
-    "throughput": Measure("samples/s", "samples/s", 1, True, _throughput, "{:.4g}"),
+    "throughput": Measure("samples/s", "samples/s", 1, True, _throughput, "{:.1f}"),
     "bytes": Measure("kB a step", "kB", 1e-3, False, _sent, "{:.4g}"),
     "fewer_bytes": Measure("x fewer bytes", "x", 1, True, _fewer, "{:.3g}"),
     "target": Measure("target", "points", 100, True, _figure("target_accuracy"), "{:.1f}"),
