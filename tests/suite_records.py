@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from gradwire_bench import report
 from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.suite.plan import Plan
+from gradwire_bench.suite.tables import PHASES, STAGES
 
 MACHINE = report.machine()
 
@@ -50,3 +53,34 @@ def of_every_kind() -> list[Record]:
                 cell = Cell("codec", "image", method, granularity=scope)
                 found.append(record(cell, bits=0.4, error=0.5))
     return [*found, record(Cell("train", "ncf", "ddp"), why="ConfigurationError: MovieLens-100k <is> not there")]
+
+
+def of_plan(plan: Plan) -> list[Record]:
+    """A record of every cell, with figures as long as measured ones."""
+    draw = random.Random(0)
+    return [record(cell, **_made_up(cell, draw)) for cell in plan.cells]
+
+
+def _made_up(cell: Cell, draw: random.Random) -> dict[str, Any]:
+    steps = [draw.uniform(0.1, 1.0) for _ in range(min(cell.steps, 100))]
+    sent = {"metered_bytes": draw.uniform(1e4, 1e6), "interface_bytes": draw.uniform(1e4, 1e6), "dense_bytes": 1e6}
+    learnt = {"accuracy": draw.uniform(0.5, 0.9), "loss": draw.uniform(0.5, 2.0)}
+    phases = {name: draw.uniform(0.001, 0.1) for name in PHASES[:-1]}
+    if cell.kind == "trial":
+        return {
+            **learnt,
+            "sent_bytes": draw.uniform(1e4, 1e6),
+            "dense_bytes": 1e6,
+            "parameters": f"{draw.getrandbits(64):016x}",
+        }
+    if cell.kind == "train":
+        points = range(10, cell.steps + 1, 10)
+        curve = [{"step": n, "seconds": n * draw.uniform(0.1, 0.2), "accuracy": draw.uniform(0.5, 0.9)} for n in points]
+        times = {"step_seconds": steps, "losses": steps, "phases": phases, "peak_bytes": draw.randrange(10**9)}
+        return {**learnt, **sent, **times, "curve": curve, "target_accuracy": 0.85, "seconds_to_target": None}
+    if cell.kind == "sync":
+        return {**sent, "seconds": steps, "stages": {name: phases[name] for name in STAGES}}
+    if cell.kind == "codec":
+        return {"bits": draw.uniform(0.01, 16), "error": draw.uniform(1e-6, 1)}
+    figures = {name: draw.uniform(1, 10) for name in ("times_copy", "gigabytes_per_second", "peak_extra_bytes")}
+    return {"seconds": steps, **figures}

@@ -34,6 +34,7 @@ class Outcome:
         optimizer_seconds: Part of it spent in optimizer steps, waiting for averages included, and at the end; mean over
             workers.
         ending_seconds: Part of that after the last step, for averages still on their way; mean over workers.
+        parameters: Digest of the model's bits at the end.
         error: Why there is no result.
     """
 
@@ -48,6 +49,7 @@ class Outcome:
     seconds: float | None = None
     optimizer_seconds: float | None = None
     ending_seconds: float | None = None
+    parameters: str | None = None
     error: str | None = None
 
     @property

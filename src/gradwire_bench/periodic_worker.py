@@ -22,7 +22,7 @@ from gradwire_bench.data import DataSource
 from gradwire_bench.nets import ByteNet
 from gradwire_bench.periodic_plans import Plan, Run
 from gradwire_bench.tasks import Score, Task
-from gradwire_bench.worker import agree, emit, interface_sent_bytes, mean_over_ranks, process_group, reason
+from gradwire_bench.worker import agree, emit, fingerprint, interface_sent_bytes, mean_over_ranks, process_group, reason
 from gradwire_bench.workloads import WORKLOADS, Workload
 
 WARM_UP_SHARE = 0.2
@@ -124,6 +124,7 @@ class Trainer:
             "seconds": seconds,
             "optimizer_seconds": mean_over_ranks(in_optimizer + ending),
             "ending_seconds": mean_over_ranks(ending),
+            "parameters": fingerprint(net),
         }
 
 

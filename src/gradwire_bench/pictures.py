@@ -223,6 +223,7 @@ def label_points(figure: Figure, axes: Axes, points: Sequence[tuple[float, float
 
     The axes are where they are from then on, as other places for names would ask for other axes.
     """
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patheffects import withStroke
 
     notes = [
@@ -237,8 +238,9 @@ def label_points(figure: Figure, axes: Axes, points: Sequence[tuple[float, float
         )
         for x, y, name in sorted(points, key=lambda point: -point[1])
     ]
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):  # else all axes are where they are already
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
     dots = axes.transData.transform([(x, y) for x, y, _ in points])
     taken: list[Bbox] = []
     for note in notes:
@@ -313,6 +315,8 @@ def _draw_accuracy_over_bytes(axes: Axes, rows: Sequence[TrainRow], colours: dic
     axes.set_title("Final test accuracy against bytes sent", loc="left", pad=26)
     shown = [row for row in rows if row.sent_bytes]
     accuracies = [100 * (row.accuracy or 0.0) for row in shown]
+    if not accuracies:  # one worker alone sends nothing
+        return
     middle = (max(accuracies) + min(accuracies)) / 2
     for row, accuracy in zip(shown, accuracies, strict=True):
         megabytes = (row.sent_bytes or 0.0) / _MB

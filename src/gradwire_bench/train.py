@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from gradwire import lab
 from gradwire.errors import ConfigurationError, LabError
+from gradwire_bench import placement
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import DataSource
+from gradwire_bench.placement import Backend, Device
 from gradwire_bench.settings import everyone
 from gradwire_bench.trial import OptimizerName
 from gradwire_bench.worker import ended_early
@@ -138,13 +140,18 @@ def contenders(methods: Sequence[str], framework: Framework = "torch") -> list[C
     return list(dict.fromkeys([Contender("dense"), *chosen]))
 
 
-def check_framework(framework: Framework, workload: Workload) -> None:
-    """Raises ConfigurationError if a framework is not installed, or does not have this workload."""
+def check_framework(framework: Framework, workload: Workload, device: Device = "cpu") -> None:
+    """Raises ConfigurationError if a framework is not installed, or does not have this workload on this device."""
     if framework == "torch":
         return
     if workload.name != "image":
         raise ConfigurationError(
             f"workload {workload.name!r} is in torch only; with --framework {framework} take 'image'"
+        )
+    if device != "cpu":
+        raise ConfigurationError(
+            f"--framework {framework} trains on the processor, not with device {device!r}; choose device 'cpu', or "
+            "framework 'torch'"
         )
     for package in _NEEDS[framework]:
         if importlib.util.find_spec(package) is None:
@@ -168,6 +175,8 @@ def race(
     optimizer: OptimizerName = "sgd",
     rate_multiple: float = 1.0,
     framework: Framework = "torch",
+    device: Device = "cpu",
+    backend: Backend = "gloo",
 ) -> list[TrainRow]:
     """Trains with each contender in turn, in the same worker processes.
 
@@ -184,10 +193,16 @@ def race(
         optimizer: What takes the averages for gradients.
         rate_multiple: Of the learning rate that goes with it.
         framework: What trains; of others than torch SGD is the optimizer.
+        device: Where the models compute.
+        backend: What the workers' collectives go through.
 
     Returns:
         A row for every contender; one that failed says why.
+
+    Raises:
+        ConfigurationError: If there is no such device here, or too few of them.
     """
+    placement.check(device, backend, workers)
     rows = [TrainRow(str(racer), racer.label, workload.target(source), framework=framework) for racer in racers]
     job = {
         "workload": workload.name,
@@ -199,6 +214,8 @@ def race(
         "optimizer": optimizer,
         "rate_multiple": rate_multiple,
         "framework": framework,
+        "device": device,
+        "backend": backend,
         "shaped": rate is not None,
     }
 

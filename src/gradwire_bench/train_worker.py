@@ -15,9 +15,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradwire_bench import resident
+from gradwire_bench import placement, resident
 from gradwire_bench.contenders import Averaged, Contender
 from gradwire_bench.data import DataSource
+from gradwire_bench.placement import BACKENDS, FromHost
 from gradwire_bench.settings import learning_rate
 from gradwire_bench.tasks import Task
 from gradwire_bench.trial import base_rate, optimizer_of
@@ -46,13 +47,15 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
     Args:
         number: The contender's place in the job.
         method: The contender.
-        job: The parent's wishes: ``steps``, ``seed``, ``shaped`` (whether the worker's interface is its own).
+        job: The parent's wishes: ``steps``, ``seed``, ``device``, ``shaped`` (whether the worker's interface is its
+            own).
         workload: The model and its settings.
         task: This rank's share of the data.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(job["seed"])
-    net = workload.model(DataSource.of(job["source"]))
+    device = placement.place(job["device"], rank)
+    net = workload.model(DataSource.of(job["source"])).to(device)
     contender = Contender.parse(method)
     averaged, error = None, None
     try:
@@ -67,7 +70,7 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
     measurable = resident.reset_peak()
     steps: list[_Step] = []
     try:
-        steps.extend(_steps(number, averaged, peak_rate(contender, workload, job), net, task, job, rank))
+        steps.extend(_steps(number, averaged, peak_rate(contender, workload, job), net, task, job, rank, device))
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
     if out(number, error):
@@ -84,7 +87,7 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
         phases[stage] = (total - stages_before[stage]) / len(steps)
     peak = resident.peak() if measurable else None
     end = fingerprint(net)
-    accuracy = _accuracy(net, task, None if job["steps"] >= JUDGED_STEPS else GLANCE_SAMPLES)
+    accuracy = _accuracy(net, task, None if job["steps"] >= JUDGED_STEPS else GLANCE_SAMPLES, device)
     averaged.close()
     if rank == 0:
         emit(
@@ -121,7 +124,14 @@ def peak_rate(contender: Contender, workload: Workload, job: dict[str, Any]) -> 
 
 
 def _steps(
-    number: int, averaged: Averaged, peak: float, net: nn.Module, task: Task, job: dict[str, Any], rank: int
+    number: int,
+    averaged: Averaged,
+    peak: float,
+    net: nn.Module,
+    task: Task,
+    job: dict[str, Any],
+    rank: int,
+    device: torch.device,
 ) -> Iterator[_Step]:
     """The training loop; evaluations count neither in a step's seconds nor in its bytes."""
     steps, shaped = job["steps"], job["shaped"]
@@ -135,18 +145,21 @@ def _steps(
         begin = time.perf_counter()
         inputs, labels = next(batches)
         optimizer.zero_grad()
-        loss: Tensor = F.cross_entropy(averaged.model(inputs), labels)
+        loss: Tensor = F.cross_entropy(averaged.model(inputs.to(device)), labels.to(device))
+        placement.wait(device)
         forward = time.perf_counter()
         torch.autograd.backward(loss)
+        placement.wait(device)
         backward = time.perf_counter()
         optimizer.step()
         schedule.step()
+        placement.wait(device)
         end = time.perf_counter()
         elapsed += end - begin
         sent = interface_sent_bytes() - sent_before if shaped else 0
         accuracy = None
         if samples := evaluated(step, steps):
-            accuracy = _accuracy(net, task, samples)
+            accuracy = _accuracy(net, task, samples, device)
         if rank == 0:
             emit("step", row=number, step=step, elapsed=elapsed, loss=loss.item(), accuracy=accuracy)
         yield _Step(forward - begin, backward - forward, end - backward, loss.item(), sent)
@@ -174,12 +187,12 @@ def out(number: int, error: Exception | None) -> bool:
     return agree(failed=error is not None)[1]
 
 
-def _accuracy(net: nn.Module, task: Task, limit: int | None) -> float:
+def _accuracy(net: nn.Module, task: Task, limit: int | None, device: torch.device) -> float:
     """Share of test samples answered rightly, with rank 0's running statistics."""
     for buffer in net.buffers():
         dist.broadcast(buffer, src=0)
     net.eval()
-    share = share_right(net, task, limit)
+    share = share_right(FromHost(net, device), task, limit)
     net.train()
     return share
 
@@ -197,7 +210,7 @@ def main(train: Callable[[int, str, dict[str, Any], Workload, Task], None] = tra
     job = json.loads(sys.argv[1])
     source = DataSource.of(job["source"])
     workload = WORKLOADS[job["workload"]]
-    with process_group(2 * COLLECTIVE_TIMEOUT) as (rank, world_size):
+    with process_group(2 * COLLECTIVE_TIMEOUT, BACKENDS[job["backend"]]) as (rank, world_size):
         task = workload.task(source, rank=rank, world_size=world_size, batch=job["batch"], seed=job["seed"])
         for number, method in enumerate(job["methods"]):
             train(number, method, job, workload, task)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -14,11 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gradwire import SecondMoments
+from gradwire.engine.engine import Engine
 from gradwire.layout import flat_slots
 from gradwire.local import LocalWorld
+from gradwire.methods.variance import Moments
+from gradwire_bench import placement
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import Dataset, DataSource
 from gradwire_bench.periods import Periods, nesterov
+from gradwire_bench.placement import Device, FromHost
 from gradwire_bench.tasks import Task
 from gradwire_bench.worker import fingerprint
 from gradwire_bench.workloads import WORKLOADS, Name, Workload, bits
@@ -88,6 +94,7 @@ def run(
     samples: int | None = None,
     dataset: Dataset = "auto",
     batch: int = 0,
+    device: Device = "cpu",
 ) -> Result:
     """Trains. All workers share one model, since every average has the same bits on all of them, but for local steps.
 
@@ -98,24 +105,30 @@ def run(
         samples: Test samples it is judged by; all if None.
         dataset: The images.
         batch: Samples a worker and step; 0 for the workload's own.
+        device: Where the model computes.
+
+    Raises:
+        ConfigurationError: If there is no such device here.
     """
+    placement.check(device)
+    place = placement.place(device)
     workload = WORKLOADS[trial.workload]
     source = workload.locate(dataset)
     task = _task(workload, source, trial.workers * (batch or workload.batch), trial.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
-        net = workload.model(source, small=True)
+        net = workload.model(source, small=True).to(place)
     periods = Periods.parse(trial.method)
     workers = _Averages(net, trial, steps) if periods is None else _LocalSteps(net, trial, steps, periods)
     for step, (inputs, wanted) in enumerate(islice(task.batches(), steps), start=1):
-        losses = workers.step(inputs, wanted)
+        losses = workers.step(inputs.to(place), wanted.to(place))
         on_step(step)
         if not math.isfinite(losses):
             return Result(0.0, math.inf, workers.sent_bytes / step, workers.dense_bytes)
     workers.end()
     net.eval()
     end = fingerprint(net)
-    score = task.score(net, samples)
+    score = task.score(FromHost(net, place), samples)
     loss = bits(score.nats / score.seen)
     return Result(
         score.correct / score.seen,
@@ -153,13 +166,14 @@ class _Workers:
         self._net, self._trial = net, trial
         self._slots = flat_slots([(name, tuple(each.shape)) for name, each in net.named_parameters()])
         numel = self._slots[-1].stop
-        self._flat = [torch.zeros(numel) for _ in range(trial.workers)]
+        device = next(net.parameters()).device
+        self._flat = [torch.zeros(numel, device=device) for _ in range(trial.workers)]
         self._views = [self._named(flat) for flat in self._flat]
         self.dense_bytes = 2 * (trial.workers - 1) / trial.workers * 4 * numel
         self.sent_bytes = 0.0
         self._world: LocalWorld | None = None
         if contender.name != DDP:
-            self._world = LocalWorld(contender.configuration(trial.seed), self._slots, trial.workers)
+            self._world = LocalWorld(contender.configuration(trial.seed), self._slots, trial.workers, device)
 
     def step(self, inputs: Tensor, wanted: Tensor) -> float:
         """Trains on a batch, and returns the mean loss."""
@@ -191,6 +205,13 @@ class _Workers:
         return [flat[slot.offset : slot.stop].view(slot.shape) for slot in self._slots]
 
 
+@dataclass(frozen=True)
+class _Worker:
+    """What :class:`gradwire.SecondMoments` asks of a handle."""
+
+    engine: Engine
+
+
 class _Averages(_Workers):
     """Each worker's gradient of its part of a batch, averaged for one optimizer.
 
@@ -203,12 +224,16 @@ class _Averages(_Workers):
     def __init__(self, net: nn.Module, trial: Trial, steps: int) -> None:
         super().__init__(net, trial, Contender.parse(trial.method))
         self._local = _Local(net, trial, steps)
+        self._moments: Moments = "step"
+        if self._world is not None:
+            self._moments = getattr(self._world.engines[0].configuration.rules[0].method, "moments", "step")
 
     def step(self, inputs: Tensor, wanted: Tensor) -> float:
         total = 0.0
         parameters = list(self._net.parameters())
         for rank, views in enumerate(self._views):
-            total += self._share(rank, self._net, inputs, wanted).item() / self._trial.workers
+            with self._squares(rank):
+                total += self._share(rank, self._net, inputs, wanted).item() / self._trial.workers
             for view, parameter in zip(views, parameters, strict=True):
                 if parameter.grad is not None:
                     view.copy_(parameter.grad)
@@ -217,6 +242,16 @@ class _Averages(_Workers):
             parameter.grad = view
         self._local.step()
         return total
+
+    @contextmanager
+    def _squares(self, rank: int) -> Iterator[None]:
+        """Within it a worker's squares are formed, if its method asks for squares of samples or of micro-batches."""
+        if self._world is None or self._moments == "step":
+            yield
+            return
+        squares = SecondMoments(self._net, _Worker(self._world.engines[rank]), self._moments)
+        yield
+        squares.close()
 
 
 class _Local:

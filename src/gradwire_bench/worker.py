@@ -18,15 +18,16 @@ from gradwire.errors import LabError
 
 
 @contextlib.contextmanager
-def process_group(timeout: float) -> Iterator[tuple[int, int]]:
-    """Joins the gloo group that the environment describes, with one compute thread; yields rank and world size.
+def process_group(timeout: float, backend: str = "gloo") -> Iterator[tuple[int, int]]:
+    """Joins the group that the environment describes, with one compute thread; yields rank and world size.
 
     Args:
         timeout: Seconds after which a collective that some rank does not join fails.
+        backend: As torch is told.
     """
     torch.set_num_threads(1)
     own.load()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     try:
         yield dist.get_rank(), dist.get_world_size()
     finally:
@@ -62,7 +63,7 @@ def fingerprint(net: nn.Module) -> str:
     """Of all parameters' bits."""
     digest = hashlib.blake2b(digest_size=8)
     for parameter in net.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
+        digest.update(parameter.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

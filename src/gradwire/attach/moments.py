@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +11,22 @@ from torch.nn.functional import unfold
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.attach.handle import Handle
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.select.variance import SQUARES
+from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Kind
 
 CHUNK_ELEMENTS = 1 << 22
 """Gradients of samples that are held at a time, in float32 elements."""
+
+
+class Averaging(Protocol):
+    """What is asked of a handle: the engine behind it."""
+
+    @property
+    def engine(self) -> Engine:
+        """Which keeps the squares."""
 
 
 class SecondMoments:
@@ -40,7 +48,7 @@ class SecondMoments:
 
     Args:
         model: The model, DDP's or plain, that the gradients are of.
-        handle: What averages them, with the method's ``moments`` as in ``per``.
+        handle: What averages them, a :class:`gradwire.Handle`, with the method's ``moments`` as in ``per``.
         per: ``"samples"`` or ``"microbatches"``.
 
     Raises:
@@ -52,13 +60,14 @@ class SecondMoments:
         >>> moments = gradwire.SecondMoments(model, handle, per="samples")
     """
 
-    def __init__(self, model: nn.Module, handle: Handle, per: Literal["samples", "microbatches"]) -> None:
+    def __init__(self, model: nn.Module, handle: Averaging, per: Literal["samples", "microbatches"]) -> None:
         wrapped = unwrapped_model(model)
         module = wrapped.module if isinstance(wrapped, DistributedDataParallel) else model
-        rules = [rule for rule in handle.configuration.rules if getattr(rule.method, "moments", None) == per]
+        configuration = handle.engine.configuration
+        rules = [rule for rule in configuration.rules if getattr(rule.method, "moments", None) == per]
         if per not in ("samples", "microbatches") or not rules:
             raise ConfigurationError(
-                f"per={per!r} does not go with {handle.configuration}; choose method 'variance' or 'hybrid' with "
+                f"per={per!r} does not go with {configuration}; choose method 'variance' or 'hybrid' with "
                 "moments='samples' or 'microbatches', and the same here"
             )
         self._store = handle.engine.store
@@ -66,7 +75,7 @@ class SecondMoments:
             id(parameter): name
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
-            and (rule := handle.configuration.rule(name)) in rules
+            and (rule := configuration.rule(name)) in rules
             and rule.compresses(tuple(parameter.shape))
         }
         parameters = [each for each in module.parameters() if id(each) in self._names]

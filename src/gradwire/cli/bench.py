@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from gradwire.cli.arguments import Dataset, Json, Methods, OutputFolder, Positive, WorkloadName
+from gradwire.cli.arguments import Backend, Dataset, Device, Json, Methods, OutputFolder, Positive, WorkloadName
 from gradwire.cli.output import keep, new_console
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def train(
     seed: int = 0,
     dataset: Dataset = "auto",
     framework: Framework = "torch",
+    device: Device = "cpu",
+    backend: Backend = "gloo",
     out: OutputFolder = Path("results"),
     json: Json = None,
 ) -> None:
@@ -131,11 +133,13 @@ def train(
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         framework: What trains: torch with DDP, Keras' fit on TensorFlow or JAX, or JAX with optax. In the last three,
             dense averages take DDP's place, and a training's first step counts the compilation.
+        device: Where torch computes: cpu, or cuda for GPUs, which workers share if they are more.
+        backend: What collectives go through; nccl takes a GPU a worker.
         out: Folder for the pictures and the JSON.
         json: Where the records go, one JSON a line; train.jsonl in the folder if not given.
     """
     from gradwire import lab
-    from gradwire_bench import pictures, report
+    from gradwire_bench import pictures, placement, report
     from gradwire_bench import train as bench_train
     from gradwire_bench.suite import run
     from gradwire_bench.suite.cell import Cell, Record
@@ -144,7 +148,8 @@ def train(
 
     console = new_console()
     task = WORKLOADS[workload]
-    bench_train.check_framework(framework, task)
+    bench_train.check_framework(framework, task, device)
+    placement.check(device, backend, workers)
     racers = bench_train.contenders(method or (), framework)
     rate = None if link_rate(link) is None else link
     if rate is not None and not (allowed := lab.availability()).possible:
@@ -153,7 +158,8 @@ def train(
     source = task.locate(dataset)
     console.print(f"Data: {source.name} ({source.reason}).")
     started = time.monotonic()
-    rows = _race(console, task, source, workers, rate, racers, steps=steps, batch=batch, seed=seed, framework=framework)
+    ways: dict[str, Any] = {"framework": framework, "device": device, "backend": backend}
+    rows = _race(console, task, source, workers, rate, racers, steps=steps, batch=batch, seed=seed, **ways)
     where = f"{workers} workers, link {link}, {source.name}, {steps} steps of {workers * batch} {task.samples}"
     console.print(report.train_table(rows, f"Training a {task.what}: {where}"))
     console.print(f"[dim]median step; MB a worker and step; {report.machine_line()}[/dim]")
@@ -162,7 +168,7 @@ def train(
         console.print(f"Wrote {path}", soft_wrap=True)
     setting: dict[str, Any] = {"workers": workers, "link": link, "steps": steps, "batch": batch, "seed": seed}
     spent = (time.monotonic() - started) / len(rows)
-    cells = [Cell("train", workload, row.method, **setting) for row in rows]
+    cells = [Cell("train", workload, row.method, **setting, **ways) for row in rows]
     found = [(cell, *run.figures(row)) for cell, row in zip(cells, rows, strict=True)]
     keep(
         json or out / "train.jsonl",
@@ -248,6 +254,8 @@ def _race(
     batch: int,
     seed: int,
     framework: Framework,
+    device: Device,
+    backend: Backend,
 ) -> list[TrainRow]:
     """Trains with a live bar for each contender."""
     from gradwire_bench import train as bench_train
@@ -275,6 +283,8 @@ def _race(
             seed=seed,
             on_progress=show,
             framework=framework,
+            device=device,
+            backend=backend,
         )
 
 

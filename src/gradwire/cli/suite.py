@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gradwire.cli.arguments import Dataset, Jobs, OutputFolder
+from gradwire.cli.arguments import Dataset, Device, Jobs, OutputFolder
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console
 
@@ -37,6 +37,7 @@ def suite(
     only: Filters = None,
     jobs: Jobs = None,
     dataset: Dataset = "auto",
+    device: Device = "cpu",
     plan: Flag = False,
     report: Flag = False,
 ) -> None:
@@ -56,9 +57,11 @@ def suite(
         preset: small, in under 20 minutes on two cores; full, over several sittings; or a .toml file of your own.
         out: Folder for the records (cells.jsonl) and the report (report.html).
         only: axis=value, such as link=1gbit; may be repeated, and values of one axis are alternatives. The axes are
-            kind, workload, method, granularity, optimizer, rate, workers, link, steps, batch, seed.
+            kind, workload, method, granularity, optimizer, rate, workers, link, steps, batch, every, route, framework,
+            backend, device, seed.
         jobs: Trainings in one process that run side by side; as many as there are cores if not given.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
+        device: cuda trains on GPUs what the plan has on processors.
         plan: Only show the plan.
         report: Measure nothing: only write the report of what has been measured.
     """
@@ -66,8 +69,7 @@ def suite(
     from gradwire_bench.suite import page
     from gradwire_bench.suite.plan import load
 
-    chosen = load("presets", preset)
-    command = f"gradwire bench suite --preset {preset}"
+    chosen, command = _placed(load("presets", preset), f"gradwire bench suite --preset {preset}", device)
     require("jinja2", "matplotlib")
     records = _measure(new_console(), chosen, out, only, jobs, dataset, command, plan_only=plan, report_only=report)
     if records is not None:
@@ -117,7 +119,7 @@ def compare(
     for change in (each for each in found if all or each.beyond):
         cell, measure = change.cell, MEASURES[change.measure]
         place = {"trial": cell.optimizer, "codec": f"{cell.steps} steps in"}.get(cell.kind, cell.link)
-        where = f"{cell.kind} {cell.workload}, {place}"
+        where = ", ".join((f"{cell.kind} {cell.workload}", place, *cell.unusual))
         style = ("green" if change.better else "red") if change.beyond else "dim"
         texts = (measure.text(change.before), measure.text(change.after), f"{change.share:+.1%}")
         table.add_row(where, label(cell), measure.title, *texts, style=style)
@@ -140,6 +142,7 @@ def reproduce(
     only: Filters = None,
     jobs: Jobs = None,
     dataset: Dataset = "auto",
+    device: Device = "cpu",
     plan: Flag = False,
     report: Flag = False,
 ) -> None:
@@ -163,6 +166,7 @@ def reproduce(
         only: axis=value, as for gradwire bench suite.
         jobs: Trainings in one process that run side by side; as many as there are cores if not given.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
+        device: cuda trains on GPUs what the plan has on processors.
         plan: Only show the plan.
         report: Measure nothing: only judge, and write the page, of what has been measured.
     """
@@ -176,9 +180,8 @@ def reproduce(
             console.print(f"{name:12} {load('papers', name).title}")
         return
     require("matplotlib", "scipy")
-    chosen = load("papers", paper)
+    chosen, command = _placed(load("papers", paper), f"gradwire reproduce {paper}", device)
     folder = out or Path("results/reproduce") / chosen.name
-    command = f"gradwire reproduce {paper}"
     records = _measure(console, chosen, folder, only, jobs, dataset, command, plan_only=plan, report_only=report)
     if records is None:
         return
@@ -188,6 +191,16 @@ def reproduce(
         verdicts.draw(found, docs.parent / reproduction.picture(chosen))
         write_text(docs / f"{chosen.name}.md", reproduction.page(chosen, records, found, command))
         console.print(f"Wrote {docs / f'{chosen.name}.md'}", soft_wrap=True)
+
+
+def _placed(plan: Plan, command: str, device: Device) -> tuple[Plan, str]:
+    """A plan and its command, with the models on a device."""
+    from gradwire_bench import placement
+
+    if device == "cpu":
+        return plan, command
+    placement.check(device)
+    return plan.on(device), f"{command} --device {device}"
 
 
 def _measure(

@@ -12,11 +12,23 @@ from gradwire.errors import ConfigurationError, did_you_mean
 from gradwire_bench import report, shapes
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.kernels import Segments
+from gradwire_bench.placement import Backend, Device
 from gradwire_bench.sync import NO_LINK, link_rate
+from gradwire_bench.train import Framework
 from gradwire_bench.trial import OptimizerName
 from gradwire_bench.workloads import WORKLOADS
 
 Kind = Literal["trial", "train", "local", "sync", "codec", "kernel"]
+
+_KINDS_WITH: dict[str, tuple[Kind, ...]] = {
+    "route": ("trial", "train", "local", "sync"),
+    "device": ("trial", "train"),
+    "framework": ("train",),
+    "backend": ("train",),
+}
+"""Axes that some kinds of cells have only one value of."""
+
+_CHOICES = {"kind": Kind, "optimizer": OptimizerName, "device": Device, "framework": Framework, "backend": Backend}
 
 SCHEMA = "gradwire.bench.cell/1"
 """Of a record; docs/suite.md says what is in it."""
@@ -41,6 +53,10 @@ class Cell:
         steps: Of training; before the recording, for a codec; timed ones, for an average or a kernel.
         batch: Samples a worker and step; 0 for the workload's own.
         every: Local steps from one average of what they changed to the next; 0 averages the gradient of every step.
+        route: How payloads become an average; empty for the method's own.
+        framework: What trains.
+        backend: What the workers' collectives go through.
+        device: Where the model computes.
         seed: Of the start, of the order of the samples, and of what is random in a method.
     """
 
@@ -55,15 +71,21 @@ class Cell:
     steps: int = 100
     batch: int = 0
     every: int = 0
+    route: str = ""
+    framework: Framework = "torch"
+    backend: Backend = "gloo"
+    device: Device = "cpu"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ConfigurationError(f"kind={self.kind!r} is not known; choose one of {', '.join(get_args(Kind))}")
-        if self.optimizer not in get_args(OptimizerName):
-            raise ConfigurationError(
-                f"optimizer={self.optimizer!r} is not known; choose one of {', '.join(get_args(OptimizerName))}"
-            )
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in get_args(choices):
+                raise ConfigurationError(f"{name}={value!r} is not known; choose one of {', '.join(get_args(choices))}")
+        for name, kinds in _KINDS_WITH.items():
+            if self.kind not in kinds and (value := getattr(self, name)) != AXES[name].default:
+                raise ConfigurationError(
+                    f"{name}={value!r} is not for kind {self.kind!r}; leave it out, or choose kind {' or '.join(kinds)}"
+                )
         if self.kind == "sync":
             shapes.get(self.workload)
         elif self.kind == "kernel":
@@ -77,15 +99,33 @@ class Cell:
         if self.rate <= 0:
             raise ConfigurationError(f"rate={self.rate!r} is out of range; choose a multiple above 0")
         link_rate(self.link)
-        if self.kind != "kernel":
-            Contender.parse(self.contender)
+        if self.kind == "kernel":
+            return
+        if self.framework != "torch" and (not Contender.parse(self.method).is_ours or self.device != "cpu"):
+            raise ConfigurationError(
+                f"framework={self.framework!r} trains with methods of gradwire, on the processor; 'dense' takes the "
+                f"place of {DDP!r}, here are method={self.method!r} and device={self.device!r}"
+            )
+        Contender.parse(self.contender)
 
     @property
     def contender(self) -> str:
-        """The method with its granularity, as on the command line."""
-        if not self.granularity or self.method == DDP:
+        """The method with its granularity and route, as on the command line."""
+        chosen = [f"{name}={value}" for name in ("granularity", "route") if (value := getattr(self, name))]
+        if not chosen or self.method == DDP:
             return self.method
-        return f"{self.method}{',' if ':' in self.method else ':'}granularity={self.granularity}"
+        return f"{self.method}{',' if ':' in self.method else ':'}{','.join(chosen)}"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether others are compared with it: plain DDP, in other frameworks dense averages."""
+        return self.method == (DDP if self.framework == "torch" else "dense")
+
+    @property
+    def unusual(self) -> tuple[str, ...]:
+        """Framework, backend and device, but for torch over gloo on the processor."""
+        axes = ("framework", "backend", "device")
+        return tuple(getattr(self, axis) for axis in axes if getattr(self, axis) != AXES[axis].default)
 
     def setting(self, *but: str) -> tuple[tuple[str, object], ...]:
         """All axes but some: cells that have them in common can be compared."""
@@ -170,6 +210,7 @@ class Record:
                     "into another folder"
                 )
             fields = {each.name: content[each.name] for each in dataclasses.fields(cls)}
-            return cls(**{**fields, "cell": Cell(**content["cell"])})
+            framework = content["result"].get("framework", "torch")  # where records had it before it was an axis
+            return cls(**{**fields, "cell": Cell(**{"framework": framework, **content["cell"]})})
         except (KeyError, TypeError) as error:
             raise ConfigurationError(f"a record lacks {error}; run the suite into another folder") from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gradwire.errors import ConfigurationError
 from gradwire_bench.contenders import DDP
 from gradwire_bench.suite.cell import Record
+from gradwire_bench.workloads import WORKLOADS
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,14 @@ def _seconds(record: Record) -> float | None:
     return statistics.median(steps) if steps else None
 
 
+def _throughput(record: Record) -> float | None:
+    """Of trainings over a link, of all workers together."""
+    cell, seconds = record.cell, _seconds(record)
+    if cell.kind != "train" or not seconds:
+        return None
+    return cell.workers * (cell.batch or WORKLOADS[cell.workload].batch) / seconds
+
+
 def _sent(record: Record) -> float | None:
     """By the meter; for plain DDP by its formula; for PyTorch's hooks by the interface, headers included."""
     own = "dense_bytes" if record.cell.method == DDP else "interface_bytes"
@@ -72,8 +81,10 @@ MEASURES = {
     "quality": Measure("quality", "points", 100, True, _figure("accuracy"), "{:.2f}"),
     "loss": Measure("loss", "bits", 1, False, _figure("loss"), "{:.3f}"),
     "seconds": Measure("ms a step", "ms", 1e3, False, _seconds, "{:.4g}"),
+    "throughput": Measure("samples/s", "samples/s", 1, True, _throughput, "{:.1f}"),
     "bytes": Measure("kB a step", "kB", 1e-3, False, _sent, "{:.4g}"),
     "fewer_bytes": Measure("x fewer bytes", "x", 1, True, _fewer, "{:.3g}"),
+    "target": Measure("target", "points", 100, True, _figure("target_accuracy"), "{:.1f}"),
     "target_seconds": Measure("s to target", "s", 1, False, _figure("seconds_to_target"), "{:.1f}"),
     "peak_bytes": Measure("peak MB", "MB", 1e-6, False, _figure("peak_bytes"), "{:.0f}"),
     "bits": Measure("bits a value", "bits", 1, False, _figure("bits"), "{:.4g}"),
@@ -82,21 +93,21 @@ MEASURES = {
 
 
 def gains(records: Collection[Record]) -> dict[str, float]:
-    """Points of quality of each contender above plain DDP in the same setting.
+    """Points of quality of each contender above dense averages in the same setting.
 
     Raises:
-        ConfigurationError: If there is no training with plain DDP.
+        ConfigurationError: If there is no training with dense averages.
     """
+    apart = ("method", "granularity", "route")
     dense = {
-        each.cell.setting("method", "granularity"): value
+        each.cell.setting(*apart): value
         for each in records
-        if each.cell.method == DDP and (value := MEASURES["quality"].of(each)) is not None
+        if each.cell.is_baseline and (value := MEASURES["quality"].of(each)) is not None
     }
     if not dense:
         raise ConfigurationError(f"no training has {DDP} to compare with; make one with gradwire bench train")
     return {
         each.cell.contender: MEASURES["quality"].scale * (value - dense[key])
         for each in records
-        if (value := MEASURES["quality"].of(each)) is not None
-        and (key := each.cell.setting("method", "granularity")) in dense
+        if (value := MEASURES["quality"].of(each)) is not None and (key := each.cell.setting(*apart)) in dense
     }

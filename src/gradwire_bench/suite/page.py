@@ -9,6 +9,7 @@ from gradwire_bench.report import require
 from gradwire_bench.suite.cell import Record
 from gradwire_bench.suite.plots import plots
 from gradwire_bench.suite.tables import tables
+from gradwire_bench.suite.targets import targeted
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
@@ -27,6 +28,7 @@ def html(records: Sequence[Record], title: str, about: str) -> str:
     require("jinja2", "matplotlib")
     from jinja2 import Environment, StrictUndefined
 
+    records = targeted(records)
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(
         TEMPLATE.read_text(encoding="utf-8")
     )

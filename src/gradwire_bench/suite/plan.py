@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gradwire.errors import ConfigurationError, did_you_mean
+from gradwire_bench.placement import Device
 from gradwire_bench.suite.cell import AXES, Cell
 from gradwire_bench.suite.claims import Claim
 
@@ -27,6 +28,7 @@ class Plan:
         scaled: What is smaller than in the paper, and why.
         cells: The measurements, in order.
         claims: What they are to decide.
+        elsewhere: What was measured by another command, in Markdown, for the page of a paper.
     """
 
     name: str
@@ -35,6 +37,13 @@ class Plan:
     scaled: tuple[tuple[str, str], ...]
     cells: tuple[Cell, ...]
     claims: tuple[Claim, ...]
+    elsewhere: str = ""
+
+    def on(self, device: Device) -> Plan:
+        """The plan with the models that torch trains on a device."""
+        moved = (cell.kind in ("trial", "train") and cell.framework == "torch" for cell in self.cells)
+        cells = (replace(cell, device=device) if move else cell for cell, move in zip(self.cells, moved, strict=True))
+        return replace(self, cells=tuple(cells))
 
     def only(self, filters: Sequence[str]) -> list[Cell]:
         """The cells that have all of some values, each ``axis=value``; several of one axis are alternatives.
@@ -91,6 +100,7 @@ def load(kind: str, name: str) -> Plan:
             tuple((each["what"], each["why"]) for each in content.get("scaled", [])),
             tuple(dict.fromkeys(cells)),
             tuple(Claim.of(each) for each in content.get("claim", [])),
+            content.get("elsewhere", "").strip(),
         )
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{path} is no plan: {error!r}; those of gradwire show the form") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gradwire_bench.contenders import DDP, Contender
+from gradwire_bench.contenders import Contender
 from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, figure_of, label_points, log_axis
-from gradwire_bench.suite.cell import Record
+from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.suite.tables import by_seed, dense, labels, mean, phase
 from gradwire_bench.sync import link_rate
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 _PHASES = {"forward": "#9ecae1", "backward": "#4292c6", "waiting": "#D55E00", "update": "#08519c"}
 _STAGES = {"encode": "#009E73", "wire": "#8f8f8f", "decode": "#B8A800", "idle": "#e6e6e6"}
 _COLUMNS = 3
+_ATTRIBUTE = re.compile(r'="[^"]*"')
+_LONG = re.compile(r"(?<![\w.#-])-?\d+\.\d{3,}")
+"""Numbers of a picture's attributes, whose thousandths of a point nobody sees."""
+_UNUSED = re.compile(r"""\n +| id="[a-z0-9.]+_\d+"| transform="rotate\(-0 [^)]*\)"|; font-family: [^;"]*""")
+"""Of a picture: indents, names that nothing refers to, turns by nothing, and the font, which is the page's."""
 
 
 class Style(NamedTuple):
@@ -113,7 +119,11 @@ def svg(figure: Figure) -> str:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gradwire", "font.family": "sans-serif"}):
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
-    return out.getvalue()
+    return _ATTRIBUTE.sub(_rounded, _UNUSED.sub("", out.getvalue()))
+
+
+def _rounded(attribute: re.Match[str]) -> str:
+    return _LONG.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), attribute[0])
 
 
 def _short(name: str) -> str:
@@ -159,7 +169,7 @@ def _quality_against_bytes(records: Sequence[Record], styles: dict[str, Style]) 
         here = [g for g in groups if (g[0].cell.workload, g[0].cell.optimizer) == (workload, optimizer)]
         axes.set_title(f"{WORKLOADS[workload].what}, {optimizer}", loc="left", fontsize=10, pad=14)
         named: list[tuple[float, float, str]] = []
-        baseline = next((group for group in here if group[0].cell.method == DDP), [])
+        baseline = next((group for group in here if group[0].cell.is_baseline), [])
         zero = mean(baseline, "quality") or 0.0
         if baseline:
             values = [100 * (each.result["accuracy"] - zero) for each in baseline]
@@ -167,9 +177,9 @@ def _quality_against_bytes(records: Sequence[Record], styles: dict[str, Style]) 
         axes.axhline(0, color=BASELINE_COLOUR, linewidth=0.8)
         for group in here:
             fewer, values = mean(group, "fewer_bytes"), [100 * (each.result["accuracy"] - zero) for each in group]
-            if fewer is None or group[0].cell.method == DDP:
+            if fewer is None or group[0].cell.is_baseline:
                 continue
-            middle, colour = statistics.fmean(values), styles[group[0].cell.method].colour
+            middle, colour = statistics.fmean(values), styles[_line(group[0].cell)].colour
             reach = [[middle - min(values)], [max(values) - middle]]
             axes.errorbar(fewer, middle, reach, fmt="o", color=colour, markersize=6, capsize=2)
             named.append((fewer, middle, _short(names[group[0].cell])))
@@ -189,11 +199,11 @@ def _overview(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
 
     groups, names = by_seed(records), labels(records)
     places = list(dict.fromkeys(map(_place, groups)))
-    rows = list(dict.fromkeys(names[group[0].cell] for group in groups if group[0].cell.method != DDP))
+    rows = list(dict.fromkeys(names[group[0].cell] for group in groups if not group[0].cell.is_baseline))
     found: dict[tuple[int, int], float] = {}
     for group in groups:
         baseline, own = mean(dense(groups, group[0].cell), "seconds"), mean(group, "seconds")
-        if baseline and own and group[0].cell.method != DDP:
+        if baseline and own and not group[0].cell.is_baseline:
             found[rows.index(names[group[0].cell]), places.index(_place(group))] = baseline / own
     figure, [[axes]] = figure_of((2.6 + 1.05 * len(places), 1.1 + 0.34 * len(rows)), 1, 1)
     reach = max([math.log2(3), *(abs(math.log2(each)) for each in found.values())])
@@ -205,8 +215,7 @@ def _overview(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
     for (row, place), times in found.items():
         text = f"{times:.2f}" if times < 10 else f"{times:.0f}"
         axes.annotate(text, (place + 0.5, row + 0.5), ha="center", va="center", fontsize=9)
-    heads = [f"{WORKLOADS[name].what}\n{link}\n{workers} workers" for name, link, workers in places]
-    axes.set_xticks([place + 0.5 for place in range(len(places))], heads)
+    axes.set_xticks([place + 0.5 for place in range(len(places))], ["\n".join(place) for place in places])
     axes.set_yticks([row + 0.5 for row in range(len(rows))], rows)
     axes.invert_yaxis()
     axes.tick_params(length=0, labelsize=8, top=True, labeltop=True, bottom=False, labelbottom=False)
@@ -216,13 +225,13 @@ def _overview(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
 
 def _breakdown(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
     groups, names = by_seed(records), labels(records)
-    places = list(dict.fromkeys((g[0].cell.workload, g[0].cell.link, g[0].cell.workers) for g in groups))
+    places = list(dict.fromkeys(map(_place, groups)))
     most = max(sum(_place(group) == place for group in groups) for place in places)
     figure, panels = _grid(len(places), 4.8, 0.6 + 0.36 * most)
     for place, axes in zip(places, panels, strict=True):
         here = [group for group in groups if _place(group) == place]
         least = min(_phase(group, "backward") for group in here)
-        axes.set_title(f"{WORKLOADS[place[0]].what}, {place[1]}, {place[2]} workers", loc="left", fontsize=10)
+        axes.set_title(", ".join(place), loc="left", fontsize=10)
         for row, group in enumerate(here):
             parts = {
                 "forward": _phase(group, "forward"),
@@ -247,13 +256,15 @@ def _breakdown(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
 def _bar(axes: Axes, place: float, height: float, parts: dict[str, float], colours: dict[str, str]) -> None:
     left = 0.0
     for name, seconds in parts.items():
-        axes.barh(place, 1e3 * seconds, height, left, color=colours[name])
-        left += 1e3 * seconds
+        if seconds > 0:
+            axes.barh(place, 1e3 * seconds, height, left, color=colours[name])
+            left += 1e3 * seconds
 
 
-def _place(group: Sequence[Record]) -> tuple[str, str, int]:
+def _place(group: Sequence[Record]) -> tuple[str, ...]:
+    """Where contenders race one another, in words."""
     cell = group[0].cell
-    return cell.workload, cell.link, cell.workers
+    return WORKLOADS[cell.workload].what, cell.link, f"{cell.workers} workers", *cell.unusual
 
 
 def _phase(group: Sequence[Record], name: str) -> float:
@@ -269,10 +280,10 @@ def _curves(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
     lines: dict[str, Line2D] = {}
     for place, panels in zip(places, rows, strict=True):
         here = [group for group in by_seed(records) if _place(group) == place]
-        measure = WORKLOADS[place[0]].measure
-        panels[0].set_title(f"{WORKLOADS[place[0]].what}, {place[1]}: {measure} in %", loc="left", fontsize=10)
+        measure = WORKLOADS[here[0][0].cell.workload].measure
+        panels[0].set_title(f"{', '.join(place)}: {measure} in %", loc="left", fontsize=10)
         for group in here:
-            style = styles[group[0].cell.method]
+            style = styles[_line(group[0].cell)]
             curve, sent = group[0].result["curve"], mean(group, "bytes")
             quality = [100 * point["accuracy"] for point in curve]
             for axes, xs in (
@@ -281,11 +292,11 @@ def _curves(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
                 (panels[2], [1e-6 * (sent or 0.0) * point["step"] for point in curve]),
             ):
                 if sent or axes is not panels[2]:
-                    lines[names[group[0].cell]] = axes.plot(xs, quality, style.dash, color=style.colour, marker=".")[0]
+                    lines[names[group[0].cell]] = axes.plot(xs, quality, style.dash, color=style.colour)[0]
         for axes in panels:
-            if (target := 100 * here[0][0].result["target_accuracy"]) < axes.get_ylim()[1]:
-                axes.axhline(target, color="#bbbbbb", linewidth=0.8, zorder=0)
-                axes.annotate("target", (1, target), xycoords=("axes fraction", "data"), fontsize=7, ha="right")
+            if (target := mean(here[0], "target")) is not None:
+                axes.axhline(100 * target, color="#bbbbbb", linewidth=0.8, zorder=0)
+                axes.annotate("target", (1, 100 * target), xycoords=("axes fraction", "data"), fontsize=7, ha="right")
         for axes, name in zip(panels, ("steps", "seconds (logarithmic)", "MB sent (logarithmic)"), strict=True):
             axes.set_xlabel(name, fontsize=9)
         panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -305,10 +316,10 @@ def _bandwidth(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
         for group in here:
             rate, baseline = link_rate(group[0].cell.link), mean(dense(groups, group[0].cell), "seconds")
             own = mean(group, "seconds")
-            if rate and baseline and own and group[0].cell.method != DDP:
+            if rate and baseline and own and not group[0].cell.is_baseline:
                 lines.setdefault(names[group[0].cell], []).append((rate / 1e6, baseline / own))
         for name, line in lines.items():
-            style = styles[next(g[0].cell.method for g in here if names[g[0].cell] == name)]
+            style = styles[next(_line(g[0].cell) for g in here if names[g[0].cell] == name)]
             axes.plot(*zip(*sorted(line), strict=True), style.dash, color=style.colour, marker="o", label=name)
         axes.axhline(1, color=BASELINE_COLOUR, linewidth=0.8)
         axes.set_title(f"{shapes}, {workers} workers", loc="left", fontsize=10)
@@ -332,7 +343,7 @@ def _size_against_error(records: Sequence[Record], styles: dict[str, Style]) -> 
             bits, error = MEASURES["bits"].of(each), MEASURES["error"].of(each)
             if not bits or not error:
                 continue
-            colour = styles[each.cell.method].colour
+            colour = styles[_line(each.cell)].colour
             face = colour if each.cell.granularity == "model" else "white"
             axes.plot(bits, error, "o", color=colour, markerfacecolor=face, markersize=6)
             if each.cell.granularity != "model":
@@ -355,11 +366,16 @@ BASELINES = ("ddp", "bf16", "torch-fp16", "torch-powersgd")
 
 def _styles(records: Sequence[Record]) -> dict[str, Style]:
     """How each contender's line looks, the same in all pictures: a colour and a dash, grey for baselines."""
-    methods = list(dict.fromkeys(each.cell.method for each in records))
-    grey = [each for each in methods if Contender.parse(each).name in BASELINES]
-    others = [each for each in methods if each not in grey]
+    lines = {_line(each.cell): each.cell.method for each in records}
+    grey = [each for each, method in lines.items() if Contender.parse(method).name in BASELINES]
+    others = [each for each in lines if each not in grey]
     dashes = ("-", "--", ":", "-.")
     styles = {each: Style(BASELINE_COLOUR, dashes[place % len(dashes)]) for place, each in enumerate(grey)}
     for place, each in enumerate(others):
         styles[each] = Style(COLOURS[place % len(COLOURS)], dashes[place // len(COLOURS) % len(dashes)])
     return styles
+
+
+def _line(cell: Cell) -> str:
+    """What has a line, and a style, of its own: a method on a route."""
+    return f"{cell.method} {cell.route}"

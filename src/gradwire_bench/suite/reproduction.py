@@ -10,6 +10,7 @@ from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.suite.page import facts
 from gradwire_bench.suite.plan import Plan
 from gradwire_bench.suite.tables import tables
+from gradwire_bench.suite.targets import targeted
 
 
 def findings(plan: Plan, records: Sequence[Record]) -> list[Finding]:
@@ -35,6 +36,7 @@ def page(plan: Plan, records: Sequence[Record], found: Sequence[Finding], comman
     parts = [
         f"# {plan.title}\n",
         f"{plan.about}\n",
+        *([f"{plan.elsewhere}\n", "## The recipe\n"] if plan.elsewhere else []),
         f"```\n{command}\n```\n",
         f"{done} of {len(plan.cells)} cells of the recipe were measured. "
         "A claim **holds** if the whole interval of the mean difference, 95 % by Student's t over all pairs of cells "
@@ -75,7 +77,7 @@ def _said(found: Finding) -> str:
 
 def _tables(records: Sequence[Record]) -> Iterator[str]:
     """As in the report, without the columns in which no row has anything."""
-    for table in tables(records):
+    for table in tables(targeted(records)):
         used = [place for place in range(len(table.columns)) if any(line.values[place].text for line in table.lines)]
         yield f"### {table.title}\n"
         yield f"{table.about}\n"

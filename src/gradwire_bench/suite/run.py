@@ -78,10 +78,10 @@ class Runner:
 
 
 def heats(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Cells that race one another in the same processes: they differ in their method and its period alone."""
+    """Cells that race one another in the same processes: they differ alone in what is averaged how, and when."""
     groups: dict[object, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(cell.setting("method", "granularity", "every"), []).append(cell)
+        groups.setdefault(cell.setting("method", "granularity", "route", "every"), []).append(cell)
     yield from groups.values()
 
 
@@ -99,7 +99,8 @@ def _trained(cell: Cell, dataset: Dataset) -> dict[str, Any]:
     workload = WORKLOADS[cell.workload]
     rate = cell.rate * trial.base_rate(workload, cell.optimizer)
     wanted = trial.Trial(workload.name, cell.optimizer, cell.workers, cell.contender, rate, cell.seed)
-    result = dataclasses.asdict(trial.run(wanted, cell.steps, lambda step: None, dataset=dataset, batch=cell.batch))
+    done = trial.run(wanted, cell.steps, lambda step: None, dataset=dataset, batch=cell.batch, device=cell.device)
+    result = dataclasses.asdict(done)
     return {name: None if value in (math.inf, "") else value for name, value in result.items()}
 
 
@@ -120,6 +121,7 @@ def _recording(name: str, dataset: Dataset, steps: int, seed: int) -> frontier.R
 def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
     first = heat[0]
     workload = WORKLOADS[first.workload]
+    train.check_framework(first.framework, workload)
 
     def show(rows: list[train.TrainRow]) -> None:
         going = [row for row in rows if row.accuracy is None and row.error is None]
@@ -138,6 +140,9 @@ def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict
         optimizer=first.optimizer,
         rate_multiple=first.rate,
         on_progress=show,
+        framework=first.framework,
+        device=first.device,
+        backend=first.backend,
     )
     if first.steps < JUDGED_STEPS:
         for row in rows:
@@ -164,7 +169,7 @@ def _local(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dic
         batch=first.batch or None,
         on_progress=show,
     )
-    names = ("accuracy", "dense_bytes", "metered_bytes", "interface_bytes")
+    names = ("accuracy", "dense_bytes", "metered_bytes", "interface_bytes", "parameters")
     return [
         ({}, each.error)
         if each.error or each.loss is None
@@ -216,6 +221,6 @@ def figures(row: train.TrainRow | sync.SyncRow) -> tuple[dict[str, Any], str | N
     """A row's measurements without what the cell says anyway, and its error."""
     if row.error:
         return {}, row.error
-    left_out = {"method", "label", "link", "error", "targets", "reached", "steps_begun", "steps_done", "speedup"}
-    left_out |= {"ratio_to_ddp", "ratio_to_torch_powersgd"}
+    left_out = {"method", "label", "link", "framework", "error", "targets", "reached", "steps_begun", "steps_done"}
+    left_out |= {"speedup", "ratio_to_ddp", "ratio_to_torch_powersgd"}
     return {name: value for name, value in dataclasses.asdict(row).items() if name not in left_out}, None

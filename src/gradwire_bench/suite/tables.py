@@ -4,76 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
-import rich.table
-
-from gradwire_bench.contenders import DDP, Contender, Option
+from gradwire_bench.contenders import Contender, Option
 from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.measures import MEASURES
+from gradwire_bench.suite.table import Line, Table, Value
+from gradwire_bench.suite.targets import SHARE
 from gradwire_bench.workloads import WORKLOADS
 
 _LOOP_FIGURES = ("times_copy", "gigabytes_per_second")
 STAGES = ("encode", "wire", "decode")
 PHASES = ("forward", "backward", "update", *STAGES, "idle")
-
-
-@dataclass(frozen=True)
-class Value:
-    """An entry of a table.
-
-    Attributes:
-        text: As shown.
-        order: What it is sorted by; None comes last.
-    """
-
-    text: str
-    order: float | str | None
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row.
-
-    Attributes:
-        values: One for each column.
-        records: What it was made of.
-    """
-
-    values: list[Value]
-    records: list[Record]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table.
-
-    Attributes:
-        title: What it shows.
-        about: How it was measured, in a sentence or two.
-        columns: Heads.
-        lines: Rows.
-    """
-
-    title: str
-    about: str
-    columns: list[str]
-    lines: list[Line]
-
-    def shown(self) -> rich.table.Table:
-        """For the terminal."""
-        table = rich.table.Table(title=self.title, title_justify="left", caption=self.about, caption_justify="left")
-        for column, words in zip(self.columns, self.words, strict=True):
-            table.add_column(column, justify="left" if words else "right")
-        for line in self.lines:
-            table.add_row(*(value.text for value in line.values))
-        return table
-
-    @property
-    def words(self) -> list[bool]:
-        """Which columns are words, not numbers."""
-        return [isinstance(value.order, str) for value in self.lines[0].values]
 
 
 def label(cell: Cell) -> str:
@@ -140,18 +83,31 @@ KINDS = ("train", "trial", "local", "sync", "codec", "kernel")
 
 
 def dense(groups: Sequence[list[Record]], cell: Cell) -> list[Record]:
-    """The records of plain DDP in a cell's setting; none if it was not measured."""
-    apart = ("method", "granularity", "seed", "rate", "optimizer")
+    """The records of dense averages in a cell's setting; none if they were not measured."""
+    apart = ("method", "granularity", "route", "seed", "rate", "optimizer")
     for group in groups:
         here = group[0].cell
-        if here.method == DDP and here.setting(*apart) == cell.setting(*apart) and here.optimizer == cell.optimizer:
+        if here.is_baseline and here.setting(*apart) == cell.setting(*apart) and here.optimizer == cell.optimizer:
             return group
     return []
 
 
+_FURTHER = ("workers", "framework", "backend", "device")
+
+
+def _varied(groups: Sequence[list[Record]]) -> list[str]:
+    """Axes that have a column only where they have more than one value."""
+    return [axis for axis in _FURTHER if len({getattr(group[0].cell, axis) for group in groups}) > 1]
+
+
+def _axis(cell: Cell, axis: str) -> Value:
+    value = getattr(cell, axis)
+    return Value(str(value), value)
+
+
 def _training(records: Sequence[Record]) -> Table:
     groups, names = by_seed(records), labels(records)
-    lines = []
+    axes, lines = _varied(groups), []
     for group in groups:
         cell = group[0].cell
         baseline, own = mean(dense(groups, cell), "seconds"), mean(group, "seconds")
@@ -162,12 +118,15 @@ def _training(records: Sequence[Record]) -> Table:
                     _text(WORKLOADS[cell.workload].what),
                     _text(cell.link),
                     _text(names[cell]),
+                    *(_axis(cell, axis) for axis in axes),
                     _spread(group, "quality"),
                     _figure(group, "seconds"),
                     _number(baseline / own if baseline and own else None, "{:.2f}"),
+                    _figure(group, "throughput"),
                     _figure(group, "bytes"),
                     _figure(group, "fewer_bytes"),
-                    _figure(group, "target_seconds"),
+                    _figure(group, "target"),
+                    _reached(group),
                     _figure(group, "peak_bytes"),
                     *(_number(_mean(seconds), "{:.1f}", 1e3) for seconds in phases),
                 ],
@@ -177,7 +136,10 @@ def _training(records: Sequence[Record]) -> Table:
     return Table(
         "Training over a link",
         "Real processes, the same start, batches and steps for every contender. Quality is the share of right answers "
-        "on held-out data in %, for segmentation intersection over union, for recommendation hits in ten. Forward, "
+        "on held-out data in %, for segmentation intersection over union, for recommendation hits in ten. The target "
+        f"is {SHARE:.0%} of what dense averages have at the end of their curve, in %, where they had less at its first "
+        "point; seconds to it are to the first point of a training's own curve that is as good, of all its seeds. "
+        "Samples are of all workers together. Forward, "
         "backward (until gradients are averaged) and update are of the training thread; encode, wire and decode are of "
         "the wire thread, which works beside it and is idle for the rest of the step. "
         "Peak is resident memory, Python and torch included.",
@@ -185,11 +147,14 @@ def _training(records: Sequence[Record]) -> Table:
             "workload",
             "link",
             "method",
+            *axes,
             "quality",
             "ms a step",
             "x DDP",
+            "samples/s",
             "kB a step",
             "x fewer bytes",
+            "target",
             "s to target",
             "peak MB",
             *(f"{name} ms" for name in PHASES),
@@ -208,9 +173,19 @@ def phase(record: Record, name: str) -> float | None:
     return max(step - sum(busy), 0.0) if step is not None and busy else None
 
 
+def _reached(group: Sequence[Record]) -> Value:
+    """Seconds to the target where all seeds came there; else how many did not."""
+    missed = sum(MEASURES["target_seconds"].of(each) is None for each in group)
+    if not missed:
+        return _figure(group, "target_seconds")
+    if mean(group, "target") is None:
+        return Value("", None)
+    return Value("not reached" if missed == len(group) else f"{missed} of {len(group)} not", None)
+
+
 def _quality(records: Sequence[Record]) -> Table:
     groups, names = by_seed(records), labels(records)
-    lines = []
+    axes, lines = _varied(groups), []
     for group in groups:
         cell = group[0].cell
         baseline, own = mean(dense(groups, cell), "quality"), mean(group, "quality")
@@ -221,6 +196,7 @@ def _quality(records: Sequence[Record]) -> Table:
                     _text(WORKLOADS[cell.workload].what),
                     _text(cell.optimizer),
                     _text(names[cell]),
+                    *(_axis(cell, axis) for axis in axes),
                     _spread(group, "quality"),
                     _number(lost, "{:+.2f}", 100),
                     _figure(group, "loss"),
@@ -235,7 +211,18 @@ def _quality(records: Sequence[Record]) -> Table:
         "What is learnt",
         "Small models, all workers in one process on the wire's own code: mean over seeds, and half the range. Points "
         "are against dense averages under the same optimizer.",
-        ["workload", "optimizer", "method", "quality", "points", "loss in bits", "kB a step", "x fewer bytes", "seeds"],
+        [
+            "workload",
+            "optimizer",
+            "method",
+            *axes,
+            "quality",
+            "points",
+            "loss in bits",
+            "kB a step",
+            "x fewer bytes",
+            "seeds",
+        ],
         lines,
     )
 
@@ -268,7 +255,7 @@ def _local(records: Sequence[Record]) -> Table:
 
 def _averages(records: Sequence[Record]) -> Table:
     groups, names = by_seed(records), labels(records)
-    lines = []
+    axes, lines = _varied(groups), []
     for group in groups:
         cell = group[0].cell
         baseline, own = mean(dense(groups, cell), "seconds"), mean(group, "seconds")
@@ -279,6 +266,7 @@ def _averages(records: Sequence[Record]) -> Table:
                     _text(cell.workload),
                     _text(cell.link),
                     _text(names[cell]),
+                    *(_axis(cell, axis) for axis in axes),
                     _figure(group, "seconds"),
                     _number(baseline / own if baseline and own else None, "{:.2f}"),
                     _figure(group, "bytes"),
@@ -290,7 +278,7 @@ def _averages(records: Sequence[Record]) -> Table:
     return Table(
         "Averages alone",
         "A gradient of a known model's shapes through DDP, nothing else computed; the slowest worker's median step.",
-        ["shapes", "link", "method", "ms a step", "x DDP", "kB a step", *(f"{stage} ms" for stage in STAGES)],
+        ["shapes", "link", "method", *axes, "ms a step", "x DDP", "kB a step", *(f"{stage} ms" for stage in STAGES)],
         lines,
     )
 
