@@ -91,6 +91,7 @@ class ReduceScatter(Handle):
         self._model = model
         for part in [_Part.of(each, self, model.names) for each in model.groups]:
             part.group.scatter_by(partial(self._scatter, part))
+        model.fail_as_the_wire_does()
         model.at_end_of_backward(self._end)
 
     def _scatter(self, part: _Part, gradient: Tensor, average: Tensor) -> None:
