@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -179,6 +180,26 @@ def _trained(model: nn.Module, method: str, steps: range = STEPS, **arguments: A
     with closing(gradwire.compress(model, method, **arguments)):
         train(model, steps)
     return model
+
+
+@pytest.mark.parametrize("method", ["dense", "topk", "acpsgd"])
+@ranks(4)
+def test_averages_go_out_while_backward_goes_on(method: str) -> None:
+    """Backward is held up at the first layer, on all ranks, until the wire has sent what later layers have."""
+    model = hsdp()
+    sent: list[int] = []
+    with closing(gradwire.compress(model, method, fuse_bytes=1, dense=gradwire.DensePolicy(below=200))) as handle:
+
+        def hold(gradient: Tensor) -> None:
+            until = time.monotonic() + 60
+            while not handle.engine.meter.wire_bytes and time.monotonic() < until:
+                time.sleep(0.01)
+            sent.append(handle.engine.meter.wire_bytes)
+
+        model.first.register_forward_hook(lambda module, given, output: output.register_hook(hold))
+        loss(model, 0).backward()
+        assert 0 < sent[0] < handle.stats().wire_bytes
+        assert len(sent) == 1
 
 
 @ranks(4)
