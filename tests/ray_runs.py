@@ -1,4 +1,4 @@
-"""Runs of Ray Train, most of the example's, and what they left: ``python tests/ray_runs.py FOLDER`` prints it as JSON."""
+"""Runs of Ray Train, most of the example's: ``python tests/ray_runs.py FOLDER`` prints what they left as JSON."""
 
 from __future__ import annotations
 

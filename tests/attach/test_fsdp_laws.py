@@ -40,6 +40,11 @@ def gradients(model: Any, step: int) -> list[Tensor]:
     return [each.grad.to_local().double() for each in model.parameters()]
 
 
+def largest(tensor: Tensor) -> float:
+    """Magnitude; 0 where a rank has nothing of a parameter."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
 def averaged(tensors: list[Tensor]) -> list[Tensor]:
     """The means over the replicas of this rank's shard."""
     for each in tensors:
@@ -68,7 +73,7 @@ def owed(handle: gradwire.Handle, case: Case, names: list[str]) -> list[Tensor]:
 
 def add_up() -> None:
     put_in = [averaged(gradients(hsdp(mesh=hybrid()["shard"]), step)) for step in STEPS]
-    assert max(float(each.abs().max()) for each in put_in[0] if each.numel()) > 0.5
+    assert max(map(largest, put_in[0])) > 0.5
     for case in WITH_RESIDUAL:
         model = hsdp()
         names = [name for name, _ in model.named_parameters()]
@@ -79,9 +84,9 @@ def add_up() -> None:
                 assert same_on_replicas(came), (str(case), step)
                 rest = owed(handle, case, names)
                 for name, average, mean, old, new in zip(names, came, put_in[step], before, rest, strict=True):
-                    scale = 1 + max((float(each.abs().max()) for each in (average, mean, new) if each.numel()), default=0)
-                    off = (mean + old - new - average).abs().amax() if average.numel() else 0.0
-                    assert off < ROUNDING.get(case.method, 1e-5) * scale, (str(case), name, step, float(off))
+                    scale = 1 + max(map(largest, (average, mean, new)))
+                    off = largest(mean + old - new - average)
+                    assert off < ROUNDING.get(case.method, 1e-5) * scale, (str(case), name, step, off)
             assert any(bool(each.any()) for each in rest) or case.method in EXACT, str(case)
 
 

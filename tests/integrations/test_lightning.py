@@ -275,7 +275,7 @@ def fabric_scales_losses() -> None:
     from lightning.fabric.plugins import MixedPrecision
 
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    each, fabric, model, optimizer = fabric_with("efsignsgd", plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+    each, *_ = fabric_with("efsignsgd", plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
     assert scaled_by(each.attachment, scaler)
     each.attachment.close()
 
@@ -287,7 +287,7 @@ def test_fabrics_scaler_is_handed_on(pool: Pool) -> None:
 @launched()
 def fabric_misuses() -> None:
     twice = [callback("topk"), callback("topk")]
-    with pytest.raises(ConfigurationError, match="has the communication hook .* already; DDP takes one"):
+    with pytest.raises(ConfigurationError, match=r"has the communication hook .* already; DDP takes one"):
         fabric_of(twice).setup(network())
     for each in twice:
         each.attachment.close()

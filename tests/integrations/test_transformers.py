@@ -190,7 +190,7 @@ def evaluates_first(folder: str) -> None:
     trainer, attachment = trainer_in(folder, "topk", {"ratio": 0.05}, save_strategy="no")
     trainer.eval_dataset = samples()
     trainer.evaluate()
-    with pytest.raises(ConfigurationError, match=r"not wrapped in DDP, as after evaluate\(\) .*; evaluate after training"):
+    with pytest.raises(ConfigurationError, match=r"not wrapped in DDP, as after evaluate\(\) .*; evaluate after"):
         trainer.train()
     attachment.close()
     trainer, attachment = trainer_in(folder, "topk", {"ratio": 0.05}, save_strategy="no", max_steps=2)

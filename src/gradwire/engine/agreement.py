@@ -70,7 +70,9 @@ def check_same(
                 raise ConfigurationError(f"ranks differ: rank 0 has {ours!r}, rank {rank} has {theirs!r}; {remedy}")
 
 
-def check_equal(tensors: Sequence[tuple[str, Tensor]], transport: Transport, device: torch.device, remedy: str) -> bytes:
+def check_equal(
+    tensors: Sequence[tuple[str, Tensor]], transport: Transport, device: torch.device, remedy: str
+) -> bytes:
     """Compares the bits of tensors over all ranks, in one collective; every rank must call it.
 
     Args:
