@@ -43,8 +43,10 @@ def warnings_of_gradwire() -> Iterator[list[str]]:
     listener = logging.Handler()
     listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("gradwire").addHandler(listener)
-    yield lines
-    logging.getLogger("gradwire").removeHandler(listener)
+    try:
+        yield lines
+    finally:
+        logging.getLogger("gradwire").removeHandler(listener)
 
 
 def owed(attachment: Any) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import gradwire
 from gradwire.attach import handle as handles
 from gradwire.attach import roll_call
 from gradwire.errors import ConfigurationError
+from launched import warnings_of_gradwire
 from pool import ranks
 
 Attach = Callable[..., Any]
@@ -140,28 +140,10 @@ def test_equal_models_in_another_order_are_told_apart_by_their_names(number: int
         attach(models["actor"], "")
 
 
-class Listener(logging.Handler):
-    """What gradwire logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def __enter__(self) -> list[str]:
-        logging.getLogger("gradwire").addHandler(self)
-        return self.lines
-
-    def __exit__(self, *error: object) -> None:
-        logging.getLogger("gradwire").removeHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 @ranks(2)
 def test_equal_models_without_names_are_warned_of() -> None:
     """While both are attached; a model attached anew, or twice, is no other one."""
-    with Listener() as lines:
+    with warnings_of_gradwire() as lines:
         first, second = network(), network()
         gradwire.Synchronizer(first, "topk").close()
         handles_of = [gradwire.Synchronizer(net, "topk", name=name) for net, name in ((first, None), (second, "b"))]
@@ -182,7 +164,10 @@ def test_a_rank_that_goes_on_with_plain_ddp_is_named() -> None:
     if dist.get_rank() == 0:
         roll_call.PATIENCE = 0.5
         try:
-            with Listener() as lines, pytest.raises(ConfigurationError, match="rank 1 of 2 did not come to attach"):
+            with (
+                warnings_of_gradwire() as lines,
+                pytest.raises(ConfigurationError, match="rank 1 of 2 did not come to attach"),
+            ):
                 gradwire.compress(model, "topk")
         finally:
             roll_call.PATIENCE = usual
