@@ -201,6 +201,16 @@ class _Telling:
             return call(output_tensor=output_tensor, input_tensor=input_tensor, group=group, **more)
 
 
+def _telling(collective: Any, name: str) -> Any:
+    """The same one, still of its class, which FSDP asks for."""
+    if isinstance(collective, _Telling):
+        return collective
+    kind = type(collective)
+    told = object.__new__(type(kind.__name__, (_Telling, kind), {"name": name}))
+    vars(told).update(vars(collective))
+    return told
+
+
 class ShardedModel:
     """A model that went through ``fully_shard`` or ``replicate``, as far as averages need it.
 
@@ -219,8 +229,7 @@ class ShardedModel:
         names = {id(each): name for name, each in model.named_parameters()}
         try:
             self._states = list(dict.fromkeys(each._get_fsdp_state() for each in _sharded_modules(model)))
-            inner = [each for state in self._states for each in state._fsdp_param_groups]
-            self._communications = [(each._all_gather_comm, each._reduce_scatter_comm) for each in inner]
+            self._inner = inner = [each for state in self._states for each in state._fsdp_param_groups]
             self._roots = [state._root_post_backward_final_callback for state in self._states]
             self.groups = [
                 ParameterGroup(each, names[id(each.fsdp_params[0].sharded_param)])
@@ -272,10 +281,9 @@ class ShardedModel:
 
     def fail_as_the_wire_does(self) -> None:
         """Has what FSDP gathers and reduces over the shards end with a WireError where a worker is gone."""
-        for gather, scatter in self._communications:
-            for name, each in (("all-gather", gather), ("reduce-scatter", scatter)):
-                if not isinstance(each, _Telling):
-                    each.__class__ = type(type(each).__name__, (_Telling, type(each)), {"name": f"FSDP's {name}"})
+        for inner in self._inner:
+            inner._all_gather_comm = _telling(inner._all_gather_comm, "FSDP's all-gather")
+            inner._reduce_scatter_comm = _telling(inner._reduce_scatter_comm, "FSDP's reduce-scatter")
 
     def check_outermost(self) -> None:
         """Raises ConfigurationError if the model has become a part of a larger one that FSDP runs."""
