@@ -277,7 +277,6 @@ def attaches_by_hand() -> list[dict[str, float]]:
     assert handle.stats().steps == 3
     assert same_everywhere(weights)
     handle.close()
-    run.end_training()
     return logged
 
 
@@ -307,3 +306,24 @@ def takes_local_steps() -> int:
 
 def test_local_steps_of_an_accelerated_optimizer(pool: Pool) -> None:
     assert pool.run(2, takes_local_steps) == [2, 2]
+
+
+@launched()
+def joins() -> Tensor:
+    """Rank 0 has three batches and rank 1 five; as Accelerate does it on GPUs, and on the CPU does not."""
+    from accelerate import Accelerator
+
+    run, attachment, model, optimizer = accelerated("topk", {"ratio": 0.05})
+    several = mock.patch.object(Accelerator, "multi_device", True)
+    with several, run.join_uneven_inputs([model], even_batches=False):
+        train(run, model, optimizer, range(3 + 2 * dist.get_rank()))
+    (handle,) = attachment.handles
+    assert handle.stats().steps == 5
+    attachment.close()
+    return flat(model)
+
+
+def test_uneven_inputs(pool: Pool) -> None:
+    """DDP sends those that have ended the weights of one that has not."""
+    first, second = pool.run(2, joins)
+    assert torch.equal(first, second)
