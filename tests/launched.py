@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 
@@ -31,3 +34,28 @@ def launched() -> Iterator[int]:
         GradientState._reset_state()
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def warnings_of_gradwire() -> Iterator[list[str]]:
+    """What is logged within."""
+    lines: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(listener)
+    try:
+        yield lines
+    finally:
+        logging.getLogger("gradwire").removeHandler(listener)
+
+
+def owed(attachment: Any) -> torch.Tensor:
+    """What this rank has not sent of the one model that was attached to."""
+    (handle,) = attachment.handles
+    return torch.cat([each.view(-1) for each in handle.state_dict()["tensors"]["residual"].values()])
+
+
+def scaled_by(attachment: Any, scaler: torch.amp.GradScaler) -> bool:
+    """Whether its one handle divides gradients by the scaler's scale."""
+    (handle,) = attachment.handles
+    return any(getattr(guard, "_scaler", None) is scaler for guard in handle.engine.guards)

@@ -39,7 +39,7 @@ def loss(model: nn.Module, step: int) -> Tensor:
     return model(inputs(step)).float().square().mean()
 
 
-@lru_cache(maxsize=3)
+@lru_cache(maxsize=4)
 def _mesh(world: dist.ProcessGroup, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
@@ -48,6 +48,12 @@ def hybrid(of: str = "") -> DeviceMesh:
     """Two replicas of two shards; another mesh for every word."""
     assert dist.group.WORLD is not None
     return _mesh(dist.group.WORLD, (2, 2), (f"replicate{of}", f"shard{of}"))
+
+
+def in_four() -> DeviceMesh:
+    """One replica of four shards."""
+    assert dist.group.WORLD is not None
+    return _mesh(dist.group.WORLD, (1, 4), ("once", "fourth"))
 
 
 def everyone() -> DeviceMesh:

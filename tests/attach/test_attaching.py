@@ -16,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.attach import handle as handles
+from gradwire.attach import roll_call
 from gradwire.errors import ConfigurationError
+from launched import warnings_of_gradwire
 from pool import ranks
 
 Attach = Callable[..., Any]
@@ -109,3 +111,65 @@ def test_models_in_another_order_are_told_apart() -> None:
         gradwire.compress(wrapped[dist.get_rank()], "topk")
     for model in models:
         gradwire.Synchronizer(model.named_parameters(), "topk").close()
+
+
+Way = Callable[[nn.Module, str], gradwire.Handle]
+
+WAYS: list[Way] = [
+    lambda net, name: gradwire.Synchronizer(net, "topk", name=name),
+    lambda net, name: gradwire.compress(DistributedDataParallel(net), "topk", name=name),
+    lambda net, name: gradwire.periodic(torch.optim.SGD(net.parameters(), lr=0.1), method="topk", name=name),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WAYS)))
+@ranks(2)
+def test_equal_models_in_another_order_are_told_apart_by_their_names(number: int) -> None:
+    """Of the same shapes and values: on all ranks; and in the same order both are averaged."""
+    attach, rank = WAYS[number], dist.get_rank()
+    models = {"actor": network(), "critic": network()}
+    for names in (("actor", "critic"), ("critic", "actor")):
+        message = "ranks differ: rank 0 has 'name={}', rank 1 has 'name={}'; attach with the same model".format(*names)
+        with pytest.raises(ConfigurationError, match=message):
+            attach(models[names[rank]], names[rank])
+    handles_of = {name: attach(net, name) for name, net in models.items()}
+    assert repr(handles_of["critic"]).count("gradwire.Handle(critic: topk(") == 1
+    for each in handles_of.values():
+        each.close()
+    with pytest.raises(ConfigurationError, match="name='' is no name; give a text such as 'critic'"):
+        attach(models["actor"], "")
+
+
+@ranks(2)
+def test_equal_models_without_names_are_warned_of() -> None:
+    """While both are attached; a model attached anew, or twice, is no other one."""
+    with warnings_of_gradwire() as lines:
+        first, second = network(), network()
+        gradwire.Synchronizer(first, "topk").close()
+        handles_of = [gradwire.Synchronizer(net, "topk", name=name) for net, name in ((first, None), (second, "b"))]
+        handles_of += [gradwire.Synchronizer(net, "topk") for net in (first, network(seed=1))]
+        assert lines == []
+        handles_of.append(gradwire.Synchronizer(second, "topk"))
+        assert len(lines) == (dist.get_rank() == 0)
+        assert not lines or "two models of the same shapes and values are attached" in lines[0]
+        for each in handles_of:
+            each.close()
+
+
+@ranks(2)
+def test_a_rank_that_goes_on_with_plain_ddp_is_named() -> None:
+    """Where the other attaches and this one trains: an error on each when the group's timeout is over, and no hang."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    model = DistributedDataParallel(network(), process_group=group)
+    if dist.get_rank() == 0:
+        with pytest.MonkeyPatch.context() as patch, warnings_of_gradwire() as lines:
+            patch.setattr(roll_call, "PATIENCE", 0.5)
+            with pytest.raises(ConfigurationError, match=r"rank 1 of 2 did not come to attach .* timeout of 3 s"):
+                gradwire.compress(model, "topk")
+        told = "rank 1 of 2 has not come to attach yet; rank 0 waits, until the process group's timeout is over"
+        assert lines == [told]
+    else:
+        with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+            model(torch.ones(2, 30)).sum().backward()
+    dist.barrier()
+    synchronizer().close()

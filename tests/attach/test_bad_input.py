@@ -197,6 +197,27 @@ def test_models_that_are_refused() -> None:
     refused(lambda: gradwire.Synchronizer(meta.named_parameters(), "dense"), "on the meta device; materialise")
 
 
+class OnGPU(nn.Parameter):
+    """A parameter that says so, also where there is no GPU."""
+
+    device = torch.device("cuda", 1)
+
+
+@ranks(1)
+def test_parameters_on_several_devices() -> None:
+    """Every way in says which parameter is where."""
+    net = nn.Linear(40, 40)
+    net.bias = OnGPU(torch.zeros(40))
+    message = "parameter 'bias' is on cuda:1, 'weight' on cpu; use one device a process"
+    refused(lambda: gradwire.Synchronizer(net, "topk"), message)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    refused(lambda: gradwire.periodic(optimizer, parameters=net.named_parameters()), message)
+    refused(lambda: gradwire.optim.OneBitAdam(net.named_parameters(), freeze_step=2), message)
+    model = DistributedDataParallel(nn.Linear(40, 40))
+    model.module.bias = net.bias
+    refused(lambda: gradwire.compress(model, "topk"), message)
+
+
 @ranks(3)
 def test_ranks_that_differ_all_say_so() -> None:
     rank = dist.get_rank()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -17,6 +18,7 @@ from catalogue import cases
 from gradwire.engine.configuration import Configuration
 from gradwire.layout import Slot, flat_slots
 from gradwire.local.world import LocalWorld
+from gradwire.wire import Meter
 from models import SHAPES, gradient
 from pool import ranks
 from sharded import (
@@ -179,6 +181,29 @@ def _trained(model: nn.Module, method: str, steps: range = STEPS, **arguments: A
     with closing(gradwire.compress(model, method, **arguments)):
         train(model, steps)
     return model
+
+
+@ranks(4)
+def test_averages_go_out_while_backward_goes_on() -> None:
+    """Backward is held up at the first layer, on all ranks, until the wire has sent what later layers have."""
+    for method in ("dense", "topk", "acpsgd"):
+        model = hsdp()
+        sent: list[int] = []
+        with closing(gradwire.compress(model, method, fuse_bytes=1, dense=gradwire.DensePolicy(below=200))) as handle:
+            meter = handle.engine.meter
+
+            def hold(gradient: Tensor, meter: Meter = meter, sent: list[int] = sent) -> None:
+                until = time.monotonic() + 60
+                while not meter.wire_bytes and time.monotonic() < until:
+                    time.sleep(0.01)
+                sent.append(meter.wire_bytes)
+
+            def begin(module: nn.Module, given: Any, output: Tensor, hold: Callable[[Tensor], None] = hold) -> None:
+                output.register_hook(hold)
+
+            model.first.register_forward_hook(begin)
+            loss(model, 0).backward()
+            assert 0 < sent[0] < handle.stats().wire_bytes, method
 
 
 @ranks(4)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire import ConfigurationError
 from pool import Pool, ranks
-from sharded import Net, hsdp, loss, replicated, train
+from sharded import Net, hsdp, in_four, loss, replicated, train
 
 ALL = gradwire.DensePolicy(below=0, vectors=False)
 
@@ -32,7 +32,7 @@ def elsewhere(folder: str, method: str, options: dict[str, Any]) -> None:
         assert not owed.state_dict()["which are estimates"].any()
         assert any(each.any() for each in expected.values())
         dcp.save({"owed": owed}, checkpoint_id=folder)
-    others: list[Any] = [hsdp(), replicated(), DistributedDataParallel(Net())]
+    others: list[Any] = [hsdp(), hsdp(mesh=in_four()), replicated(), DistributedDataParallel(Net())]
     for other in others:
         with closing(gradwire.compress(other, "dense")) as handle:
             dcp.load({"owed": gradwire.Owed(handle, other)}, checkpoint_id=folder)

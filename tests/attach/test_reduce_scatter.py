@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import gradwire
@@ -105,3 +106,14 @@ def test_misuse_is_told() -> None:
         model.scaled = False  # a parameter that takes no part
         with pytest.raises(ConfigurationError, match="took no part in the loss"):
             train(model, range(1))
+
+
+@ranks(4)
+def test_models_in_another_order_are_told_apart_by_their_names() -> None:
+    """On one rank of a mesh; those of the other shards hear of it."""
+    models = {"actor": hsdp(mesh=everyone()), "critic": hsdp(mesh=everyone())}
+    name = "critic" if dist.get_rank() == 2 else "actor"
+    with pytest.raises(ConfigurationError, match="ranks differ: rank 0 has 'name=actor', rank 2 has 'name=critic'"):
+        gradwire.compress_reduce_scatter(models[name], "qsgd", name=name)
+    for each, model in models.items():
+        gradwire.compress_reduce_scatter(model, "qsgd", name=each).close()

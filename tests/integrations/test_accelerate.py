@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,8 +13,8 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.errors import ConfigurationError
-from launched import launched
-from models import batch, flat, network
+from launched import launched, owed, scaled_by, warnings_of_gradwire
+from models import batch, flat, network, same_everywhere
 from pool import Pool
 
 pytest.importorskip("accelerate")
@@ -100,22 +97,18 @@ def saved_by_all(folder: str) -> Tensor:
     run, attachment, model, optimizer = accelerated("topk", {"ratio": 0.05})
     train(run, model, optimizer, range(3))
     run.save_state(folder)
-    state = attachment.handles[0].state_dict()
+    remembered = owed(attachment)
     attachment.close()
-    return owed(state)
-
-
-def owed(state: Any) -> Tensor:
-    return torch.cat([each.view(-1) for each in state["tensors"]["residual"].values()])
+    return remembered
 
 
 @launched()
 def loaded_by_others(folder: str) -> Tensor:
     run, attachment, _, _ = accelerated("topk", {"ratio": 0.05})
     run.load_state(folder)
-    state = attachment.handles[0].state_dict()
+    remembered = owed(attachment)
     attachment.close()
-    return owed(state)
+    return remembered
 
 
 def test_another_number_of_workers_owes_as_much(pool: Pool, tmp_path: Path) -> None:
@@ -206,23 +199,12 @@ def takes_what_ddp_is_given() -> None:
     run.scaler = scaler  # which Accelerate makes on GPUs only
     attachment = compress(run, "efsignsgd")
     run.prepare(network())
-    (handle,) = attachment.handles
-    assert any(getattr(guard, "_scaler", None) is scaler for guard in handle.engine.guards)
+    assert scaled_by(attachment, scaler)
     attachment.close()
 
 
 def test_what_ddp_and_scaler_are_given(pool: Pool) -> None:
     pool.run(2, takes_what_ddp_is_given)
-
-
-@contextmanager
-def warnings_of_gradwire() -> Iterator[list[str]]:
-    lines: list[str] = []
-    listener = logging.Handler()
-    listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradwire").addHandler(listener)
-    yield lines
-    logging.getLogger("gradwire").removeHandler(listener)
 
 
 @launched()
@@ -263,3 +245,85 @@ def test_a_process_alone_sends_nothing(pool: Pool, tmp_path: Path) -> None:
         "one process trains alone: nothing is sent, so nothing is compressed",
         f"{tmp_path} has states of gradwire; a process that trains alone leaves them out",
     ]
+
+
+@launched()
+def attaches_by_hand() -> list[dict[str, float]]:
+    """Without the integration: to what ``prepare`` returned; and figures go to a tracker of Accelerate's."""
+    from accelerate import Accelerator
+    from accelerate.tracking import GeneralTracker
+
+    logged: list[dict[str, float]] = []
+
+    class Tracker(GeneralTracker):  # type: ignore[misc]
+        name = "list"
+        requires_logging_directory = False
+        tracker = None
+
+        def store_init_configuration(self, values: dict[str, Any]) -> None:
+            pass
+
+        def log(self, values: dict[str, float], step: int | None = None, **options: Any) -> None:
+            logged.append({**values, "step": step or 0})
+
+    run = Accelerator(cpu=True, log_with=Tracker(_blank=True))
+    run.init_trackers("gradwire")
+    net = network()
+    model, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    handle = gradwire.compress(model, "topk", ratio=0.05)
+    for step in range(3):
+        weights = train(run, model, optimizer, range(step, step + 1))
+        run.log(handle.stats().as_dict("gradwire/"), step=step)
+    assert handle.stats().steps == 3
+    assert same_everywhere(weights)
+    handle.close()
+    return logged
+
+
+def test_a_prepared_model_and_a_tracker(pool: Pool) -> None:
+    first, second = pool.run(2, attaches_by_hand)
+    assert [each["gradwire/steps"] for each in first] == [1, 2, 3] == [1 + each["step"] for each in first]
+    assert first[-1]["gradwire/ratio"] > 1
+    assert second == []  # Accelerate's main process logs
+
+
+@launched()
+def takes_local_steps() -> int:
+    from accelerate import Accelerator
+
+    run = Accelerator(cpu=True)
+    net = network()
+    optimizer = run.prepare_optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+    assert type(optimizer).__name__ == "AcceleratedOptimizer"
+    options: dict[str, Any] = {"method": "qsgd", "bits": 8, "parameters": net.named_parameters()}
+    handle = gradwire.periodic(optimizer, every=2, **options)
+    weights = train(run, net, optimizer, range(4))
+    assert same_everywhere(weights)
+    assert not same_everywhere(train(run, net, optimizer, range(4, 5)))
+    handle.close()
+    return handle.syncs
+
+
+def test_local_steps_of_an_accelerated_optimizer(pool: Pool) -> None:
+    assert pool.run(2, takes_local_steps) == [2, 2]
+
+
+@launched()
+def joins() -> Tensor:
+    """Rank 0 has three batches and rank 1 five; as Accelerate does it on GPUs, and on the CPU does not."""
+    from accelerate import Accelerator
+
+    run, attachment, model, optimizer = accelerated("topk", {"ratio": 0.05})
+    several = mock.patch.object(Accelerator, "multi_device", True)
+    with several, run.join_uneven_inputs([model], even_batches=False):
+        train(run, model, optimizer, range(3 + 2 * dist.get_rank()))
+    (handle,) = attachment.handles
+    assert handle.stats().steps == 5
+    attachment.close()
+    return flat(model)
+
+
+def test_uneven_inputs(pool: Pool) -> None:
+    """DDP sends those that have ended the weights of one that has not."""
+    first, second = pool.run(2, joins)
+    assert torch.equal(first, second)

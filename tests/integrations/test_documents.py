@@ -26,7 +26,7 @@ def rows(first: str) -> list[list[str]]:
     """The cells of the table whose head begins so."""
     lines = PAGE[PAGE.index(first) :].splitlines()
     table = lines[2 : next(number for number, line in enumerate(lines) if not line.startswith("|"))]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in table]
 
 
 def test_every_way_and_all_that_is_held_has_its_test() -> None:
@@ -35,6 +35,10 @@ def test_every_way_and_all_that_is_held_has_its_test() -> None:
         assert len(table) >= least
         for name, *cells in table:
             assert any("](../tests/" in cell for cell in cells), name
+    for name, *cells in rows("| | Accelerate |"):
+        assert len(cells) == 5, name
+        for cell in cells:
+            assert not cell or "](../tests/integrations/" in cell, (name, cell)
 
 
 def test_commands_of_examples_are_theirs() -> None:

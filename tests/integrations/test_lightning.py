@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import gradwire
 from gradwire.errors import ConfigurationError
-from launched import launched
-from models import batch, flat, network
+from launched import launched, owed, scaled_by
+from models import batch, flat, network, same_everywhere
 from pool import Pool
 
 pytest.importorskip("lightning")
@@ -99,11 +100,6 @@ def test_a_run_that_goes_on_gives_the_same_bits(pool: Pool, tmp_path: Path, meth
     assert len({each for result in results for each in result}) == 1
 
 
-def owed(attachment: Any) -> Tensor:
-    (handle,) = attachment.handles
-    return torch.cat([each.view(-1) for each in handle.state_dict()["tensors"]["residual"].values()])
-
-
 @launched()
 def saved_by_all(folder: str) -> Tensor:
     each = callback("topk", ratio=0.05)
@@ -182,8 +178,7 @@ def scales_losses(folder: str) -> None:
     plugin = MixedPrecision("16-mixed", "cpu", scaler)
     each = callback("efsignsgd")
     trainer(folder, each, 1, plugins=[plugin]).fit(module(), loader())
-    (handle,) = each.attachment.handles
-    assert any(getattr(guard, "_scaler", None) is scaler for guard in handle.engine.guards)
+    assert scaled_by(each.attachment, scaler)
     each.attachment.close()
 
 
@@ -191,14 +186,19 @@ def test_the_scaler_is_handed_on(pool: Pool, tmp_path: Path) -> None:
     pool.run(2, scales_losses, str(tmp_path))
 
 
-def fabric_with(method: str | None) -> tuple[Any, Any, Any, Any]:
-    """A callback, a Fabric that has it, and what that made of model and optimizer."""
+def fabric_of(callbacks: list[Any], **arguments: Any) -> Any:
     from lightning.fabric import Fabric
 
-    each = callback(method) if method else None
-    callbacks = [each] if each else []
-    fabric = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy="ddp", callbacks=callbacks)
+    usual = {"accelerator": "cpu", "devices": dist.get_world_size(), "strategy": "ddp"}
+    fabric = Fabric(callbacks=callbacks, **{**usual, **arguments})
     fabric.launch()
+    return fabric
+
+
+def fabric_with(method: str | None, **arguments: Any) -> tuple[Any, Any, Any, Any]:
+    """A callback, a Fabric that has it, and what that made of model and optimizer."""
+    each = callback(method) if method else None
+    fabric = fabric_of([each] if each else [], **arguments)
     net = network()
     return (each, fabric, *fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)))
 
@@ -268,6 +268,53 @@ def test_another_number_of_fabrics_workers_owes_as_much(pool: Pool, tmp_path: Pa
     before = torch.stack(pool.run(3, fabric_saves_or_loads, str(tmp_path), True))
     after = torch.stack(pool.run(2, fabric_saves_or_loads, str(tmp_path), False))
     torch.testing.assert_close(after.mean(0), before.mean(0))
+
+
+@launched()
+def fabric_scales_losses() -> None:
+    from lightning.fabric.plugins import MixedPrecision
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    each, *_ = fabric_with("efsignsgd", plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+    assert scaled_by(each.attachment, scaler)
+    each.attachment.close()
+
+
+def test_fabrics_scaler_is_handed_on(pool: Pool) -> None:
+    pool.run(2, fabric_scales_losses)
+
+
+@launched()
+def fabric_misuses() -> None:
+    twice = [callback("topk"), callback("topk")]
+    with pytest.raises(ConfigurationError, match=r"has the communication hook .* already; DDP takes one"):
+        fabric_of(twice).setup(network())
+    for each in twice:
+        each.attachment.close()
+
+
+def test_two_callbacks_of_fabric(pool: Pool) -> None:
+    pool.run(2, fabric_misuses)
+
+
+@launched()
+def fabric_takes_local_steps() -> int:
+    fabric, net = fabric_of([]), network()
+    optimizer = fabric.setup_optimizers(torch.optim.SGD(net.parameters(), lr=0.1))
+    assert "Fabric" in type(optimizer).__name__
+    handle = gradwire.periodic(optimizer, every=2, method="qsgd", bits=8, parameters=net.named_parameters())
+    for step in range(4):
+        inputs, labels = batch(dist.get_rank(), step)
+        nn.functional.cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert same_everywhere(flat(net))
+    handle.close()
+    return handle.syncs
+
+
+def test_local_steps_of_fabrics_optimizer(pool: Pool) -> None:
+    assert pool.run(2, fabric_takes_local_steps) == [2, 2]
 
 
 @launched()

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from gradwire.errors import ConfigurationError
@@ -16,33 +18,19 @@ from pool import Pool
 
 pytest.importorskip("ray.train")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-SCRIPT = """
-import hashlib, json, sys
-from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
-import ray
-import torch
 
-import with_ray
-
-ray.init(num_cpus=3, include_dashboard=False, object_store_memory=100_000_000)
-
-def weights(result):
-    with result.checkpoint.as_directory() as folder:
-        saved = torch.load(Path(folder, "model.pt"), weights_only=True)
-        files = sorted(path.name for path in Path(folder).iterdir())
-    return [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in saved["model"].values()], files
-
-folder = sys.argv[1]
-straight = with_ray.run(folder + "/straight", 4, 2, 2)
-with_ray.run(folder + "/again", 2, 2, 2)
-again = with_ray.run(folder + "/again", 4, 2, 2)
-with_ray.run(folder + "/fewer", 2, 2, 3)
-fewer = with_ray.run(folder + "/fewer", 4, 2, 2)
-results = [straight, again, fewer]
-print(json.dumps({"weights": [weights(each) for each in results], "metrics": [each.metrics for each in results]}))
-"""
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What ``tests/ray_runs.py`` prints."""
+    folder = tmp_path_factory.mktemp("ray")
+    environment = {**os.environ, "HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "examples"), *sys.path])
+    command = [sys.executable, str(ROOT / "tests" / "ray_runs.py"), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"weights"')))
 
 
 def not_prepared() -> None:
@@ -56,18 +44,35 @@ def test_a_model_that_is_not_prepared(pool: Pool) -> None:
     pool.run(2, not_prepared)
 
 
-def test_a_run_that_goes_on_gives_the_same_bits(tmp_path: Path) -> None:
-    environment = {**os.environ, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(EXAMPLES), *sys.path])
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"weights"')))
-    straight, again, fewer = said["weights"]
+def test_a_run_that_goes_on_gives_the_same_bits(found: Any) -> None:
+    straight, again = found["weights"]
     assert straight == again
-    assert straight[0] != fewer[0]
-    assert straight[1] == fewer[1] == ["gradwire-rank-0.pt", "gradwire-rank-1.pt", "model.pt"]
-    for metrics in said["metrics"][1:]:
-        assert metrics["step"] == 4
-        assert metrics["gradwire/steps"] == 2
-        assert metrics["gradwire/ratio"] > 1
+    assert straight[1] == ["gradwire-rank-0.pt", "gradwire-rank-1.pt", "model.pt"]
+    assert found["metrics"]["step"] == 4
+    assert found["metrics"]["gradwire/steps"] == 2
+    assert found["metrics"]["gradwire/ratio"] > 1
+
+
+def test_another_number_of_workers_owes_as_much(found: Any) -> None:
+    """Two go on from what three saved."""
+    before, after = (torch.tensor(each) for each in found["owed"])
+    assert before.any()
+    torch.testing.assert_close(after, before)
+
+
+def test_dense_is_what_a_prepared_model_does(found: Any) -> None:
+    assert found["looked"]["same"] is True
+
+
+def test_a_scaler_that_is_given_counts(found: Any) -> None:
+    assert found["looked"]["scaled"] is True
+
+
+def test_a_model_is_attached_to_once(found: Any) -> None:
+    assert "has the communication hook '_on_bucket' already; DDP takes one" in found["looked"]["twice"]
+    assert found["looked"]["told"] == []
+
+
+def test_a_checkpoint_without_states_starts_empty(found: Any) -> None:
+    (line,) = found["empty"]["told"]
+    assert "has no states of gradwire: what compression remembers starts empty" in line

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.errors import ConfigurationError
-from launched import launched
+from launched import launched, owed, scaled_by, warnings_of_gradwire
 from models import batch, flat, network
 from pool import Pool
 
@@ -134,3 +134,82 @@ def test_dense_is_what_the_trainer_does(pool: Pool, tmp_path: Path) -> None:
     (ours, _), (theirs, _) = (pool.run(2, dense_or_not_at_all, str(tmp_path), method) for method in ("dense", None))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     pool.run(1, dense_or_not_at_all, str(tmp_path), "topk")
+
+
+@launched()
+def saved_or_loaded(folder: str, resume: str | bool) -> Tensor:
+    """What is owed after three steps, or where training goes on from them."""
+    from transformers import TrainerCallback
+
+    trainer, attachment = trainer_in(folder, "topk", {"ratio": 0.05}, max_steps=3 if resume is False else 4)
+    begun: list[Tensor] = []
+
+    class Looking(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            begun.append(owed(attachment))
+
+    if resume is not False:
+        trainer.add_callback(Looking())
+    trainer.train(resume_from_checkpoint=resume)
+    remembered = begun[0] if begun else owed(attachment)
+    attachment.close()
+    return remembered
+
+
+def test_another_number_of_workers_owes_as_much(pool: Pool, tmp_path: Path) -> None:
+    before = torch.stack(pool.run(3, saved_or_loaded, str(tmp_path), False))
+    after = torch.stack(pool.run(2, saved_or_loaded, str(tmp_path), f"{tmp_path}/checkpoint-3"))
+    assert after.any()
+    torch.testing.assert_close(after.mean(0), before.mean(0))
+
+
+@launched()
+def starts_empty(folder: str) -> list[str]:
+    trainer, _ = trainer_in(folder, None, {}, max_steps=3)
+    trainer.train()
+    trainer, attachment = trainer_in(folder, "topk", {"ratio": 0.05})
+    with warnings_of_gradwire() as lines:
+        trainer.train(resume_from_checkpoint=True)
+    assert attachment.stats().steps == 3
+    attachment.close()
+    return lines
+
+
+def test_a_checkpoint_without_states_starts_empty(pool: Pool, tmp_path: Path) -> None:
+    first, second = pool.run(2, starts_empty, str(tmp_path))
+    assert first == [f"{tmp_path}/checkpoint-3 has no states of gradwire: what compression remembers starts empty"]
+    assert second == []
+
+
+@launched()
+def scales_losses(folder: str) -> None:
+    trainer, attachment = trainer_in(folder, "efsignsgd", {}, max_steps=2, save_strategy="no")
+    trainer.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=8.0)  # which it makes on GPUs only
+    trainer.train()
+    assert scaled_by(attachment, scaler)
+    attachment.close()
+
+
+def test_the_scaler_is_handed_on(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, scales_losses, str(tmp_path))
+
+
+@launched()
+def evaluates_first(folder: str) -> None:
+    trainer, attachment = trainer_in(folder, "topk", {"ratio": 0.05}, save_strategy="no")
+    trainer.eval_dataset = samples()
+    trainer.evaluate()
+    with pytest.raises(ConfigurationError, match=r"not wrapped in DDP, as after evaluate\(\) .*; evaluate after"):
+        trainer.train()
+    attachment.close()
+    trainer, attachment = trainer_in(folder, "topk", {"ratio": 0.05}, save_strategy="no", max_steps=2)
+    trainer.eval_dataset = samples()
+    trainer.train()
+    trainer.evaluate()
+    trainer.train()
+    assert attachment.stats().steps == 4
+    attachment.close()
+
+
+def test_evaluating_before_training(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, evaluates_first, str(tmp_path))

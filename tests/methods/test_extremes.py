@@ -10,8 +10,10 @@ import torch
 from catalogue import Case, cases
 from gradwire.codecs.lowrank import orthonormal_rows, scaled_rows
 from gradwire.engine.configuration import Configuration
+from gradwire.engine.guards.rollback import Rollback
 from gradwire.layout import ALIGNMENT, flat_slots, shard_bounds
 from gradwire.local.world import LocalWorld
+from gradwire.memory import MaskedMomentum
 from gradwire.policy import DensePolicy
 
 SLOTS = flat_slots([("linear", (40, 67)), ("conv", (8, 8, 3, 3)), ("odd", (1031,))])
@@ -25,7 +27,8 @@ NARROW = [case for case in cases() if case.method == "fp16" or case.options.get(
 WIDE = [case for case in cases() if case not in NARROW]
 LOW_RANK = [case for case in WIDE if case.method in ("powersgd", "acpsgd", "atomo", "gradiveq")]
 NEITHER_ALONE = [case for case in WIDE if case.method in ("dion", "gtopk")]
-SOME = [*LOW_RANK, *WIDE[::8]]
+DGC = [case for case in WIDE if case.method == "dgc"]
+SOME = [*LOW_RANK, *DGC, *WIDE[::8]]
 
 Extreme = Callable[[torch.Tensor, int, int], torch.Tensor]
 """From an ordinary gradient, the step and the rank to another one."""
@@ -69,6 +72,16 @@ def attached(case: Case) -> LocalWorld:
     return LocalWorld(Configuration.make(case.method, {**case.options}, **arguments, dense=dense), SLOTS, WORKERS)
 
 
+def with_a_rollback(world: LocalWorld) -> LocalWorld:
+    for engine in world.engines:
+        engine.guards.append(Rollback(engine, {slot.name: torch.float32 for slot in SLOTS}))
+    return world
+
+
+def same(kept: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> bool:
+    return kept.keys() == before.keys() and all(torch.equal(tensor, before[name]) for name, tensor in kept.items())
+
+
 def averages(world: LocalWorld, extreme: Extreme, steps: int) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
     """The mean of what each step puts in, in float64, and what each rank gets."""
     for step in range(steps):
@@ -81,7 +94,7 @@ def averages(world: LocalWorld, extreme: Extreme, steps: int) -> Iterator[tuple[
 def remembered(world: LocalWorld) -> Iterator[tuple[str, torch.Tensor]]:
     for engine in world.engines:
         for field, kept in engine.store.state().items():
-            yield from ((f"{field} of {name}", tensor) for name, tensor in kept.items())
+            yield from ((f"{field} of {name} on {engine.rank}", tensor) for name, tensor in kept.items())
 
 
 def owed(world: LocalWorld, case: Case) -> torch.Tensor:
@@ -171,6 +184,24 @@ def test_an_overflow_is_seen_by_all_and_remembered_by_none(extreme: Extreme) -> 
                 assert tensor.isfinite().all(), (str(case), name)
 
 
+@pytest.mark.parametrize("extreme", [near_the_largest, as_large_as_halves, spread])
+def test_with_a_rollback_an_overflow_leaves_nothing(extreme: Extreme) -> None:
+    """Where the average is not finite, all that is kept is what it was; and what follows is ordinary at once.
+
+    But for a momentum that adds up, which without clipping goes beyond float32 again from where it was.
+    """
+    for case in SOME:
+        world = with_a_rollback(attached(case))
+        before = {name: tensor.clone() for name, tensor in remembered(world)}
+        for step, (_, each) in enumerate(averages(world, extreme, 6)):
+            finite = [bool(average.isfinite().all()) for average in each]
+            kept = {name: tensor.clone() for name, tensor in remembered(world)}
+            assert finite[0] == finite[1], str(case)
+            assert finite[0] or same(kept, before), (str(case), step)
+            assert finite[0] or step < 2 or extreme is spread or case.memory not in ("none", "residual"), str(case)
+            before = kept
+
+
 def near_the_largest_once(gradient: torch.Tensor, step: int, rank: int) -> torch.Tensor:
     """Signs of ordinary values, all of one size, in one step."""
     return gradient.sign() * 1e38 if step == 1 else gradient
@@ -202,6 +233,16 @@ def test_a_spike_near_the_largest_passes(first: int) -> None:
             continue
         for step, (_, each) in enumerate(averages(attached(case), LARGEST[first], 9)):
             assert 1 <= step <= 3 or all(bool(average.isfinite().all()) for average in each), (str(case), step)
+
+
+@pytest.mark.parametrize("spike", LARGEST, ids=[spike.__name__ for spike in LARGEST])
+def test_a_momentum_that_adds_up_is_finite_where_gradients_are_clipped(spike: Extreme) -> None:
+    """Whatever the clip: each parameter's gradient then counts for as much, and no sum of them is beyond float32."""
+    memory = MaskedMomentum(clip=1e30)
+    for case in (Case(each.method, each.options, each.granularity, each.route, memory) for each in DGC):
+        for world in (attached(case), with_a_rollback(attached(case))):
+            for step, (_, each) in enumerate(averages(world, spike, 6)):
+                assert all(bool(average.isfinite().all()) for average in each), (str(case), step)
 
 
 @pytest.mark.parametrize("spike", LARGEST, ids=[spike.__name__ for spike in LARGEST])

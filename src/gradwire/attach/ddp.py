@@ -128,6 +128,7 @@ def compress(
     verify_every: int = 0,
     start: int = 0,
     inside: int | str | None = None,
+    name: str | None = None,
     **options: Any,
 ) -> Handle:
     """Averages the gradients of a DDP or FSDP2 model through a compression method from now on.
@@ -201,6 +202,9 @@ def compress(
             remembers its rows only. ``"node:bf16"`` or ``"8:bf16"`` sends bfloat16 within the node, and
             ``"8:nearest:8"`` what a codec of ``owner``'s names writes. Tensors with fewer rows than a node has workers,
             and those averaged densely, are averaged over all workers at once. If None, everything is.
+        name: What the attachment is called, such as ``"critic"``, where a process trains several models. Ranks that
+            attach them in another order are told: by names, shapes and values of parameters, and by this, the only
+            thing that tells copies and models of zeros apart.
         **options: The method's hyper-parameters; ``preset="paper"`` takes those, and the other choices, of the
             publication for all that is not given. A schedule has values by step: ``ratio={0: 0.25, 100: 0.01}``.
 

@@ -223,4 +223,5 @@ def compress_sharded(
     """
     handle = Handle(configuration, model.parameters, replicas, roll_call, guarding)
     _ShardedAverages(handle, model)
+    model.fail_as_the_wire_does()
     return handle

@@ -24,6 +24,7 @@ from gradwire.attach.rehearsal import rehearse
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters
 from gradwire.attach.trial import Decision, Trial, check_trial
+from gradwire.attach.twins import tell_of_twins
 from gradwire.codecs.codec import Codec
 from gradwire.engine import agreement
 from gradwire.engine.agreement import check_agreement, check_equal, check_same_step
@@ -50,9 +51,6 @@ from gradwire.wire.transport import timeout_of
 REMEDY = (
     "give all of them rank 0's by torch.distributed.broadcast, and attach several models in the same order everywhere"
 )
-
-
-_log = logging.getLogger("gradwire")
 
 
 class Handle:
@@ -109,7 +107,8 @@ class Handle:
         transport = ProcessGroupTransport(sibling, timeout_of(group))
         check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
         if self._replicas:
-            check_equal(parameters, transport, device, REMEDY)
+            values = check_equal(parameters, transport, device, REMEDY)
+            tell_of_twins(sibling, guarding.choices.name, parameters, values)
         if cuts:
             guarding = replace(guarding, agree=Agreement([sibling_of(each, device) for each in cuts]))
         self.engine = Engine(configuration, transport.rank, transport.world_size, device, self._nodes)
@@ -248,7 +247,7 @@ class Handle:
             )
             if self.engine.rank == 0:
                 for sentence in forgotten(self.engine.now, configuration, slots, self._nodes):
-                    _log.warning("%s", sentence)
+                    logging.getLogger("gradwire").warning("%s", sentence)
             self.engine.change(configuration, slots)
 
         self.wire.call(change)
@@ -371,12 +370,13 @@ class Handle:
         self.close()
 
     def __repr__(self) -> str:
+        name = f"{self._guarding.choices.name}: " if self._guarding.choices.name else ""
         shapes, rule = self.averaged.shapes, self.configuration.rule
         sizes = {name: math.prod(shape) for name, shape in shapes.items()}
         dense = [name for name, shape in shapes.items() if not rule(name).compresses(shape)]
         count, elements, left = len(sizes) - len(dense), sum(sizes.values()), sum(sizes[name] for name in dense)
         return (
-            f"gradwire.Handle({self.configuration}; {_workers(self.engine.world_size, self._nodes)}; "
+            f"gradwire.Handle({name}{self.configuration}; {_workers(self.engine.world_size, self._nodes)}; "
             f"compressed: {count} tensors, {elements - left:,} elements; "
             f"averaged densely: {len(dense)} tensors, {left:,} elements"
             f"{_run_by_reference(self.engine.store.device)})"

@@ -76,7 +76,12 @@ class ReduceScatter(Handle):
     _replicas = False  # everybody has another shard
 
     def __init__(
-        self, configuration: Configuration, model: ShardedModel, group: dist.ProcessGroup, roll_call: RollCall
+        self,
+        configuration: Configuration,
+        model: ShardedModel,
+        group: dist.ProcessGroup,
+        roll_call: RollCall,
+        name: str | None,
     ) -> None:
         _check_method(configuration)
         padded = {
@@ -86,11 +91,12 @@ class ReduceScatter(Handle):
             (name, nn.Parameter(torch.zeros((), dtype=torch.float32, device=each.device).expand(padded[id(each)])))
             for name, each in model.parameters
         ]
-        super().__init__(configuration, named, group, roll_call, Guarding(Choices(rollback=False)))
+        super().__init__(configuration, named, group, roll_call, Guarding(Choices(rollback=False, name=name)))
         self._number = dist.get_rank()  # replicas of a shard draw other numbers
         self._model = model
         for part in [_Part.of(each, self, model.names) for each in model.groups]:
             part.group.scatter_by(partial(self._scatter, part))
+        model.fail_as_the_wire_does()
         model.at_end_of_backward(self._end)
 
     def _scatter(self, part: _Part, gradient: Tensor, average: Tensor) -> None:
@@ -161,6 +167,7 @@ def compress_reduce_scatter(
     dense: DensePolicy | None = None,
     seed: int = 0,
     fuse_bytes: int = FUSE_BYTES,
+    name: str | None = None,
     **options: Any,
 ) -> Handle:
     """Reduces the gradients of an FSDP2 model over its shards through an unbiased method from now on.
@@ -176,6 +183,8 @@ def compress_reduce_scatter(
         dense: Which shards of parameters go without compression; by default 1-D ones and those below 1,024 elements.
         seed: Where all randomness starts; every rank and every shard has numbers of its own.
         fuse_bytes: As in :func:`gradwire.compress`.
+        name: As there; nothing else tells models of one shape apart, whatever their values, as no two ranks have the
+            same shard.
         **options: The method's hyper-parameters, values or schedules.
 
     Returns:
@@ -206,4 +215,4 @@ def compress_reduce_scatter(
         choices = Choices(
             granularity=granularity, route="sharded", memory="none", dense=dense, seed=seed, fuse_bytes=fuse_bytes
         )
-        return ReduceScatter(Configuration.of(method, options, choices), sharded, group, roll_call)
+        return ReduceScatter(Configuration.of(method, options, choices), sharded, group, roll_call, name)

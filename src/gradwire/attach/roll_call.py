@@ -5,6 +5,7 @@ Only then are configuration, parameters and their values compared (:mod:`gradwir
 
 from __future__ import annotations
 
+import logging
 import time
 from types import TracebackType
 
@@ -14,8 +15,13 @@ from torch.distributed import distributed_c10d
 from gradwire.errors import ConfigurationError
 from gradwire.wire.transport import timeout_of
 
+_log = logging.getLogger("gradwire")
+
 PREPARING_SECONDS = 600.0
 """How long ranks that have come may take to get ready, which is to compile kernels, whatever the group's timeout."""
+
+PATIENCE = 30.0
+"""Seconds until it is said for whom the others wait."""
 
 _READY = "all are ready"
 _SHORTEST, _LONGEST = 0.001, 0.1
@@ -68,11 +74,18 @@ class RollCall:
             return
         if self._store.add(f"{self._number} ready", 1) == self._group.size():
             self._decide(_READY)
-        started, pause = time.monotonic(), _SHORTEST
+        started, pause, told = time.monotonic(), _SHORTEST, False
         while not self._store.check([self._verdict]):
-            if absent := self._absent(self._group, time.monotonic() - started):
+            seconds = time.monotonic() - started
+            if absent := self._absent(self._group, seconds):
                 self._decide(absent)
                 break
+            if seconds > PATIENCE and not told and (missing := self._missing(self._group)):
+                told = True
+                _log.warning(
+                    "rank %s of %s has not come to %s yet; rank %s waits, until the process group's timeout is over",
+                    *(missing, self._group.size(), self._purpose, self._rank),
+                )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
         self._decided = True
@@ -91,11 +104,9 @@ class RollCall:
         patience = PREPARING_SECONDS if limit is None else limit.total_seconds()
         if seconds < patience:
             return ""
-        ranks = range(group.size())
-        missing = [str(rank) for rank in ranks if self._store.add(str(rank), 0) < self._number]
-        if missing:
+        if missing := self._missing(group):
             return (
-                f"rank {', '.join(missing)} of {len(ranks)} did not come to {self._purpose} within the process group's "
+                f"rank {missing} of {group.size()} did not come to {self._purpose} within the process group's "
                 f"timeout of {patience:g} s; {self._purpose} on all ranks of the group, in the same order"
             )
         if seconds < PREPARING_SECONDS:
@@ -104,3 +115,7 @@ class RollCall:
             f"some ranks came to {self._purpose}, and were not ready within {seconds:.0f} s; look at what each of them "
             "does, and start all of them again"
         )
+
+    def _missing(self, group: dist.ProcessGroup) -> str:
+        """Which ranks have not come."""
+        return ", ".join(str(rank) for rank in range(group.size()) if self._store.add(str(rank), 0) < self._number)

@@ -61,6 +61,7 @@ class Synchronizer(Handle):
         verify_every: See there.
         start: See there.
         inside: See there.
+        name: See there.
         **options: The method's hyper-parameters.
 
     Raises:
@@ -98,6 +99,7 @@ class Synchronizer(Handle):
         verify_every: int = 0,
         start: int = 0,
         inside: int | str | None = None,
+        name: str | None = None,
         **options: Any,
     ) -> None:
         choices = Choices.of(locals())

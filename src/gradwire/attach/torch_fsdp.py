@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.errors import ConfigurationError
+from gradwire.wire.transport import described, failing, timeout_of
 
 TRIED = "2.13 to 2.15"
 """Versions of torch that have all this."""
@@ -183,6 +185,32 @@ class ParameterGroup:
             )
 
 
+class _Telling:
+    """Put before the class of a collective of FSDP's, so that what fails there says what it was.
+
+    Attributes:
+        name: What it does.
+    """
+
+    name: str
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **more: Any) -> Any:
+        operation = described(self.name, max(output_tensor, input_tensor, key=Tensor.numel), group.size())
+        with failing(operation, time.monotonic(), timeout_of(group)):
+            call = super().__call__  # type: ignore[misc]
+            return call(output_tensor=output_tensor, input_tensor=input_tensor, group=group, **more)
+
+
+def _telling(collective: Any, name: str) -> Any:
+    """The same one, still of its class, which FSDP asks for."""
+    if isinstance(collective, _Telling):
+        return collective
+    kind = type(collective)
+    told = object.__new__(type(kind.__name__, (_Telling, kind), {"name": name}))
+    vars(told).update(vars(collective))
+    return told
+
+
 class ShardedModel:
     """A model that went through ``fully_shard`` or ``replicate``, as far as averages need it.
 
@@ -201,7 +229,7 @@ class ShardedModel:
         names = {id(each): name for name, each in model.named_parameters()}
         try:
             self._states = list(dict.fromkeys(each._get_fsdp_state() for each in _sharded_modules(model)))
-            inner = [each for state in self._states for each in state._fsdp_param_groups]
+            self._inner = inner = [each for state in self._states for each in state._fsdp_param_groups]
             self._roots = [state._root_post_backward_final_callback for state in self._states]
             self.groups = [
                 ParameterGroup(each, names[id(each.fsdp_params[0].sharded_param)])
@@ -250,6 +278,12 @@ class ShardedModel:
                 "dimension of shards"
             )
         return next(iter(found.values()))
+
+    def fail_as_the_wire_does(self) -> None:
+        """Has what FSDP gathers and reduces over the shards end with a WireError where a worker is gone."""
+        for inner in self._inner:
+            inner._all_gather_comm = _telling(inner._all_gather_comm, "FSDP's all-gather")
+            inner._reduce_scatter_comm = _telling(inner._reduce_scatter_comm, "FSDP's reduce-scatter")
 
     def check_outermost(self) -> None:
         """Raises ConfigurationError if the model has become a part of a larger one that FSDP runs."""

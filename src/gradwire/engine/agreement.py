@@ -70,7 +70,9 @@ def check_same(
                 raise ConfigurationError(f"ranks differ: rank 0 has {ours!r}, rank {rank} has {theirs!r}; {remedy}")
 
 
-def check_equal(tensors: Sequence[tuple[str, Tensor]], transport: Transport, device: torch.device, remedy: str) -> None:
+def check_equal(
+    tensors: Sequence[tuple[str, Tensor]], transport: Transport, device: torch.device, remedy: str
+) -> bytes:
     """Compares the bits of tensors over all ranks, in one collective; every rank must call it.
 
     Args:
@@ -78,6 +80,9 @@ def check_equal(tensors: Sequence[tuple[str, Tensor]], transport: Transport, dev
         transport: The other ranks.
         device: What it sends from.
         remedy: What else to do than to start all ranks from one model.
+
+    Returns:
+        A digest of each tensor, one after the other.
 
     Raises:
         ConfigurationError: On every rank, naming the first tensor that differs.
@@ -93,6 +98,7 @@ def check_equal(tensors: Sequence[tuple[str, Tensor]], transport: Transport, dev
             f"{tensors[index][0]!r} has other values on rank {rank} than on rank 0; start all ranks from one model, or "
             f"{remedy}"
         )
+    return digests
 
 
 def _tensor(data: bytes, device: torch.device) -> Tensor:

@@ -40,6 +40,7 @@ class Choices:
     verify_every: int = 0
     start: int = 0
     inside: int | str | None = None
+    name: str | None = None
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Choices:

@@ -17,6 +17,7 @@ from gradwire.engine.guards.learning_rate import LearningRate, check_rate
 from gradwire.engine.guards.loss_scale import LossScale, check_scaler
 from gradwire.engine.guards.rollback import Rollback, check_rollback
 from gradwire.engine.mixture import Configured
+from gradwire.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Guarding:
     agree: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
+        _check_name(self.choices.name)
         check_scaler(self.choices.grad_scaler)
         check_rollback(self.choices.rollback)
         check_audit_every(self.choices.audit_every)
@@ -73,9 +75,16 @@ class Guarding:
         choices = self.choices
         scale = "none" if choices.grad_scaler is None else f"with scale {choices.grad_scaler.get_scale()}"
         return {
+            "name": str(choices.name),
             "grad_scaler": scale,
             "rollback": str(self.rolls_back(configuration)),
             "learning_rate": "none" if choices.learning_rate is None else "given",
             "audit_every": str(choices.audit_every),
             "verify_every": str(choices.verify_every),
         }
+
+
+def _check_name(name: object) -> None:
+    """Raises ConfigurationError unless ``name`` is a text, or None."""
+    if not (name is None or (isinstance(name, str) and name)):
+        raise ConfigurationError(f"name={name!r} is no name; give a text such as 'critic', the same on all ranks")

@@ -45,6 +45,7 @@ def periodic(
     fuse_bytes: int = FUSE_BYTES,
     verify_every: int = 0,
     inside: int | str | None = None,
+    name: str | None = None,
     warmup_steps: int = 0,
     moments: Moments = "keep",
     buffers: nn.Module | None = None,
@@ -98,6 +99,7 @@ def periodic(
             ``x_last`` and buffers, along with the next, and in ``synchronize()``; a difference raises
             :class:`gradwire.DivergenceError` on every rank. Payloads then carry checksums, as there. 0 for never.
         inside: As in :func:`gradwire.compress`: changes are averaged within nodes before they are between them.
+        name: See there.
         warmup_steps: Local steps at first that are each averaged, at once and without ``outer``.
         moments: ``"keep"`` the optimizer's moments local, ``"reset"`` its state with every average, or ``"average"``
             floating-point state of the parameters' shape, densely.

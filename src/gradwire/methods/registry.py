@@ -14,7 +14,7 @@ from gradwire.registry import Registry
 
 CHOICES = (
     *("granularity", "route", "memory", "owner", "dense", "seed", "fuse_bytes"),
-    *("grad_scaler", "rollback", "learning_rate", "audit_every", "verify_every", "start", "inside"),
+    *("grad_scaler", "rollback", "learning_rate", "audit_every", "verify_every", "start", "inside", "name"),
 )
 """What goes with every method and is no option of any, for messages."""
 

@@ -73,6 +73,7 @@ class AveragingOptimizer(Optimizer):
         seed: See there.
         fuse_bytes: See there.
         inside: See there.
+        name: See there.
         broadcast: Whether all ranks start from rank 0's parameters; otherwise they must be equal.
         **options: The method's hyper-parameters.
 
@@ -118,6 +119,7 @@ class AveragingOptimizer(Optimizer):
         seed: int = 0,
         fuse_bytes: int = FUSE_BYTES,
         inside: int | str | None = None,
+        name: str | None = None,
         broadcast: bool = False,
         **options: Any,
     ) -> None:
@@ -125,10 +127,10 @@ class AveragingOptimizer(Optimizer):
         self.freeze_step = freeze_step
         workers = default_group(process_group)
         with RollCall(workers) as roll_call:
-            for name in self.schedule:
-                value = getattr(self, name)
+            for step in self.schedule:
+                value = getattr(self, step)
                 if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                    raise ConfigurationError(f"{name}={value!r} is out of range; choose a whole number >= 1")
+                    raise ConfigurationError(f"{step}={value!r} is out of range; choose a whole number >= 1")
             if given := sorted({"grad_scaler", "rollback"} & options.keys()):
                 raise ConfigurationError(
                     f"{given[0]} is no option of {type(self).__name__}: a scaler's step divides gradients before this "

@@ -205,16 +205,15 @@ class ProcessGroupTransport:
                 "torch.distributed.destroy_process_group, and attach again in the next one"
             )
         issued = time.monotonic()
-        others = self.world_size - 1
-        operation = f"{name} of {readable(result.nbytes)} with {others} other{'s' if others != 1 else ''}"
-        with self._failing(operation, issued):
+        operation = described(name, result, self.world_size)
+        with failing(operation, issued, self._timeout):
             started = start()
             works = started if isinstance(started, list) else [] if started is None else [started]
         if result.device.type != "cpu":
             self._watch.add(operation, works, issued)
 
         def wait() -> Tensor:
-            with self._failing(operation, issued):
+            with failing(operation, issued, self._timeout):
                 for work in works:
                     # Elsewhere waiting with a timeout would block the CPU until the device is done.
                     if self._timeout is not None and result.device.type == "cpu":
@@ -225,14 +224,27 @@ class ProcessGroupTransport:
 
         return wait
 
-    @contextmanager
-    def _failing(self, operation: str, issued: float) -> Iterator[None]:
-        """Says what failed where the backend does not."""
-        try:
-            yield
-        except (RuntimeError, ValueError) as error:  # the latter where torch's log has no record of the group
-            limit = None if self._timeout is None else self._timeout.total_seconds()
-            raise WireError(operation, time.monotonic() - issued, limit, str(error)) from error
+
+def described(name: str, result: Tensor, world_size: int) -> str:
+    """A collective, for messages."""
+    others = world_size - 1
+    return f"{name} of {readable(result.nbytes)} with {others} other{'s' if others != 1 else ''}"
+
+
+@contextmanager
+def failing(operation: str, issued: float, timeout: timedelta | None) -> Iterator[None]:
+    """Says what failed where the backend does not.
+
+    Raises:
+        WireError: If what is done within fails.
+    """
+    try:
+        yield
+    except GradwireError:
+        raise
+    except (RuntimeError, ValueError) as error:  # the latter where torch's log has no record of the group
+        limit = None if timeout is None else timeout.total_seconds()
+        raise WireError(operation, time.monotonic() - issued, limit, str(error)) from error
 
 
 def readable(nbytes: int) -> str:

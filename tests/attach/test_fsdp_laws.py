@@ -1,0 +1,116 @@
+"""The laws of the catalogue, of every method, on two replicas of two shards."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import gradwire
+from catalogue import Case, cases
+from flat_world import ROUNDING
+from gradwire import methods
+from gradwire.layout import ALIGNMENT, shard_bounds
+from pool import Pool
+from sharded import hsdp, hybrid, loss, parts, same_on_replicas
+
+STEPS = range(3)
+REPLICAS = 2
+DENSE = gradwire.DensePolicy(below=200)
+
+WITH_RESIDUAL = list({(case.method, case.route): case for case in reversed(cases("residual"))}.values())
+"""Each method's first attachment with error feedback, on each of its routes."""
+
+OTHERS = [
+    case
+    for case in {case.method: case for case in reversed(cases())}.values()
+    if case.method not in {each.method for each in WITH_RESIDUAL}
+]
+"""Those that carry another memory, or none."""
+
+
+def gradients(model: Any, step: int) -> list[Tensor]:
+    """Of about one, as float64: what this rank has of each parameter's."""
+    model.zero_grad()
+    (1000 * loss(model, step)).backward()
+    return [each.grad.to_local().double() for each in model.parameters()]
+
+
+def largest(tensor: Tensor) -> float:
+    """Magnitude; 0 where a rank has nothing of a parameter."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def averaged(tensors: list[Tensor]) -> list[Tensor]:
+    """The means over the replicas of this rank's shard."""
+    for each in tensors:
+        dist.all_reduce(each, group=hybrid()["replicate"].get_group())
+        each /= REPLICAS
+    return tensors
+
+
+def owed(handle: gradwire.Handle, case: Case, names: list[str]) -> list[Tensor]:
+    """What compression has not sent: the mean of workers' residuals, and what owners kept back."""
+    found, kept_as = [], handle.state_dict()["tensors"]
+    for name in names:
+        shape = handle.averaged.shapes[name]
+        mine = torch.zeros(math.prod(shape), dtype=torch.float64)
+        if (kept := kept_as.get("residual", {}).get(name)) is not None:
+            mine += kept.flatten()
+        if (kept := kept_as.get("owner_residual", {}).get(name)) is not None and case.route == "gather":
+            mine += kept.flatten()
+        elif kept is not None:
+            (rule,) = handle.configuration.rules
+            low, high = shard_bounds(mine.numel(), handle.engine.rank, REPLICAS, rule.granularity.size or ALIGNMENT)
+            mine[low:high] += REPLICAS * kept.flatten()
+        found.append(mine.view(shape))
+    return averaged(found)
+
+
+def add_up() -> None:
+    put_in = [averaged(gradients(hsdp(mesh=hybrid()["shard"]), step)) for step in STEPS]
+    assert max(map(largest, put_in[0])) > 0.5
+    for case in WITH_RESIDUAL:
+        model = hsdp()
+        names = [name for name, _ in model.named_parameters()]
+        with closing(gradwire.compress(model, case.method, **case.arguments, dense=DENSE)) as handle:
+            rest = [torch.zeros_like(each) for each in put_in[0]]
+            for step in STEPS:
+                came, before = gradients(model, step), rest
+                assert same_on_replicas(came), (str(case), step)
+                rest = owed(handle, case, names)
+                for name, average, mean, old, new in zip(names, came, put_in[step], before, rest, strict=True):
+                    scale = 1 + max(map(largest, (average, mean, new)))
+                    off = largest(mean + old - new - average)
+                    assert off < ROUNDING.get(case.method, 1e-5) * scale, (str(case), name, step, off)
+            assert any(bool(each.any()) for each in rest) or case.method in EXACT, str(case)
+
+
+EXACT = ("dense",)
+"""Methods that owe nothing."""
+
+
+def test_average_plus_residual_is_the_mean_of_what_was_put_in(pool: Pool) -> None:
+    """Of each step, over the replicas of every shard; and replicas have the same bits."""
+    pool.run(4, add_up)
+
+
+def agree() -> None:
+    for case in OTHERS:
+        model = hsdp()
+        with closing(gradwire.compress(model, case.method, **case.arguments, dense=DENSE)):
+            for step in STEPS:
+                came = gradients(model, step)
+                assert same_on_replicas(came), (str(case), step)
+                assert all(bool(each.isfinite().all()) for each in came), (str(case), step)
+        assert [each.shape for each in parts(model)] == [each.shape for each in came]
+
+
+def test_replicas_have_the_same_bits_whatever_the_method(pool: Pool) -> None:
+    """Of those that cannot carry error feedback; together they are the catalogue."""
+    assert {case.method for case in WITH_RESIDUAL} | {case.method for case in OTHERS} == set(methods.names())
+    pool.run(4, agree)
