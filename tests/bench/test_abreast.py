@@ -1,8 +1,11 @@
 """Work that is done side by side goes on where a process dies."""
 
+import multiprocessing
 import os
 import signal
+import time
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 from gradwire_bench.abreast import abreast
 
@@ -25,3 +28,34 @@ def test_an_item_that_ends_its_process_or_fails_ends_no_other() -> None:
     assert isinstance(found[3].exception(), BrokenProcessPool)
     assert isinstance(found[5].exception(), ValueError)
     assert again[1].result() == 1
+
+
+def _sleep(folder: str) -> None:
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(600)
+
+
+def _work_for_ever(folder: str) -> None:
+    with abreast(_sleep, 2) as run:
+        list(run([folder, folder]))
+
+
+def test_processes_end_where_their_parent_is_killed(tmp_path: Path) -> None:
+    parent = multiprocessing.get_context("spawn").Process(target=_work_for_ever, args=(str(tmp_path),))
+    parent.start()
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    working = [int(each.name) for each in tmp_path.iterdir()]
+    parent.kill()
+    parent.join()
+    while any(map(_alive, working)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(working) == 2
+    assert not any(map(_alive, working))
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process is there; one that ended and nobody waits for is not."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
