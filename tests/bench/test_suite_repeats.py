@@ -41,8 +41,6 @@ def test_processes_end_with_the_same_bits(kind: str, tmp_path: Path) -> None:
     assert first == again
     assert all(len(each["parameters"]) == 16 and each["metered_bytes"] > 0 for each in first)
     assert len({each["parameters"] for each in first}) == len(cells)
-    (other,) = figures([Cell(kind, "image", methods[0], seed=1, **axes)], tmp_path / "other")  # type: ignore[arg-type]
-    assert other["parameters"] != first[0]["parameters"]
 
 
 @pytest.mark.parametrize("method", ["acpsgd:rank=2", "powersgd:rank=2", "variance:moments=samples", "qsgd:bits=2"])
