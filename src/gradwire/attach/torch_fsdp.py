@@ -206,7 +206,7 @@ def _telling(collective: Any, name: str) -> Any:
     if isinstance(collective, _Telling):
         return collective
     kind = type(collective)
-    told = object.__new__(type(kind.__name__, (_Telling, kind), {"name": name}))
+    told: Any = object.__new__(type(kind.__name__, (_Telling, kind), {"name": name}))
     vars(told).update(vars(collective))
     return told
 
