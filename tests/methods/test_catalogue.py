@@ -27,7 +27,7 @@ def test_a_world_in_one_process_gives_what_processes_give() -> None:
         assert torch.equal(gradients[0], gradients[1]), name
         assert torch.equal(gradients[0], gradients[2]), name
         kind = gradwire.methods.get(name)
-        if not (kind.takes_all or has_momentum(kind)):
+        if not kind.takes_all and kind.dense.keeps_dense((40,)) and not has_momentum(kind):
             torch.testing.assert_close(gradients[0][2000:], mean[2000:])
         if name == "dense":
             torch.testing.assert_close(gradients[0], mean)
