@@ -28,7 +28,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     environment = {**os.environ, "HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "examples"), *sys.path])
     command = [sys.executable, str(ROOT / "tests" / "ray_runs.py"), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"weights"')))
 
