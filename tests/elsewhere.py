@@ -37,7 +37,9 @@ READ = (Tensor.tolist, Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__b
 DIRECT = {
     Tensor.nonzero: torch.ops.aten.nonzero,
     Tensor.__invert__: torch.ops.aten.bitwise_not,
-    Tensor.contiguous: lambda tensor: tensor if tensor.is_contiguous() else torch.clone(tensor, memory_format=torch.contiguous_format),
+    Tensor.contiguous: lambda tensor: (
+        tensor if tensor.is_contiguous() else torch.clone(tensor, memory_format=torch.contiguous_format)
+    ),
 }
 
 

@@ -126,7 +126,8 @@ def gpu(*, json: Json = None) -> None:
 
     console = new_console()
     with console.status("starting") as status:
-        measured = bench_gpu.measure(told=status.update)
+        keep = lambda found: write(json, report.document("bench.gpu", report=found))  # noqa: E731
+        measured = bench_gpu.measure(told=status.update, keep=keep)
     for table in report.gpu_tables(measured):
         console.print(table)
     if measured.missing:

@@ -31,8 +31,7 @@ OLDEST_GPU = (8, 0)
 """The lowest compute capability that Triton compiles for."""
 
 BY_THE_CPU = frozenset(
-    """collect_local_maxima deadzone_decode deadzone_dither deadzone_encode deadzone_scales deadzone_step gaps_decode
-    gaps_encode quantile_decode quantile_encode sketch sketch_estimates zero_runs_decode zero_runs_encode""".split()
+    ["collect_local_maxima", "deadzone_decode", "deadzone_dither", "deadzone_encode", "deadzone_scales", "deadzone_step", "gaps_decode", "gaps_encode", "quantile_decode", "quantile_encode", "sketch", "sketch_estimates", "zero_runs_decode", "zero_runs_encode"]
 )
 """Kernels whose reference goes from value to value.
 
