@@ -1,4 +1,4 @@
-"""Every method on tensors that say they are on a GPU: no mixing of devices, the CPU's bits, and what the host waits for.
+"""Every method on tensors that say they are on a GPU: nothing mixes devices, bits are the CPU's, waits are known.
 
 The kernels that there are in Triton stand for themselves; what has none runs as it would on a GPU.
 """

@@ -114,7 +114,7 @@ def test_a_collective_that_failed_on_its_device_is_found_out() -> None:
     watch.add("all-gather of 8 bytes with 3 others", [failed], time.monotonic())
     failed.completed = True
     said[0] = "cuda: comm error"
-    with pytest.raises(WireError, match="all-gather of 8 bytes .*The backend said: cuda: comm error"):
+    with pytest.raises(WireError, match=r"all-gather of 8 bytes .*The backend said: cuda: comm error"):
         watch.look()
 
 

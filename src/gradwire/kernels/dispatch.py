@@ -30,9 +30,22 @@ A package has functions of the reference's names, and ``CODES``, what they encod
 OLDEST_GPU = (8, 0)
 """The lowest compute capability that Triton compiles for."""
 
-BY_THE_CPU = frozenset(
-    ["collect_local_maxima", "deadzone_decode", "deadzone_dither", "deadzone_encode", "deadzone_scales", "deadzone_step", "gaps_decode", "gaps_encode", "quantile_decode", "quantile_encode", "sketch", "sketch_estimates", "zero_runs_decode", "zero_runs_encode"]
-)
+BY_THE_CPU = {
+    "collect_local_maxima",
+    "deadzone_decode",
+    "deadzone_dither",
+    "deadzone_encode",
+    "deadzone_scales",
+    "deadzone_step",
+    "gaps_decode",
+    "gaps_encode",
+    "quantile_decode",
+    "quantile_encode",
+    "sketch",
+    "sketch_estimates",
+    "zero_runs_decode",
+    "zero_runs_encode",
+}
 """Kernels whose reference goes from value to value.
 
 A device that waits for the host at each of them would take minutes, so where it has none of its own the CPU's do it, on
