@@ -203,7 +203,7 @@ def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 20)
         cold.zero_()
         before, after = (torch.Event(device, enable_timing=True) for _ in range(2))
         if device.type == "cuda":
-            torch.cuda._sleep(AHEAD)  # the device begins when the host has launched all of it
+            torch.cuda._sleep(AHEAD)  # type: ignore[no-untyped-call] # the device begins when the host has launched all of it
         before.record()
         run()
         after.record()

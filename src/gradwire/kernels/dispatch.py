@@ -69,14 +69,17 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
         if coded and type(args[0]) not in own.get("CODES", ()):
             return reference(*args, **kwargs)
         if name not in own and name in BY_THE_CPU and device.type != "cpu":
-            return _on_copies(overrides("cpu")[name], device, args, kwargs)
+            staged: R = _on_copies(overrides("cpu")[name], device, args, kwargs)
+            return staged
         function: Callable[P, R] = own.get(name, reference)
         return function(*args, **kwargs)
 
     return dispatched
 
 
-def _on_copies(function: Callable[..., R], device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+def _on_copies(
+    function: Callable[..., Any], device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Has the CPU do it; the host waits for the device."""
     copies: list[tuple[Tensor, Tensor]] = []
 
@@ -88,8 +91,7 @@ def _on_copies(function: Callable[..., R], device: torch.device, args: tuple[Any
     answer = function(*given, **dict(zip(kwargs, options, strict=True)))
     for tensor, copy in copies:
         tensor.copy_(copy)
-    found: R = _moved(answer, lambda each: each.to(device))
-    return found
+    return _moved(answer, lambda each: each.to(device))
 
 
 def _moved(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
