@@ -33,6 +33,11 @@ def power_above(sizes: Tensor) -> Tensor:
     return torch.where(sizes > 0, sizes / torch.frexp(sizes).mantissa, 1.0)
 
 
+def power_of_two(exponents: Tensor) -> Tensor:
+    """``2.0**exponents`` as ``float64``, of its bits: on some devices powers are not rounded."""
+    return (exponents.long() + 1023 << 52).view(torch.float64)
+
+
 def halvings(n: int) -> float:
     """The power of two by which ``n`` numbers below 1 are multiplied so that they add up to less than 1."""
     return 2.0 ** -n.bit_length()
@@ -51,7 +56,7 @@ def brought_to_one(vectors: Tensor) -> tuple[Tensor, Tensor]:
     top = power_above(vectors.abs().amax(-1, keepdim=True)) / halvings(vectors.shape[-1])
     vectors = vectors / top
     exponents = torch.frexp(inner(vectors, vectors)).exponent
-    rest = torch.ldexp(torch.ones_like(top), (exponents + 1) >> 1)
+    rest = power_of_two((exponents + 1) >> 1)
     return vectors / rest, top * rest
 
 

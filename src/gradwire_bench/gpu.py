@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,21 @@ MOST_ADDED = {"ResNet-50": 0.01, "GPT-2 124M": 0.03}
 Told = Callable[[str], None]
 
 
-def measure(numels: tuple[int, ...] = NUMELS, told: Told = lambda text: None) -> Report:
-    """Takes a few minutes on one GPU.
+SECONDS = 450.0
+"""After so many no further part is begun."""
+
+
+def measure(
+    numels: tuple[int, ...] = NUMELS,
+    told: Told = lambda text: None,
+    keep: Callable[[Report], None] = lambda report: None,
+) -> Report:
+    """Takes a few minutes on one GPU; what matters most comes first, and what fails loses nothing but itself.
+
+    Args:
+        numels: Values of the gradients.
+        told: Told what is done.
+        keep: Given what there is after each part.
 
     Raises:
         ConfigurationError: If torch sees no GPU.
@@ -99,12 +113,53 @@ def measure(numels: tuple[int, ...] = NUMELS, told: Told = lambda text: None) ->
     device = torch.device("cuda", torch.cuda.current_device())
     told("copy")
     copy = 8e-9 * numels[-1] / _seconds(_copying(numels[-1], device), device)
-    found = _bits(device, told)
-    speeds = [speed for numel in numels for speed in _speeds(numel, device, copy, told)]
+    report = Report(_machine(device), kernels.by_reference(device), copy, [], [], [], [], [])
+    return _collected(report, _parts(report, numels, device, told), keep)
+
+
+Part = tuple[str, list[Any], Callable[[], Iterable[Any]]]
+"""A name, where the findings go, and what finds them."""
+
+
+def _parts(report: Report, numels: tuple[int, ...], device: torch.device, told: Told) -> Iterator[Part]:
+    """The middle size first: of smaller ones the launches take most of the time."""
+    first, *others = sorted(numels, key=lambda numel: abs(numel - NUMELS[1]))
+
+    def speeds(numel: int) -> Part:
+        return f"kernels at {numel / 1e6:g} M", report.speeds, lambda: _speeds(numel, device, report.copy, told)
+
+    yield speeds(first)
+    yield "bits", report.bits, lambda: _bits(device, told)
+    yield "waits", report.waits, lambda: _within_a_world(lambda: _all_waits(device, told))
+    for name in MODELS:
+        yield f"steps of {name}", report.steps, partial(_within_a_world, partial(_steps, name, device, told))
+    for numel in others:
+        yield speeds(numel)
+
+
+def _collected(report: Report, parts: Iterable[Part], keep: Callable[[Report], None]) -> Report:
+    """Each part's findings as far as it came; why it came no further is among the failures."""
+    begun = time.monotonic()
+    for name, findings, find in parts:
+        if time.monotonic() - begun > SECONDS:
+            report.failures.append(f"{name}: not begun, {SECONDS:g} s had passed")
+            continue
+        try:
+            for each in find():
+                findings.append(each)
+        except Exception as error:  # whatever it is, the other parts are still worth knowing
+            report.failures.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
+        keep(report)
+    return report
+
+
+def _within_a_world(find: Callable[[], Iterable[Any]]) -> Iterator[Any]:
     with _world_of_one():
-        waits = [_waits(method, options, device, told) for method, options in METHODS]
-        steps = [step for name in MODELS for step in _steps(name, device, told)]
-    return Report(_machine(device), kernels.by_reference(device), copy, found, speeds, waits, steps)
+        yield from find()
+
+
+def _all_waits(device: torch.device, told: Told) -> Iterator[Verdict]:
+    return (_waits(method, options, device, told) for method, options in METHODS)
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
@@ -134,6 +189,10 @@ def _copying(numel: int, device: torch.device) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
+AHEAD = 500_000
+"""Cycles of the device's clock, a quarter of a millisecond: more than the launches of a kernel take."""
+
+
 def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
     """Median by events, each call with a cache that was overwritten before."""
     cold = torch.empty(2**28, dtype=torch.uint8, device=device)
@@ -143,6 +202,8 @@ def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 20)
     for _ in range(repeats):
         cold.zero_()
         before, after = (torch.Event(device, enable_timing=True) for _ in range(2))
+        if device.type == "cuda":
+            torch.cuda._sleep(AHEAD)  # type: ignore[no-untyped-call] # the device begins when the host has launched all of it
         before.record()
         run()
         after.record()
@@ -175,19 +236,20 @@ def _values(numel: int) -> dict[str, Tensor]:
     }
 
 
-def _bits(device: torch.device, told: Told) -> list[Verdict]:
+def _bits(device: torch.device, told: Told) -> Iterator[Verdict]:
     """Encodes and decodes on the GPU, and on the CPU."""
-    verdicts = []
+    blocks = _blocks()
+    values = _values(max(block.slots[-1].stop for block in blocks.values()))
     for code in CODES:
         told(f"bits of {code}")
         wrong = []
-        for name, block in _blocks().items():
-            for kind, gradient in _values(block.slots[-1].stop).items():
+        for name, block in blocks.items():
+            for kind, whole in values.items():
+                gradient = whole[: block.slots[-1].stop]
                 outcomes = [_outcome(code, block, gradient, where) for where in (device, torch.device("cpu"))]
                 if not all(_same(own.cpu(), specified) for own, specified in zip(*outcomes, strict=True)):
                     wrong.append(f"{name}, {kind}")
-        verdicts.append(Verdict(f"bits of {code}", not wrong, "; ".join(wrong)))
-    return verdicts
+        yield Verdict(f"bits of {code}", not wrong, "; ".join(wrong))
 
 
 def _outcome(code: Code, block: Block, gradient: Tensor, where: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -300,12 +362,11 @@ def _waits(method: str, options: dict[str, Any], device: torch.device, told: Tol
     inputs = torch.randn(64, 512, device=device)
     try:
         model = DistributedDataParallel(net)
-        handle = gradwire.compress(model, method, **options)
-        for step in range(4):
-            torch.cuda.set_sync_debug_mode("error" if step == 3 else "default")
-            model(inputs).square().mean().backward()
-        torch.cuda.set_sync_debug_mode("default")
-        handle.close()
+        with closing(gradwire.compress(model, method, **options)):
+            for step in range(4):
+                torch.cuda.set_sync_debug_mode("error" if step == 3 else "default")
+                model(inputs).square().mean().backward()
+            torch.cuda.set_sync_debug_mode("default")
     except Exception as error:  # whatever it is, the other methods are still worth knowing
         return Verdict(f"no waits in a step of {method}", False, f"{type(error).__name__}: {str(error)[:200]}")
     finally:
@@ -314,24 +375,29 @@ def _waits(method: str, options: dict[str, Any], device: torch.device, told: Tol
 
 
 def _steps(name: str, device: torch.device, told: Told) -> Iterator[Step]:
-    """DDP by itself before and after all methods, whose steps are held against the mean of the two."""
-    first = _step(name, None, {}, device, told)
-    measured = [(method, _step(name, method, options, device, told)) for method, options in METHODS]
-    plain = (first + _step(name, None, {}, device, told)) / 2
-    yield Step(name, "DDP", 1e3 * plain, 0.0, MOST_ADDED[name])
-    for method, seconds in measured:
-        yield Step(name, method, 1e3 * seconds, seconds / plain - 1, MOST_ADDED[name])
+    """DDP by itself before and after each method, whose step is held against the mean of the two."""
+    before = _step(name, None, {}, device, told)
+    yield Step(name, "DDP", 1e3 * before, 0.0, MOST_ADDED[name])
+    for method, options in METHODS:
+        try:
+            seconds = _step(name, method, options, device, told)
+        except Exception as error:  # the other methods are still worth knowing
+            told(f"{name}, {method}: {type(error).__name__}: {error}")
+            continue
+        after = _step(name, None, {}, device, told)
+        yield Step(name, method, 1e3 * seconds, 2 * seconds / (before + after) - 1, MOST_ADDED[name])
+        before = after
 
 
 def _step(name: str, method: str | None, options: dict[str, Any], device: torch.device, told: Told) -> float:
-    """Median seconds of forward, backward and optimizer in bfloat16; NaN if the method fails."""
+    """Median seconds of forward, backward and optimizer in bfloat16."""
     told(f"{name}, {method or 'DDP'}")
     torch.manual_seed(0)
     make, batch_of, count = MODELS[name]
-    try:
+    with torch.device(device):  # which fills weights in no time
         net, batch = make(), batch_of(count, device)
-        model = DistributedDataParallel(net.to(device), gradient_as_bucket_view=True)
-        handle = None if method is None else gradwire.compress(model, method, **options)
+    model = DistributedDataParallel(net, gradient_as_bucket_view=True)
+    with nullcontext() if method is None else closing(gradwire.compress(model, method, **options)):
         optimizer = torch.optim.SGD(net.parameters(), 1e-3)
 
         def run() -> None:
@@ -341,26 +407,24 @@ def _step(name: str, method: str | None, options: dict[str, Any], device: torch.
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
 
-        seconds = _seconds(run, device, 12)
-        if handle is not None:
-            handle.close()
-    except Exception as error:
-        told(f"{name}, {method}: {type(error).__name__}: {error}")
-        return float("nan")
-    return seconds
+        return _seconds(run, device, 12)
 
 
 def main() -> int:
     """Prints the report, and writes it where told."""
     try:
-        report = measure(told=lambda text: print(text, file=sys.stderr, flush=True))
+        report = measure(told=lambda text: print(text, file=sys.stderr, flush=True), keep=_kept)
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(*lines(report), sep="\n")
+    return 1 if report.failures else 0
+
+
+def _kept(report: Report) -> None:
+    """Writes what there is, where a file was named."""
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
-    return 0
+        Path(sys.argv[1]).write_text(json.dumps(dataclasses.asdict(report), indent=2, allow_nan=False) + "\n")
 
 
 if __name__ == "__main__":

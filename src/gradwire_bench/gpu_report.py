@@ -60,6 +60,7 @@ class Report:
         speeds: Each kernel's.
         waits: Each method's step with waits for the device forbidden.
         steps: Each model's.
+        failures: Parts that came to no end, and why.
     """
 
     machine: dict[str, Any]
@@ -69,6 +70,7 @@ class Report:
     speeds: list[Speed]
     waits: list[Verdict]
     steps: list[Step]
+    failures: list[str]
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -78,6 +80,7 @@ def lines(report: Report) -> Iterator[str]:
     yield f"by the reference: {', '.join(report.missing) or 'nothing'}"
     for verdict in (*report.bits, *report.waits):
         yield f"{'ok ' if verdict.holds else 'BAD'}  {verdict.subject:44} {verdict.found}"
+    yield from (f"FAILED  {failure}" for failure in report.failures)
     for speed in report.speeds:
         target = "" if speed.target is None else f"  target {speed.target:.0%}"
         yield f"{speed.kernel:36} {speed.numel / 1e6:6g} M {speed.microseconds:9.1f} us {speed.of_copy:6.0%}{target}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from unittest import mock
 
 import pytest
@@ -57,7 +58,7 @@ def test_a_wrong_bit_is_found() -> None:
 
     encode, calls = kernels.encode, iter(range(1000))
     with mock.patch.object(gpu, "_blocks", return_value=BLOCKS), mock.patch.object(kernels, "encode", spoiling):
-        verdicts = gpu._bits(CPU, said.append)
+        verdicts = list(gpu._bits(CPU, said.append))
     assert [verdict.subject for verdict in verdicts if not verdict.holds] == [f"bits of {codes.Exponent()}"]
     assert len(said) == len(gpu.CODES)
     assert {type(code) for code in gpu.CODES} == set(codes.ALL) - {codes.Integers, codes.NonUniform}
@@ -84,11 +85,29 @@ def test_what_is_measured() -> None:
     assert [verdict.found for verdict in waits if not verdict.holds] == []
     assert {step.milliseconds for step in steps} == {1.0}
     assert [step.method for step in steps] == ["DDP", *(method for method, _ in gpu.METHODS)]
-    measured = gpu_report.Report({"device": "none"}, ("merge_top",), 1.0, [], speeds, waits, steps)
-    assert len(list(gpu_report.lines(measured))) == 3 + len(speeds) + len(waits) + len(steps)
+    measured = gpu_report.Report({"device": "none"}, ("merge_top",), 1.0, [], speeds, waits, steps, ["bits: died"])
+    assert len(list(gpu_report.lines(measured))) == 4 + len(speeds) + len(waits) + len(steps)
     for table in report.gpu_tables(measured):
         Console(file=open("/dev/null", "w")).print(table)  # noqa: SIM115
     assert report.document("bench.gpu", report=measured)["report"]["copy"] == 1.0
+
+
+def test_what_fails_loses_only_itself() -> None:
+    kept: list[tuple[int, int]] = []
+    found = gpu_report.Report({}, (), 1.0, [], [], [], [], [])
+
+    def broken() -> Iterator[int]:
+        yield 1
+        raise RuntimeError("an illegal memory access")
+
+    parts = [("bits", found.bits, broken), ("waits", found.waits, lambda: [2, 3])]
+    gpu._collected(found, parts, lambda report: kept.append((len(report.bits), len(report.waits))))
+    assert (found.bits, found.waits) == ([1], [2, 3])
+    assert found.failures == ["bits: RuntimeError: an illegal memory access"]
+    assert kept == [(1, 0), (1, 2)]
+    with mock.patch.object(gpu, "SECONDS", -1.0):
+        gpu._collected(found, parts, lambda report: None)
+    assert found.failures[1:] == ["bits: not begun, -1 s had passed", "waits: not begun, -1 s had passed"]
 
 
 class Small(nn.Module):

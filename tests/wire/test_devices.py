@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -22,7 +24,7 @@ from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.wire import Meter, Wire
 from gradwire.wire.sibling import _options_of, backends_of, sibling_of
-from gradwire.wire.transport import ProcessGroupTransport, timeout_of
+from gradwire.wire.transport import ProcessGroupTransport, failure_of, timeout_of
 from gradwire.wire.watch import Watch
 from gradwire.wire.wire import LOOK_SECONDS
 from pool import ranks
@@ -93,6 +95,52 @@ def test_a_device_that_is_at_it_for_too_long_is_found_out() -> None:
     watch.look()
     watch.add("all-gather of 8 bytes with 3 others", [Work()], now)
     watch.look()
+
+
+def test_a_collective_that_is_through_is_let_go_of_before_the_next() -> None:
+    watch, done = Watch(None), Work()
+    held = weakref.ref(done)
+    watch.add("all-gather of 8 bytes with 3 others", [done], time.monotonic())
+    done.completed = True
+    del done
+    watch.add("all-gather of 9 bytes with 3 others", [Work()], time.monotonic())
+    assert held() is None
+
+
+def test_a_collective_that_failed_on_its_device_is_found_out() -> None:
+    """To the host it is through."""
+    said = [""]
+    watch, failed = Watch(timedelta(seconds=10), lambda: said[0]), Work()
+    watch.add("all-gather of 8 bytes with 3 others", [failed], time.monotonic())
+    failed.completed = True
+    said[0] = "cuda: comm error"
+    with pytest.raises(WireError, match=r"all-gather of 8 bytes .*The backend said: cuda: comm error"):
+        watch.look()
+
+
+def test_what_a_backend_says_of_its_device() -> None:
+    def group(told: object) -> Any:
+        return mock.Mock(_device_types=[CUDA], _get_backend=lambda device: mock.Mock(get_error=told))
+
+    assert failure_of(group(lambda: ErrorType.SUCCESS)) == ""
+    assert failure_of(group(lambda: ErrorType.REMOTE_ERROR)) == "cuda: remote error"
+    assert failure_of(group(mock.Mock(side_effect=RuntimeError("gloo does not tell")))) == ""
+
+
+@ranks(2)
+def test_a_group_of_ones_own_needs_nobody_elses_communicator() -> None:
+    """As where init_process_group was given a device_id."""
+    everybody = dist.group.WORLD
+    assert everybody is not None
+    assert failure_of(everybody) == ""
+    everybody.bound_device_id = CUDA
+    try:
+        with mock.patch("torch.distributed.distributed_c10d._get_split_source", side_effect=AssertionError("split")):
+            sibling = sibling_of(everybody, torch.device("cpu"))
+        assert everybody.bound_device_id == CUDA
+    finally:
+        everybody.bound_device_id = None
+    dist.destroy_process_group(sibling)
 
 
 def test_without_a_limit_a_device_may_take_for_ever() -> None:

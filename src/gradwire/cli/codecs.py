@@ -122,13 +122,20 @@ def gpu(*, json: Json = None) -> None:
         json: Write all measurements to this file too.
     """
     from gradwire_bench import gpu as bench_gpu
-    from gradwire_bench import report
+    from gradwire_bench import gpu_report, report
 
     console = new_console()
+
+    def keep(found: gpu_report.Report) -> None:
+        if json is not None:
+            report.write_json(json, report.document("bench.gpu", report=found))
+
     with console.status("starting") as status:
-        measured = bench_gpu.measure(told=status.update)
+        measured = bench_gpu.measure(told=status.update, keep=keep)
     for table in report.gpu_tables(measured):
         console.print(table)
     if measured.missing:
         console.print(f"By the reference, slowly: {', '.join(measured.missing)}", soft_wrap=True)
+    for failure in measured.failures:
+        console.print(f"Failed: {failure}", soft_wrap=True)
     write(json, report.document("bench.gpu", report=measured))

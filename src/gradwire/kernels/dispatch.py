@@ -30,6 +30,28 @@ A package has functions of the reference's names, and ``CODES``, what they encod
 OLDEST_GPU = (8, 0)
 """The lowest compute capability that Triton compiles for."""
 
+BY_THE_CPU = {
+    "collect_local_maxima",
+    "deadzone_decode",
+    "deadzone_dither",
+    "deadzone_encode",
+    "deadzone_scales",
+    "deadzone_step",
+    "gaps_decode",
+    "gaps_encode",
+    "quantile_decode",
+    "quantile_encode",
+    "sketch",
+    "sketch_estimates",
+    "zero_runs_decode",
+    "zero_runs_encode",
+}
+"""Kernels whose reference goes from value to value.
+
+A device that waits for the host at each of them would take minutes, so where it has none of its own the CPU's do it, on
+copies: the same bits.
+"""
+
 KERNELS: dict[str, Callable[..., Any]] = {}
 """The reference's functions, by name."""
 
@@ -46,10 +68,39 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
         own = overrides(device.type)
         if coded and type(args[0]) not in own.get("CODES", ()):
             return reference(*args, **kwargs)
+        if name not in own and name in BY_THE_CPU and device.type != "cpu":
+            staged: R = _on_copies(overrides("cpu")[name], device, args, kwargs)
+            return staged
         function: Callable[P, R] = own.get(name, reference)
         return function(*args, **kwargs)
 
     return dispatched
+
+
+def _on_copies(
+    function: Callable[..., Any], device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Has the CPU do it; the host waits for the device."""
+    copies: list[tuple[Tensor, Tensor]] = []
+
+    def brought(tensor: Tensor) -> Tensor:
+        copies.append((tensor, tensor.cpu()))
+        return copies[-1][1]
+
+    given, options = (_moved(each, brought) for each in (args, tuple(kwargs.values())))
+    answer = function(*given, **dict(zip(kwargs, options, strict=True)))
+    for tensor, copy in copies:
+        tensor.copy_(copy)
+    return _moved(answer, lambda each: each.to(device))
+
+
+def _moved(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    """A value with all its tensors moved."""
+    if isinstance(value, Tensor):
+        return move(value)
+    if isinstance(value, Compensated):
+        return Compensated(*(_moved(each, move) for each in value))
+    return tuple(_moved(each, move) for each in value) if isinstance(value, tuple) else value
 
 
 def _tensor(argument: Any) -> Tensor | None:
@@ -81,7 +132,7 @@ def has_old_gpu() -> bool:
 
 
 def by_reference(device: torch.device) -> tuple[str, ...]:
-    """The kernels and codes that run by the reference on a device, which is slow."""
+    """The kernels and codes that a device has not: the reference runs there, slowly, or the CPU on copies."""
     from gradwire.kernels import codes
 
     own = overrides(device.type)

@@ -29,7 +29,7 @@ def sibling_of(group: dist.ProcessGroup, device: torch.device, some: Sequence[in
     if timeout is not None and device.type != "cpu":
         timeout *= 2
     backend = dist.get_backend(group)  # "undefined" where devices have different ones
-    with _named(_new_name(group, ranks, device)):
+    with _named(_new_name(group, ranks, device)), _by_itself():
         sibling = dist.new_group(
             list(ranks),
             timeout=timeout,
@@ -64,6 +64,21 @@ def _new_name(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.devi
     dist.all_reduce(count, dist.ReduceOp.MAX, group=group)
     _siblings = int(count) + 1
     return f"gradwire {_siblings} of {' '.join(map(str, ranks))}"
+
+
+@contextmanager
+def _by_itself() -> Iterator[None]:
+    """Has the group that is made within a communicator of its own.
+
+    Where ``init_process_group`` was given a ``device_id``, torch has NCCL split it off that of all ranks, which all of
+    them must take part in: those in other groups, and those that attach nothing, would be waited for for ever.
+    """
+    everybody = distributed_c10d._get_default_group()
+    device, everybody.bound_device_id = everybody.bound_device_id, None
+    try:
+        yield
+    finally:
+        everybody.bound_device_id = device
 
 
 @contextmanager

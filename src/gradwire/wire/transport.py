@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import ErrorType
 from torch.distributed import distributed_c10d
 
 from gradwire.errors import GradwireError, WireError
@@ -80,6 +81,17 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
     return None
 
 
+def failure_of(group: dist.ProcessGroup) -> str:
+    """What a group's backends say has failed on their devices; empty if nothing has, or they do not tell."""
+    failed = []
+    for device in group._device_types:
+        ask = getattr(group._get_backend(device), "get_error", None)
+        with suppress(RuntimeError):  # gloo tells who waits
+            if ask is not None and (found := ask()) != ErrorType.SUCCESS:
+                failed.append(f"{device.type}: {found.name.lower().replace('_', ' ')}")
+    return ", ".join(failed)
+
+
 class _Transfer(NamedTuple):
     """A tensor that is sent to a rank, or comes from it."""
 
@@ -103,7 +115,7 @@ class ProcessGroupTransport:
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta | None = None) -> None:
         self._group = group
         self._timeout = timeout_of(group) if timeout is None else timeout
-        self._watch = Watch(self._timeout)
+        self._watch = Watch(self._timeout, lambda: failure_of(self._group))  # which closing lets go of
         self._recorded = group in distributed_c10d._world.pg_map
         self.rank = group.rank()
         self.world_size = group.size()

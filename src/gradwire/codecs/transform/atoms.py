@@ -115,7 +115,7 @@ def systematic(chances: Tensor, uniform: float) -> Tensor:
     """
     edges = chances.cumsum(0)
     count = round(float(edges[-1]))
-    points = torch.arange(count, dtype=chances.dtype) + uniform
+    points = torch.arange(count, dtype=chances.dtype, device=chances.device) + uniform
     return torch.searchsorted(edges, points, right=True).clamp_(max=max(int((chances > 0).sum()) - 1, 0))
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire.deferred import placed
 from gradwire.engine.guards.guard import Guard
 from gradwire.engine.unit import Unit
 from gradwire.layout import Slot
@@ -40,8 +42,8 @@ class Unused(Guard):
         return [self._share(unit, gradient.device)] if self._ask else []
 
     def _share(self, unit: Unit, device: torch.device) -> Synchronization:
-        used = torch.tensor([slot.name not in self.names for slot in unit.slots], dtype=torch.float32, device=device)
-        self._used[unit] = yield AllReduceMean(used, beside=True)
+        used = np.array([slot.name not in self.names for slot in unit.slots], dtype=np.float32)
+        self._used[unit] = yield AllReduceMean(placed(used, device), beside=True)
 
     def after_decode(self, unit: Unit, average: Tensor) -> None:
         """Gives back, and hands on zeros; the host waits for a device only if something was not used here."""

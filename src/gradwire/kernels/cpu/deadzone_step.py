@@ -35,7 +35,7 @@ def deadzone_step(
     taken = _take(block.runs, block.segments, array(values), array(scales), stride, sample)
     share = 1 if taken == block.numel else taken / block.numel
     target = room if share == 1 and key is None else int(room * share * MARGIN)
-    drawn = np.empty(0, np.float32) if key is None else array(uniform(key, taken))
+    drawn = np.empty(0, np.float32) if key is None else array(uniform(key, taken, values.device))
     rounded = sample if key is None else np.zeros_like(sample)
     step, points = _STEPS[_choose(sample, drawn, rounded, _STEPS, tile, target, codes().lengths)], np.zeros(3, np.int64)
     _points(sample, step, points, np.zeros(3, np.int64))

@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from gradwire.deferred import placed
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.layout import Block, Int64Array
 
@@ -108,7 +109,7 @@ class Tiles:
         return self._moved(self._block.runs[:, [2, 1, 0]])
 
     def _moved(self, values: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self._device)
+        return placed(np.ascontiguousarray(values, dtype=np.int64), self._device)
 
 
 _tiles: WeakKeyDictionary[Block, dict[torch.device, Tiles]] = WeakKeyDictionary()

@@ -67,7 +67,7 @@ def deadzone_scales(block: Block, source: Compensated) -> Tensor:
         mean = sum(run_total(piece.t.double().abs()) for piece in pieces) / sum(piece.t.numel() for piece in pieces)
         keep_all(pieces)
         scales.append(torch.nan if not math.isfinite(mean) else mean)
-    found = torch.tensor(scales, dtype=torch.float32)
+    found = torch.tensor(scales, dtype=torch.float32, device=source.gradient.device)
     return torch.where(found < SMALLEST_SCALE, 0.0, found)
 
 
@@ -89,7 +89,7 @@ def deadzone_encode(
         Whether all had room.
     """
     edge = payload.numel() - deadzone_room(block, tile, payload)
-    room, offsets = 8 * (payload.numel() - edge), _offsets(points)
+    room, offsets = 8 * (payload.numel() - edge), _offsets(points, values.device)
     coder, base = Coder(), 0
     streams = [""] * tiles_of(block, tile)
     for segment in range(block.segment_count):
@@ -128,9 +128,9 @@ def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weig
 
     Codes go on with zeros where the payload ends, and end with the last element of their tile.
     """
-    total = torch.zeros(block.numel, dtype=torch.float32)
-    for payload in payloads:
-        total = total + _read(block, payload, tile)
+    total = torch.zeros(block.numel, dtype=torch.float32, device=out.device)
+    for payload in payloads.cpu():  # which is read bit by bit
+        total = total + _read(block, payload, tile).to(out.device)
     base = 0
     for start, length, _ in block.runs.tolist():
         out[start : start + length] = total[base : base + length] * weight
@@ -225,8 +225,8 @@ def levels_of(relative: Tensor) -> Tensor:
     return (relative + ROUNDING).clamp(1, LIMIT).long()
 
 
-def _offsets(points: tuple[int, int, int]) -> Tensor:
-    return (torch.tensor(points, dtype=torch.float32) - 128) / 256
+def _offsets(points: tuple[int, int, int], device: torch.device) -> Tensor:
+    return (torch.tensor(points, dtype=torch.float32, device=device) - 128) / 256
 
 
 def _sent(levels: Tensor, offsets: Tensor, step: Tensor, values: Tensor) -> Tensor:
@@ -237,11 +237,11 @@ def _sent(levels: Tensor, offsets: Tensor, step: Tensor, values: Tensor) -> Tens
 
 
 def _read(block: Block, payload: Tensor, tile: int) -> Tensor:
-    """What a payload stands for: ``float32[numel]``."""
+    """What a payload on the CPU stands for: ``float32[numel]``."""
     words = payload.clone().view(torch.int32)
     head = block.segment_count + HEAD // 4
     steps = words[: block.segment_count].view(torch.float32)
-    offsets = _offsets(tuple(payload[4 * head - HEAD : 4 * head - 1].tolist()))
+    offsets = _offsets(tuple(payload[4 * head - HEAD : 4 * head - 1].tolist()), payload.device)
     sizes = words[head : head + tiles_of(block, tile)].tolist()
     content = int.from_bytes(bytes(payload[4 * (head + len(sizes)) :].tolist()), "little")
     step_of_element = steps.repeat_interleave(torch.from_numpy(block.segment_numels))

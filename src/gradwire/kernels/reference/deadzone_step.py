@@ -55,7 +55,7 @@ def deadzone_step(
     """
     sample, share = _sample(block, values, scales, sampling(block, room))
     target = room if share == 1 and key is None else int(room * share * MARGIN)
-    drawn = None if key is None else uniform(key, sample.numel())
+    drawn = None if key is None else uniform(key, sample.numel(), values.device)
     low, high = 0, STEPS
     while low < high:
         middle = (low + high) // 2
@@ -68,9 +68,9 @@ def deadzone_step(
     return step_of(low), _points(sample, low)
 
 
-def uniform(key: int, count: int, first: int = 0) -> Tensor:
+def uniform(key: int, count: int, device: torch.device, first: int = 0) -> Tensor:
     """Numbers from 0 to 1, the end not included: ``float32[count]``."""
-    return (hash32(key, torch.arange(first, first + count)) >> 8).float() * 2.0**-24
+    return (hash32(key, torch.arange(first, first + count, device=device)) >> 8).float() * 2.0**-24
 
 
 def sampling(block: Block, room: int) -> int:
@@ -94,7 +94,7 @@ def deadzone_dither(block: Block, values: Tensor, steps: Tensor, key: int, out: 
         step = steps[segment]
         for run, start, stop, _ in flat_runs(block, segment):
             t, relative = values[start:stop], values[start:stop].abs() * (1 / step)
-            levels = (relative + uniform(keys[run], stop - start, int(block.origins[run]))).floor()
+            levels = (relative + uniform(keys[run], stop - start, t.device, int(block.origins[run]))).floor()
             rounded = torch.where(relative < LIMIT, torch.where(t < 0, -1.0, 1.0) * (levels * step), t)
             out[start:stop] = rounded if bool(step > 0) and bool(step.isfinite()) else 0.0
 
@@ -110,7 +110,7 @@ def _sample(block: Block, values: Tensor, scales: Tensor, stride: int) -> tuple[
                     chunk = values[first : min(first + SAMPLED_CHUNK, stop)].abs()
                     found.append(chunk * (1 / scale) if bool(scale > 0) else torch.zeros_like(chunk))
                 number += 1
-    sample = torch.cat(found) if found else torch.empty(0, dtype=torch.float32)
+    sample = torch.cat(found) if found else values.new_empty(0)
     return sample, sample.numel() / max(block.numel, 1)
 
 
