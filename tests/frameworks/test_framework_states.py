@@ -157,7 +157,7 @@ def verified_and_audited(framework: str) -> None:
     if dist.get_rank() == 1:
         sync.engine.guards.append(Spoiled())
     average(gradients(dist.get_rank(), 4))
-    with pytest.raises(Exception, match="not the same bits"):
+    with pytest.raises(Exception, match="averaged gradients are not the same on all ranks"):
         average(gradients(dist.get_rank(), 5))
     assert isinstance(sync.failed, DivergenceError)
     sync.close()
