@@ -154,7 +154,7 @@ class Bucketed(Handle):
         method: Methods,
         process_group: Any,
         choices: Choices,
-        options: Mapping[str, Any],
+        options: dict[str, Any],
         alignment: int = 1,
     ) -> None:
         workers = default_group(process_group)
