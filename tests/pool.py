@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing as mp
+import os
 import traceback
 from collections.abc import Callable
 from functools import wraps
@@ -29,9 +30,13 @@ class Pool:
 
     A process starts when a world first needs it, and worlds of any size are made of the same ones: what they have
     imported and compiled serves all.
+
+    Args:
+        environment: Variables of the processes; of this one's they have those that the first pool of all found.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
+        self._environment = environment
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._processes: list[tuple[mp.process.BaseProcess, Connection]] = []
         self._worlds = 0
@@ -68,7 +73,7 @@ class Pool:
 
     def _start(self, rank: int) -> tuple[mp.process.BaseProcess, Connection]:
         ours, theirs = FORKING.Pipe()
-        process = FORKING.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
+        process = FORKING.Process(target=_serve, args=(rank, self._store.port, theirs, self._environment), daemon=True)
         process.start()
         return process, ours
 
@@ -91,7 +96,8 @@ def ranks(workers: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return everywhere
 
 
-def _serve(rank: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, port: int, pipe: Connection, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
     torch.set_num_threads(1)
     # A store in a file would have every pair of every new group look for its keys every few milliseconds.
     store = dist.TCPStore("127.0.0.1", port, is_master=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.utils.dlpack import from_dlpack
 
-from gradwire import bridge
+from gradwire.attach import elsewhere
+from gradwire.attach.array_synchronizer import ArraySynchronizer
 from gradwire.attach.elsewhere import Cell
-from gradwire.bridge import Bridge, Saved
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.mirror import Mirror, Mirrored, mirrored
@@ -33,20 +33,15 @@ class State(NamedTuple):
     step: jax.Array
 
 
-class Synchronizer(Bridge):
+class Synchronizer(ArraySynchronizer):
     """Averages gradients shaped as ``params`` over all processes, within ``jax.jit`` or without.
 
     To be made on every rank with the same arguments; each process has one device. What the method remembers stays in
-    the handle: save and restore it beside the parameters.
+    the handle: save and restore it beside the parameters. All other arguments, options and what is raised are
+    :class:`gradwire.Synchronizer`'s.
 
     Args:
         params: Any tree of arrays, the same values on all ranks; :func:`broadcast` makes them so.
-        method: As in :func:`gradwire.compress`.
-        process_group: As in :class:`gradwire.Synchronizer`, and so are the options.
-        **options: The other choices and the method's hyper-parameters.
-
-    Raises:
-        ConfigurationError: If anything cannot be as asked, or differs between ranks.
 
     Example::
 
@@ -100,20 +95,19 @@ class Synchronizer(Bridge):
         return tree_util.tree_unflatten(tree, [averages[name] for name in self.cells]), step
 
 
-class Periodic(Saved, Mirrored):
+class Periodic(Mirrored):
     """Parameters of local steps, averaged from time to time, as :class:`gradwire.Periodic`; see :func:`periodic`."""
 
-    _leaves: _Trained
+    _leaves: _Leaves
 
     def step(self, params: Any = None, state: Any = ()) -> Any:
-        """To be called after every local step, on every rank, between compiled steps, as it looks at values.
+        """Parameters and state as they are given, or as averages leave them, where one is due.
+
+        To be called after every local step, on every rank, between compiled steps, as it looks at values.
 
         Args:
             params: The parameters now.
             state: The optimizer's state now, of which ``moments="average"`` averages what is shaped as the parameters.
-
-        Returns:
-            Both: as they were given, or as averages left them.
         """
         if any(isinstance(leaf, jax.core.Tracer) for leaf in tree_util.tree_leaves(params)):
             raise ConfigurationError("within jax.jit there are no values to average; call step between compiled steps")
@@ -139,11 +133,8 @@ def periodic(params: Any, **options: Any) -> Periodic:
 
     Args:
         params: Any tree of arrays, the same values on all ranks; :func:`broadcast` makes them so.
-        **options: Of :func:`gradwire.periodic`. ``moments="reset"``, ``broadcast`` and ``buffers`` are refused: average
-            a tree of statistics by a handle of its own.
-
-    Raises:
-        ConfigurationError: If anything cannot be as asked, or differs between ranks.
+        **options: Of :func:`gradwire.periodic`, and so is what is raised. ``moments="reset"``, ``broadcast`` and
+            ``buffers`` are refused: average a tree of statistics by a handle of its own.
 
     Example::
 
@@ -152,24 +143,24 @@ def periodic(params: Any, **options: Any) -> Periodic:
             params, state = local.step(*train_step(params, state, batch))
         params, state = local.synchronize(params, state)
     """
-    trained = _Trained(params, options.get("moments") == "average")
+    leaves = _Leaves(params, options.get("moments") == "average")
 
     def mirror() -> Mirror:
         if unknown := [name for name in ("broadcast", "buffers") if options.get(name)]:
             raise ConfigurationError(
                 f"{unknown[0]} is not for trees; give params that gradwire.jax.broadcast made equal"
             )
-        return Mirror(trained.cells, lambda place: trained.moments[place])
+        return Mirror(leaves.cells, lambda place: leaves.moments[place])
 
     handle = mirrored(Periodic, mirror, options)
-    handle._leaves = trained
+    handle._leaves = leaves
     return handle
 
 
 def broadcast(tree: Any, process_group: Any = None) -> Any:
     """A tree of arrays as rank 0 has it; to be called on all ranks, with the same shapes and dtypes."""
     leaves = _Leaves(tree)
-    bridge.broadcast(leaves.cells, process_group)
+    elsewhere.broadcast(leaves.cells, process_group)
     return leaves.tree()
 
 
@@ -205,50 +196,42 @@ def init_process_group(**options: Any) -> None:
 
 def check_devices() -> None:
     """Raises ConfigurationError unless this process has one device of JAX's."""
-    if (count := jax.local_device_count()) > 1:
-        raise ConfigurationError(
-            f"this process has {count} devices of JAX's; start a process for each, without XLA_FLAGS="
-            "--xla_force_host_platform_device_count, or with CUDA_VISIBLE_DEVICES of one device"
-        )
+    elsewhere.check_one_device("JAX", jax.local_device_count(), "XLA_FLAGS=--xla_force_host_platform_device_count")
 
 
-def averaged(handle: Bridge, gradients: Mapping[str, Any], step: Any = -1) -> tuple[dict[str, Any], Any]:
-    """Averages gradients in buckets of XLA's, from where they lie.
+def averaged(handle: ArraySynchronizer, gradients: Mapping[str, Any], step: Any = -1) -> tuple[dict[str, Any], Any]:
+    """Averages gradients by name in buckets of XLA's, from where they lie; a missing one counts as zero.
 
-    Args:
-        handle: Who averages.
-        gradients: By name; a missing one counts as zero.
-        step: How many averages there were, to be compared with the handle's count; -1 for no comparison.
-
-    Returns:
-        Averages of all arrays, by name, in the dtypes of their gradients; and how many averages there are now.
-
-    Raises:
-        ConfigurationError: If a gradient is not shaped as its array, or not of real numbers of up to 32 bits.
+    ``step`` is how many averages there were, to be compared with the handle's count; -1 for no comparison. With the
+    averages of all arrays, in the dtypes of their gradients, comes how many averages there are now.
     """
-    names, dtypes = list(gradients), {name: cell.dtype for name, cell in handle.cells.items()}
-    dtypes.update((name, jnp.result_type(each).name) for name, each in gradients.items())
-    for name, each in gradients.items():
-        handle.check_gradient(name, jnp.shape(each), dtypes[name])
+    given = {name: jnp.asarray(each) for name, each in gradients.items()}
+    names, kinds = list(given), handle.kinds(given)
 
-    def on_host(context: Any, out: Sequence[Any], *given: Any) -> None:
-        *arrays, before = (from_dlpack(each) for each in given)
+    def on_host(context: Any, out: Sequence[Any], *arrays: Any) -> None:
+        *values, before = (from_dlpack(each) for each in arrays)
         *buffers, now = (from_dlpack(each) for each in out)
-        handle.average_arrays(buffers, dict(zip(names, arrays, strict=True)), None if before < 0 else int(before))
+        handle.average_arrays(buffers, dict(zip(names, values, strict=True)), None if before < 0 else int(before))
         now.fill_(handle.steps())
 
     made = [jax.ShapeDtypeStruct((numel,), jnp.float32) for numel in handle.numels]
     call = buffer_callback(on_host, [*made, jax.ShapeDtypeStruct((), jnp.int32)], has_side_effect=True)
-    *flats, now = call(*gradients.values(), jnp.asarray(step, jnp.int32))
-    views = ChainMap(*handle.views(flats))
-    return {n: views[n].reshape(cell.shape).astype(dtypes[n]) for n, cell in handle.cells.items()}, now
+    *flats, now = call(*given.values(), jnp.asarray(step, jnp.int32))
+    views = handle.views(flats)
+    return {name: views[name].reshape(shape).astype(dtype) for name, (shape, dtype) in kinds.items()}, now
 
 
 class _Leaves:
-    """A tree's arrays, each of which can be read and replaced."""
+    """A tree's arrays, each of which can be read and replaced; of a tree of parameters also what an optimizer keeps.
 
-    def __init__(self, tree: Any) -> None:
+    Args:
+        tree: As it is at first.
+        averaging: Whether moments are averaged.
+    """
+
+    def __init__(self, tree: Any, averaging: bool = False) -> None:
         named, self._structure = tree_util.tree_flatten_with_path(tree)
+        self._params, self._averaging = self._structure, averaging
         self._values = [leaf for _, leaf in named]
         names = [tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in named]
         self.cells = [self._cell(place, name) for place, name in enumerate(names)]
@@ -268,21 +251,8 @@ class _Leaves:
         values, self._values = self._values, []
         return tree_util.tree_unflatten(self._structure, values)
 
-
-class _Trained(_Leaves):
-    """Parameters, and beside them what an optimizer keeps of each, while averages are made.
-
-    Args:
-        params: As they are at first.
-        averaging: Whether moments are averaged.
-    """
-
-    def __init__(self, params: Any, averaging: bool) -> None:
-        super().__init__(params)
-        self._params, self._averaging = self._structure, averaging
-
     def take(self, params: Any, state: Any) -> None:
-        """Has both as they are now in place of the last."""
+        """Has parameters and an optimizer's state as they are now in place of the last, while averages are made."""
 
         def whole(node: Any) -> bool:
             return bool(tree_util.tree_structure(node) == self._params)
@@ -291,11 +261,10 @@ class _Trained(_Leaves):
             raise ConfigurationError("the parameters are of another tree than those that periodic was given; give its")
         self._values, self._structure = tree_util.tree_flatten((params, state))
         self.moments = [dict[str, Cell]() for _ in self.cells]
-        begin = len(self.cells)
+        places = itertools.count(len(self.cells))
         for path, node in tree_util.tree_flatten_with_path(state, whole)[0]:
             key = tree_util.keystr(path)
-            kept = [self._cell(place, key) for place in range(begin, begin + len(tree_util.tree_leaves(node)))]
-            begin += len(kept)
+            kept = [self._cell(next(places), key) for _ in tree_util.tree_leaves(node)]
             if whole(node):
                 for cell, own, moments in zip(self.cells, kept, self.moments, strict=True):
                     if own.shape == cell.shape and "float" in own.dtype:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
-from gradwire import bridge
-from gradwire.attach.elsewhere import Cell
-from gradwire.bridge import LINE, Bridge, Rooms
+from gradwire.attach import elsewhere
+from gradwire.attach.array_synchronizer import ALIGNMENT, ArraySynchronizer, Rooms
+from gradwire.attach.elsewhere import Array, Cell
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
 
@@ -20,28 +18,20 @@ try:
 except ImportError as error:
     raise ImportError(f"{error}; TensorFlow comes with pip install 'gradwire[tensorflow]'") from error
 
-ALIGNMENT = LINE // 4
-"""``float32`` elements at a multiple of which TensorFlow takes memory as it is."""
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Or TensorFlow would make a graph of each line of Python here.
 _as_it_is: Callable[[Function], Function] = tf.autograph.experimental.do_not_convert
 
 
-class Synchronizer(Bridge):
+class Synchronizer(ArraySynchronizer):
     """Averages gradients of variables over all processes, in a ``tf.function`` or eagerly.
 
-    To be made on every rank with the same arguments, outside of any ``tf.function``.
+    To be made on every rank with the same arguments, outside of any ``tf.function``. All other arguments, options and
+    what is raised are :class:`gradwire.Synchronizer`'s.
 
     Args:
         variables: ``tf.Variable`` or ``keras.Variable``, the same values on all ranks; :func:`broadcast` makes them so.
-        method: As in :func:`gradwire.compress`.
-        process_group: As in :class:`gradwire.Synchronizer`, and so are the options.
-        **options: The other choices and the method's hyper-parameters.
-
-    Raises:
-        ConfigurationError: If anything cannot be as asked, or differs between ranks.
 
     Example::
 
@@ -59,12 +49,12 @@ class Synchronizer(Bridge):
         self.variables = list(variables)
 
         def cells() -> list[Cell]:
-            check_strategy()
-            return _cells(self.variables)
+            check_surroundings()
+            return elsewhere.cells(self.variables)
 
         super().__init__(cells, method, process_group, options, alignment=ALIGNMENT)
         self.check_equal(self.cells.values())
-        self.averages = Averaged(self)
+        self.averages = averaging(self)
 
     @_as_it_is
     def average(self, gradients: Sequence[Any]) -> list[Any]:
@@ -121,63 +111,44 @@ def DistributedGradientTape(tape: Any, synchronizer: Synchronizer) -> Any:  # no
 
 def broadcast(variables: Sequence[Any], process_group: Any = None) -> None:
     """Gives variables the values of rank 0's; to be called on all ranks, outside of any ``tf.function``."""
-    bridge.broadcast(_cells(variables), process_group)
+    elsewhere.broadcast(elsewhere.cells(variables), process_group)
 
 
-def check_strategy(strategy: Any = None) -> None:
-    """Raises ConfigurationError within a ``tf.distribute`` strategy, or for another than TensorFlow's own."""
+def check_surroundings(strategy: Any = None) -> None:
+    """Raises ConfigurationError with several devices, or a ``tf.distribute`` strategy that is not the default."""
     now = tf.distribute.get_strategy()
     if tf.distribute.has_strategy() or strategy not in (None, now):
-        raise ConfigurationError(
-            f"{type(strategy or now).__name__} of tf.distribute averages by itself; leave it out, and start a process "
-            "for each worker, as torchrun does"
-        )
+        raise elsewhere.averages_itself(f"{type(strategy or now).__name__} of tf.distribute")
+    for kind in ("GPU", "CPU"):
+        found = len(tf.config.list_logical_devices(kind))
+        elsewhere.check_one_device("TensorFlow", found, "tf.config.set_logical_device_configuration")
 
 
-class Averaged:
-    """Averages in memory that TensorFlow takes as it is: gradients are copied to it once, averages lie in it.
+def averaging(handle: ArraySynchronizer) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Averages by name, in memory that TensorFlow takes as it is: gradients are copied to it once, averages stay."""
+    rooms = Rooms(handle.numels)
 
-    Args:
-        handle: Whose buckets have been laid out with ``ALIGNMENT``.
-    """
-
-    def __init__(self, handle: Bridge) -> None:
-        self._handle = weakref.proxy(handle)
-        self._rooms = Rooms(handle.numels)
-
-    def __call__(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        """Averages of all arrays, by name, in the dtypes of their gradients."""
-        handle, given = self._handle, {name: tf.convert_to_tensor(each) for name, each in gradients.items()}
-        if not given:
+    def averages(gradients: Mapping[str, Any]) -> dict[str, Any]:
+        if not gradients:
             raise ConfigurationError("all gradients are None: the loss depends on none of the variables")
-        for name, each in given.items():
-            shape = handle.cells[name].shape
-            handle.check_gradient(name, shape if each.shape.is_compatible_with(shape) else each.shape, each.dtype.name)
+        given = {name: _shaped(tf.convert_to_tensor(each), handle.cells[name]) for name, each in gradients.items()}
+        names, kinds = list(given), handle.kinds(given)
 
-        def call(*arrays: Any) -> list[Any]:
-            return self._on_host(dict(zip(given, arrays, strict=True)))
+        def on_host(*arrays: Any) -> list[Array]:
+            return rooms.average(handle, dict(zip(names, map(np.asarray, arrays), strict=True)))
 
         wide = [tf.cast(each, tf.float32) for each in given.values()]
-        averages = tf.numpy_function(call, wide, [tf.float32] * len(handle.cells))
-        averages = tf.nest.flatten(averages)  # a single one comes without a list
-        dtypes = {name: each.dtype for name, each in given.items()}
-        return {
-            cell.name: tf.cast(tf.ensure_shape(average, cell.shape), dtypes.get(cell.name, cell.dtype))
-            for cell, average in zip(handle.cells.values(), averages, strict=True)
-        }
+        made = tf.nest.flatten(tf.numpy_function(on_host, wide, [tf.float32] * len(kinds)))  # one comes without a list
+        found = zip(kinds.items(), made, strict=True)
+        return {name: tf.cast(tf.ensure_shape(each, shape), dtype) for (name, (shape, dtype)), each in found}
 
-    def _on_host(self, given: Mapping[str, Any]) -> list[Any]:
-        """Averages of all arrays, given by name."""
-        buffers, lent = self._rooms.take()
-        tensors = {name: torch.from_numpy(np.asarray(each)) for name, each in given.items()}
-        views = self._handle.average_arrays(buffers, tensors)
-        averages = [views[cell.name].numpy().reshape(cell.shape) for cell in self._handle.cells.values()]
-        lent += [weakref.ref(each) for each in averages]
-        return averages
+    return averages
 
 
-def _cells(variables: Sequence[Any]) -> list[Cell]:
-    return bridge.cells(variables, lambda variable: variable.numpy())
+def _shaped(gradient: Any, cell: Cell) -> Any:
+    """A gradient of the array's shape, where TensorFlow knows less of it than that."""
+    unsure = gradient.shape.is_compatible_with(cell.shape) and not gradient.shape.is_fully_defined()
+    return tf.ensure_shape(gradient, cell.shape) if unsure else gradient
 
 
 def _identity(variable: Any) -> int:

@@ -24,7 +24,7 @@ from torch.utils.dlpack import from_dlpack
 
 import gradwire.jax
 import gradwire.tensorflow
-from gradwire.bridge import Bridge, Rooms
+from gradwire.attach.array_synchronizer import ArraySynchronizer, Rooms
 from gradwire.layout import as_matrix
 from gradwire_bench import shapes
 
@@ -51,7 +51,7 @@ def by_torch(values: list[Any], method: str) -> tuple[gradwire.Handle, Average]:
     return sync, lambda: sync.average(tensors)
 
 
-def by_tensorflow(values: list[Any], method: str) -> tuple[Bridge, Average]:
+def by_tensorflow(values: list[Any], method: str) -> tuple[ArraySynchronizer, Average]:
     """Within a ``tf.function``."""
     given = [tf.constant(each) for each in values]
     variables = [tf.Variable(tf.zeros_like(each)) for each in given]
@@ -60,7 +60,7 @@ def by_tensorflow(values: list[Any], method: str) -> tuple[Bridge, Average]:
     return sync, lambda: function(given)
 
 
-def by_jax(values: list[Any], method: str) -> tuple[Bridge, Average]:
+def by_jax(values: list[Any], method: str) -> tuple[ArraySynchronizer, Average]:
     """Within ``jax.jit``."""
     given = [jnp.asarray(each) for each in values]
     sync = gradwire.jax.Synchronizer([jnp.zeros_like(each) for each in given], method, **METHODS[method])

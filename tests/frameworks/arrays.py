@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 import gradwire
+from golden import noting
 from gradwire.layout import as_matrix
 
 SHAPES = {
@@ -48,6 +51,16 @@ def torch_synchronizer(
     shapes = [as_matrix(list(SHAPES.values())[place]) for place in order]
     parameters = [(name, torch.nn.Parameter(torch.zeros(each))) for name, each in zip(names, shapes, strict=True)]
     return gradwire.Synchronizer(parameters, method, **options)
+
+
+@contextmanager
+def asked() -> Iterator[list[tuple[str, str, bytes]]]:
+    """What this rank asks of the wire within: each request's kind, and its payload's dtype and bytes."""
+    told: list[tuple[str, str, bytes]] = []
+    with noting() as of_ranks:
+        yield told
+    for kind, payload in of_ranks[dist.get_rank()]:
+        told.append((kind, str(payload.dtype), payload.flatten().view(torch.uint8).numpy().tobytes()))
 
 
 def remembered(handle: gradwire.Handle) -> dict[tuple[str, str], bytes]:

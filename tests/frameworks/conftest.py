@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 
 import pytest
+from keras_models import backend
 
 from pool import Pool
 
@@ -17,19 +18,17 @@ def started(backend: str) -> Iterator[Pool]:
     for package in NEEDED[backend]:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed; make test-frameworks installs it")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KERAS_BACKEND", backend)
-        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-        for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-            patch.setenv(name, "1")
-        workers = Pool()
-        yield workers
-        workers.close()
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
+    workers = Pool(KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL="3", **threads)
+    yield workers
+    workers.close()
 
 
 @pytest.fixture(scope="session", params=list(NEEDED))
 def keras_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    yield from started(request.param)
+    for workers in started(request.param):
+        assert workers.run(1, backend) == [request.param]
+        yield workers
 
 
 @pytest.fixture(scope="session")

@@ -53,3 +53,9 @@ def assert_same_everywhere(values: Any) -> None:
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
     assert all(torch.equal(mine, each) for each in everyone)
+
+
+def backend() -> str:
+    import keras
+
+    return str(keras.backend.backend())

@@ -27,6 +27,13 @@ def test_every_example_is_there() -> None:
     assert all((ROOT / "examples" / name).exists() for name in told)
 
 
+def test_front_ends_are_small() -> None:
+    ours = ROOT / "src" / "gradwire"
+    files = [ours / "jax.py", ours / "tensorflow.py", *(ours / "keras").glob("*.py")]
+    assert len(files) > 5
+    assert sum(len(each.read_text().splitlines()) for each in files) <= 900
+
+
 def test_gradwire_imports_none_of_them() -> None:
     command = (
         "import sys, gradwire; gradwire.compress, gradwire.periodic, gradwire.methods.names(); "

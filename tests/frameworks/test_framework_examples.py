@@ -17,7 +17,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 
 def said(name: str, *arguments: str, needs: tuple[str, ...], **environment: str) -> tuple[float, int, float]:
     """Accuracy, steps and ratio, as rank 0 printed them last."""
-    for package in (*needs, "sklearn"):
+    for package in needs:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed; make test-frameworks installs it")
     told = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **environment}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
-from arrays import SHAPES, by_torch, gradients, remembered, torch_synchronizer
+from arrays import SHAPES, asked, by_torch, gradients, remembered, torch_synchronizer
 
 from catalogue import OPTIONS
 from gradwire import ConfigurationError, GradwireError, WireError, methods
@@ -38,8 +38,12 @@ def every_method() -> None:
         order = [list(SHAPES).index(each) for each in names]
         expected, average = torch_synchronizer(names, name, order=order, **options), jax.jit(sync.average)
         for step in range(3):
-            averages = average(tree(gradients(dist.get_rank(), step)))
-            wanted = by_torch(expected, names, dist.get_rank(), step, order)
+            with asked() as ours:
+                averages = jax.block_until_ready(average(tree(gradients(dist.get_rank(), step))))
+            with asked() as theirs:
+                wanted = by_torch(expected, names, dist.get_rank(), step, order)
+            assert ours == theirs, name
+            assert ours, name
             for key, each in zip(names, wanted, strict=True):
                 assert np.array_equal(averages[key], each), (name, key)
         assert sync.stats().wire_bytes == expected.stats().wire_bytes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from arrays import SHAPES, by_torch, gradients, remembered, torch_synchronizer
+from arrays import SHAPES, asked, by_torch, gradients, remembered, torch_synchronizer
 from keras_models import assert_same_everywhere, fit, flat, model, own, samples
 
 from catalogue import OPTIONS
@@ -64,10 +64,15 @@ def every_method() -> None:
         for step in range(2):
             before = [keras.ops.convert_to_numpy(each.value) for each in variables]
             given = [keras.ops.convert_to_tensor(each) for each in gradients(dist.get_rank(), step)]
-            optimizer.apply(given, variables)
-            averages = by_torch(expected, names, dist.get_rank(), step)
-            for variable, old, average in zip(variables, before, averages, strict=True):
-                assert np.array_equal(keras.ops.convert_to_numpy(variable.value), old - average), (name, variable.path)
+            with asked() as ours:
+                optimizer.apply(given, variables)
+                after = [keras.ops.convert_to_numpy(each.value) for each in variables]
+            with asked() as theirs:
+                averages = by_torch(expected, names, dist.get_rank(), step)
+            assert ours == theirs, name
+            assert ours, name
+            for place, each in enumerate(after):
+                assert np.array_equal(each, before[place] - averages[place]), (name, variables[place].path)
         assert handle.stats().wire_bytes == expected.stats().wire_bytes
         assert remembered(handle) == remembered(expected)
         handle.close()
@@ -220,6 +225,8 @@ def uneven() -> None:
         fit(net, inputs[: 64 - 16 * rank], labels[: 64 - 16 * rank], batch=16)
     with pytest.raises(ConfigurationError, match="nobody knows how many batches a rank has; give fit steps_per_epoch"):
         net.fit(((inputs[:16], labels[:16]) for _ in range(1 + rank)), verbose=0)
+    with pytest.raises(ConfigurationError, match=r"rank 0 has 'steps=None', rank 1 has 'steps=4'; give every rank"):
+        fit(net, inputs, labels, batch=16) if rank else net.fit(((inputs[:16], labels[:16]) for _ in "12"), verbose=0)
     before = handle.stats().steps
 
     def end(epoch: int, logs: Any) -> None:

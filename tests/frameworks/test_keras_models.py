@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,6 +103,10 @@ def misused() -> None:
             inside = model()
             refused(inside, r"MirroredStrategy of tf\.distribute averages by itself; leave it out")
         refused(inside, r"MirroredStrategy of tf\.distribute averages by itself; leave it out")
+    if keras.backend.backend() == "jax":
+        net = model()
+        with keras.distribution.DataParallel(devices=["cpu:0"]).scope():
+            refused(net, r"keras\.distribution averages by itself; leave it out, and start a process for each worker")
     with pytest.raises(ConfigurationError, match=r"has other values on rank 1 than on rank 0.*broadcast rank 0's"):
         gradwire.keras.compress(model(seed=1 + dist.get_rank()), "topk", broadcast=False)
 
@@ -130,6 +137,36 @@ def misused() -> None:
 
 def test_misuse_is_told(keras_pool: Pool) -> None:
     keras_pool.run(2, misused)
+
+
+WITHOUT_GRADWIRE = """
+import sys
+sys.modules["gradwire"] = None
+import keras, numpy
+net = keras.models.load_model(sys.argv[1])
+print(float(numpy.abs(net.predict(numpy.ones((2, 8, 8, 1), "float32"), verbose=0)).sum()))
+net.fit(numpy.ones((4, 8, 8, 1), "float32"), numpy.arange(4), verbose=0)
+"""
+
+
+def saved_model(path: str) -> None:
+    import gradwire.keras
+
+    net = model()
+    handle = gradwire.keras.compress(net, "topk", ratio=0.1)
+    fit(net, *own(64, 32), batch=16)
+    if dist.get_rank() == 0:
+        net.save(path)
+        command = [sys.executable, "-c", WITHOUT_GRADWIRE, path]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        ours = np.abs(net.predict(np.ones((2, 8, 8, 1), "float32"), verbose=0)).sum()
+        assert float(said) == pytest.approx(float(ours), rel=1e-6)
+    dist.barrier()
+    handle.close()
+
+
+def test_a_saved_model_needs_no_gradwire(keras_pool: Pool, tmp_path: Path) -> None:
+    keras_pool.run(2, saved_model, str(tmp_path / "model.keras"))
 
 
 def kinds_of_models() -> None:

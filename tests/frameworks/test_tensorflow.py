@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
-from arrays import SHAPES, by_torch, gradients, remembered, torch_synchronizer
+from arrays import SHAPES, asked, by_torch, gradients, remembered, torch_synchronizer
 
 from catalogue import OPTIONS
 from gradwire import ConfigurationError, WireError, methods
@@ -34,9 +33,14 @@ def every_method() -> None:
         names = list(sync.cells)
         expected, average = torch_synchronizer(names, name, **options), tf.function(sync.average)
         for step in range(3):
-            averages = average([tf.constant(each) for each in gradients(dist.get_rank(), step)])
-            for each, wanted in zip(averages, by_torch(expected, names, dist.get_rank(), step), strict=True):
-                assert np.array_equal(each.numpy(), wanted), name
+            with asked() as ours:
+                averages = average([tf.constant(each) for each in gradients(dist.get_rank(), step)])
+            with asked() as theirs:
+                wanted = by_torch(expected, names, dist.get_rank(), step)
+            assert ours == theirs, name
+            assert ours, name
+            for each, value in zip(averages, wanted, strict=True):
+                assert np.array_equal(each.numpy(), value), name
         assert sync.stats().wire_bytes == expected.stats().wire_bytes
         assert sync.stats().dense_bytes == expected.stats().dense_bytes
         assert remembered(sync) == remembered(expected)
@@ -163,42 +167,6 @@ def kinds_of_gradients() -> None:
 
 def test_kinds_of_gradients(tensorflow_pool: Pool) -> None:
     tensorflow_pool.run(2, kinds_of_gradients)
-
-
-def addresses() -> None:
-    """TensorFlow takes the averages where they lie, and gives gradients where they lie; room is used again."""
-    import tensorflow as tf
-
-    import gradwire.tensorflow
-
-    def address(tensor: Any) -> int:
-        return torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor)).data_ptr()
-
-    arrays = [shape for shape in SHAPES.values() if shape]  # of scalars numpy has no memory
-    zeros = [tf.Variable(tf.zeros(shape)) for shape in arrays]
-    sync = gradwire.tensorflow.Synchronizer(zeros, "topk", ratio=0.05)
-    on_host, seen = sync.averages._on_host, []
-
-    def watched(given: dict[str, Any]) -> list[Any]:
-        averages = on_host(given)
-        seen[:] = [[each.ctypes.data for each in side] for side in (given.values(), averages)]
-        return averages
-
-    sync.averages._on_host = watched  # type: ignore[method-assign]
-    average = tf.function(sync.average)
-    for _ in range(5):
-        given = [tf.random.normal(shape) for shape in arrays]
-        averages = average(given)
-        assert [[address(each) for each in tensors] for tensors in (given, averages)] == seen
-    assert len(sync.averages._rooms._rooms) == 2  # the last averages are still there when the next are made
-    kept = [each.numpy().copy() for each in averages]
-    average(given)
-    assert all(np.array_equal(each.numpy(), copy) for each, copy in zip(averages, kept, strict=True))
-    sync.close()
-
-
-def test_nothing_is_copied_on_the_way(tensorflow_pool: Pool) -> None:
-    tensorflow_pool.run(2, addresses)
 
 
 def a_rank_fails() -> float:

@@ -14,9 +14,9 @@ from torch import Tensor
 from elsewhere import CPU, GPU, There, a_gpu, here
 from gradwire import methods
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.policy import DensePolicy
 from gradwire.layout import flat_slots
 from gradwire.local import LocalWorld
+from gradwire.policy import DensePolicy
 from kernel_inputs import same
 
 SLOTS = flat_slots([("matrix", (24, 16)), ("conv", (4, 3, 3, 3)), ("vector", (70,))])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from gradwire.attach.averaged import Averaged
-from gradwire.engine import Unit
+from gradwire.attach.given import Named, default_group
+from gradwire.attach.handle import Handle
+from gradwire.attach.roll_call import RollCall
+from gradwire.engine import Methods, Unit
+from gradwire.engine.choices import Choices
 from gradwire.engine.engine import Engine
+from gradwire.engine.guarding import Guarding
+from gradwire.engine.mixture import configure
 from gradwire.layout import Slot, flat_slots
 from gradwire.wire.wire import TensorFuture, Wire
 
@@ -22,12 +27,12 @@ Shapes = Sequence[tuple[str, tuple[int, ...]]]
 
 Flat = TypeVar("Flat", Tensor, Any)
 
-Work = Callable[[int], None]
-"""What is done with a bucket of some number, on the wire's thread."""
+Views = Sequence[Mapping[str, Tensor]]
+"""Each bucket's parameters where they lie in its buffer, by name."""
 
 
-def _nothing(index: int) -> None:
-    """Where nothing is to be done."""
+def _leave(name: str, average: Tensor) -> None:
+    """The average stays where it is."""
 
 
 class Averaging(Protocol):
@@ -61,17 +66,27 @@ class Buckets:
         parts = self._handle.averaged.parameters
         return tuple(replace(slot, part=parts[slot.name].get("part", "")) for slot in flat_slots(shapes, alignment))
 
-    def views(self, index: int, buffer: Flat) -> dict[str, Flat]:
-        """A bucket's parameters in its buffer, by name; also in one of JAX's."""
-        return {slot.name: buffer[slot.offset : slot.stop].reshape(slot.shape) for slot in self.units[index].slots}
+    def views(self, buffers: Sequence[Flat]) -> list[dict[str, Flat]]:
+        """Each bucket's parameters in its buffer, by name; also in those of JAX."""
+        return [
+            {slot.name: buffer[slot.offset : slot.stop].reshape(slot.shape) for slot in unit.slots}
+            for unit, buffer in zip(self.units, buffers, strict=True)
+        ]
 
-    def average(self, buffers: Sequence[Tensor], fill: Work = _nothing, hand_on: Work = _nothing) -> None:
-        """Averages one step's gradients in place, and returns when all of them have been handed on.
+    def average(
+        self,
+        buffers: Sequence[Tensor],
+        views: Views,
+        given: Mapping[str, Tensor],
+        take: Callable[[str, Tensor], object] = _leave,
+    ) -> None:
+        """Averages one step's gradients in place, and returns when all of them have been taken.
 
         Args:
-            buffers: ``float32[unit.numel]`` for each unit.
-            fill: Writes a buffer before it is averaged.
-            hand_on: Takes the averages from it.
+            buffers: ``float32[unit.numel]`` for each unit, to be overwritten.
+            views: Of them.
+            given: Gradients by name, of as many elements as their parameters; a missing one counts as zero.
+            take: Called with each parameter's name and average, on the wire's thread.
 
         Raises:
             ConfigurationError: If a guard cannot go along as things are; nothing is changed.
@@ -81,27 +96,72 @@ class Buckets:
         """
         self._handle.engine.before_step()
         with self._handle.wire.whole():
-            for future in [self._submit(index, each, fill, hand_on) for index, each in enumerate(buffers)]:
+            parts = zip(self.units, buffers, views, strict=True)
+            for future in [self._submit(*each, given, take) for each in parts]:
                 self._handle.wire.wait(future)
 
-    def _submit(self, index: int, buffer: Tensor, fill: Work, hand_on: Work) -> TensorFuture:
-        wire, unit = self._handle.wire, self.units[index]
+    def _submit(
+        self,
+        unit: Unit,
+        buffer: Tensor,
+        views: Mapping[str, Tensor],
+        given: Mapping[str, Tensor],
+        take: Callable[[str, Tensor], object],
+    ) -> TensorFuture:
+        wire = self._handle.wire
         future = wire.promise()
 
-        def done() -> None:
-            hand_on(index)
+        def fill() -> None:
+            for name, view in views.items():
+                view.copy_(given[name].reshape(view.shape)) if name in given else view.zero_()
+
+        def hand_on() -> None:
+            for name, view in views.items():
+                take(name, view)
             wire.keep(future, buffer)
 
         self._handle.engine.average(
             wire,
             lambda: unit,
             buffer,
-            fill=partial(fill, index),
-            hand_on=done,
+            fill=fill,
+            hand_on=hand_on,
             counted=buffer[: _elements(unit.slots)],
-            last=index == len(self.units) - 1,
+            last=unit is self.units[-1],
         )
         return future
+
+
+class Bucketed(Handle):
+    """Averages gradients in buckets: a handle made from names and shapes.
+
+    Args:
+        named: Gives parameters by name, or what stands for them, in the model's order. What it raises is raised on all
+            ranks.
+        method: As in :func:`gradwire.compress`.
+        process_group: As in :class:`gradwire.Synchronizer`.
+        choices: What goes with every method.
+        options: The method's hyper-parameters.
+        alignment: As in :class:`Buckets`.
+
+    Raises:
+        ConfigurationError: If anything cannot be as asked, or differs between ranks.
+    """
+
+    def __init__(
+        self,
+        named: Callable[[], Named],
+        method: Methods,
+        process_group: Any,
+        choices: Choices,
+        options: dict[str, Any],
+        alignment: int = 1,
+    ) -> None:
+        workers = default_group(process_group)
+        with RollCall(workers) as roll_call:
+            configuration, guarding = configure(method, options, choices), Guarding(choices)
+            super().__init__(configuration, named(), workers, roll_call, guarding)
+        self._buckets = Buckets(self, alignment)
 
 
 def _elements(slots: Sequence[Slot]) -> int:

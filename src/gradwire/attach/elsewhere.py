@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.nn import Parameter
 
+from gradwire.attach.given import default_group
 from gradwire.errors import ConfigurationError
 from gradwire.layout import as_matrix
+from gradwire.wire import ProcessGroupTransport
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -26,6 +29,24 @@ class Cell(NamedTuple):
     dtype: str
     read: Callable[[], Array]
     write: Callable[[Array], object]
+
+
+def dtype_of(array: Any) -> str:
+    """The name that numpy has for the dtype of a framework's array."""
+    return str(getattr(array.dtype, "name", array.dtype)).removeprefix("torch.")
+
+
+def cells(variables: Sequence[Any]) -> list[Cell]:
+    """TensorFlow's or Keras' variables, by names that are the same in every process and after a restart: by place.
+
+    What stands before the last part of their own names, and what is counted behind it, depends on what else was made.
+    """
+
+    def cell(place: int, variable: Any) -> Cell:
+        name = f"{place}.{variable.name.rpartition('/')[2].partition(':')[0]}"
+        return Cell(name, tuple(variable.shape), dtype_of(variable), lambda: np.asarray(variable), variable.assign)
+
+    return [cell(*each) for each in enumerate(variables)]
 
 
 def stand_in(cell: Cell, device: torch.device = CPU) -> Parameter:
@@ -43,3 +64,30 @@ def stand_in(cell: Cell, device: torch.device = CPU) -> Parameter:
 def bytes_of(array: Array) -> Tensor:
     """An array's memory, whatever its dtype."""
     return torch.from_numpy(array.reshape(-1).view(np.uint8))
+
+
+def broadcast(given: Iterable[Cell], process_group: Any = None) -> None:
+    """Overwrites arrays by those of rank 0; every rank must call it with arrays of the same shapes and dtypes."""
+    group = default_group(process_group)
+    transport, device = ProcessGroupTransport(group), distributed_c10d._get_object_coll_device(group)
+    for cell in given:
+        value = np.array(cell.read())
+        own = bytes_of(value)
+        own.copy_(transport.broadcast(own.to(device, copy=True), 0)())
+        cell.write(value)
+
+
+def check_one_device(framework: str, devices: int, making: str) -> None:
+    """Raises ConfigurationError if a process has several devices, of which ``making`` makes several out of a CPU."""
+    if devices > 1:
+        raise ConfigurationError(
+            f"this process has {devices} devices of {framework}'s; start a process for each, without {making}, or with "
+            "CUDA_VISIBLE_DEVICES of one device"
+        )
+
+
+def averages_itself(other: str) -> ConfigurationError:
+    """Says that something of the framework's own averages, too."""
+    return ConfigurationError(
+        f"{other} averages by itself; leave it out, and start a process for each worker, as torchrun does"
+    )

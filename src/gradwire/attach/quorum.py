@@ -183,18 +183,14 @@ class Averages:
                 each.grad = torch.zeros_like(each)
         self._snapshot.take()
         self._began = self.engine.step
-        views = [self._buckets.views(index, flat) for index, flat in enumerate(self._flats)]
         weight = self.engine.world_size / self._share
         parameters = dict(self._named)
 
-        def fill(index: int) -> None:
-            _fill(views[index], gradients if takes_part else {})
+        def take(name: str, average: Tensor) -> None:
+            parameters[name].grad.copy_(average if weight == 1 else average.mul_(weight))  # type: ignore[union-attr]
 
-        def hand_on(index: int) -> None:
-            for name, view in views[index].items():
-                parameters[name].grad.copy_(view if weight == 1 else view.mul_(weight))  # type: ignore[union-attr]
-
-        self._buckets.average(self._flats, fill, hand_on)
+        views = self._buckets.views(self._flats)
+        self._buckets.average(self._flats, views, gradients if takes_part else {}, take)
 
     def average(self, tensor: Tensor) -> TensorFuture:
         """Queues the average of a tensor of which nothing is remembered, in place."""
@@ -235,14 +231,6 @@ class Averages:
         """Ends the wire's thread."""
         if self._share:
             self.wire.close()
-
-
-def _fill(views: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
-    for name, view in views.items():
-        if name in gradients:
-            view.copy_(gradients[name])
-        else:
-            view.zero_()
 
 
 def _check_nameless(configuration: Settled) -> None:

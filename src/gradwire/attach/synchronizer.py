@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,18 +12,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.attach.buckets import Buckets
-from gradwire.attach.given import check_left_out, check_named, default_group
-from gradwire.attach.handle import Handle
-from gradwire.attach.roll_call import RollCall
+from gradwire.attach.buckets import Bucketed
+from gradwire.attach.given import Named, check_left_out, check_named
 from gradwire.attach.shards import local, placed_as
 from gradwire.attach.tree import Tree
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices
-from gradwire.engine.guarding import Guarding
 from gradwire.engine.guards import Unused
-from gradwire.engine.mixture import Methods, configure
+from gradwire.engine.mixture import Methods
 from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Memory
@@ -36,7 +32,7 @@ Tensors = Mapping[str, Tensor]
 """Tensors by the name of the parameter that they are shaped as."""
 
 
-class Synchronizer(Handle):
+class Synchronizer(Bucketed):
     """Averages the gradients of plain parameters, without DDP.
 
     To be made on every rank with the same arguments.
@@ -103,28 +99,29 @@ class Synchronizer(Handle):
         **options: Any,
     ) -> None:
         choices = Choices.of(locals())
-        workers = default_group(process_group)
-        with RollCall(workers) as roll_call:
-            configuration, guarding = configure(method, options, choices), Guarding(choices)
-            if isinstance(parameters, torch.nn.Module):
-                module = unwrapped_model(parameters)
+
+        def named() -> Named:
+            given: object = parameters
+            if isinstance(given, torch.nn.Module):
+                module = unwrapped_model(given)
                 if isinstance(module, DistributedDataParallel):
                     raise ConfigurationError(
                         "the module is a DistributedDataParallel, which averages by itself; give it to "
                         "gradwire.compress, or the module inside, which then must not run through DDP"
                     )
                 self._tree = Tree(module)
-                parameters = self._tree.named_parameters()
-            given = check_named(parameters)
-            self._named = named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
-            self._frozen = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
-            super().__init__(configuration, named, workers, roll_call, guarding)
+                given = self._tree.named_parameters()
+            checked = check_named(given)
+            self._named = [(name, parameter) for name, parameter in checked if parameter.requires_grad]
+            self._frozen = [(name, parameter) for name, parameter in checked if not parameter.requires_grad]
+            return self._named
+
+        super().__init__(named, method, process_group, choices, options)
         self._unused = Unused(self.engine.give_back, ask=False)
         self.engine.guards.append(self._unused)
-        self._buckets = Buckets(self)
         device = self.engine.store.device
         self._flats = [torch.zeros(unit.numel, dtype=torch.float32, device=device) for unit in self._buckets.units]
-        self._views = [self._buckets.views(index, flat) for index, flat in enumerate(self._flats)]
+        self._views = self._buckets.views(self._flats)
 
     def synchronize(self) -> None:
         """Replaces every parameter's ``grad`` by its average over all workers; a missing one counts as zero.
@@ -159,7 +156,14 @@ class Synchronizer(Handle):
                 "load_state_dict(assign=True) have them do, attach anew"
             )
         self._unused.names.update(name for name, each in self._named if not each.requires_grad)
-        self._average(gradients, partial(_take_for_gradient, missing))
+        check_dense(gradients)
+        parameters = dict(self._named)
+        self._buckets.average(
+            self._flats,
+            self._views,
+            {name: local(each) for name, each in gradients.items()},
+            lambda name, average: _take_for_gradient(missing, parameters[name], average),
+        )
 
     def average(self, tensors: Tensors) -> dict[str, Tensor]:
         """Averages other tensors than gradients over all workers, and leaves them as they are.
@@ -183,26 +187,9 @@ class Synchronizer(Handle):
                     f"the tensor for {name!r} has shape {tuple(local(tensor).shape)}; the parameter of that name has "
                     f"{self.averaged.shapes.get(name, 'never been given')}; give tensors shaped as the parameters"
                 )
-        self._average(tensors, _leave)
-        return {name: view for views in self._views for name, view in views.items()}
-
-    def _average(self, tensors: Tensors, take: Callable[[torch.nn.Parameter, Tensor], None]) -> None:
-        """Averages in all buckets, and calls ``take`` on the wire's thread with each parameter and average."""
         check_dense(tensors)
-        parameters = dict(self._named)
-
-        def fill(index: int) -> None:
-            for name, view in self._views[index].items():
-                if name in tensors:
-                    view.copy_(local(tensors[name]))
-                else:
-                    view.zero_()
-
-        def hand_on(index: int) -> None:
-            for name, view in self._views[index].items():
-                take(parameters[name], view)
-
-        self._buckets.average(self._flats, fill, hand_on)
+        self._buckets.average(self._flats, self._views, {name: local(each) for name, each in tensors.items()})
+        return {name: view for views in self._views for name, view in views.items()}
 
 
 def check_dense(tensors: Tensors) -> None:
@@ -222,7 +209,3 @@ def _take_for_gradient(
     if parameter.grad is None:
         parameter.grad = missing[parameter]
     local(parameter.grad).copy_(average)
-
-
-def _leave(parameter: torch.nn.Parameter, average: Tensor) -> None:
-    """The average stays where it is."""

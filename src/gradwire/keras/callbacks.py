@@ -8,11 +8,13 @@ import keras
 import torch
 
 from gradwire.attach.elsewhere import CPU
+from gradwire.attach.foreign import Foreign
 from gradwire.attach.given import default_group
-from gradwire.attach.handle import Handle
 from gradwire.engine.agreement import check_same
 from gradwire.errors import ConfigurationError
 from gradwire.wire import ProcessGroupTransport
+
+_ENDS = "have what ends training do so on all ranks, such as by metrics that gradwire.keras.AverageMetrics() made"
 
 
 class AverageMetrics(keras.callbacks.Callback):  # type: ignore[misc]
@@ -43,34 +45,30 @@ class AverageMetrics(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class Together(keras.callbacks.Callback):  # type: ignore[misc]
-    """Has all ranks train as many steps: one that went on, or ended by itself, would have the others wait.
-
-    What it raises it raises on all ranks.
+    """Has all ranks train as many steps, and raises on all of them if one would have the others wait.
 
     Args:
         handle: Of the model.
-        process_group: As above.
     """
 
     async_safe = True  # Keras may call on_train_batch_end from another thread, while training goes on
 
-    def __init__(self, handle: Handle, process_group: Any) -> None:
+    def __init__(self, handle: Foreign) -> None:
         super().__init__()
-        self._handle = handle
-        self._transport = ProcessGroupTransport(default_group(process_group))
+        self._handle, self._alone = handle, handle.engine.world_size == 1
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Raises ConfigurationError if ranks are about to train other numbers of epochs or steps."""
-        steps = self.params.get("steps")
-        if steps is None and self._transport.world_size > 1:
+        epochs, steps = self.params.get("epochs"), self.params.get("steps")
+        told = [f"epochs={epochs}", f"steps={steps}"]
+        self._handle.check_same(told, "give every rank as many batches, such as by dropping the last samples")
+        if steps is None and not self._alone:
             raise ConfigurationError("nobody knows how many batches a rank has; give fit steps_per_epoch")
-        told = [f"epochs={self.params.get('epochs')}", f"steps={steps}"]
-        check_same(told, self._transport, CPU, "give every rank as many batches, such as by dropping the last samples")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Raises ConfigurationError if some ranks train no more."""
         self._steps = 0
-        self._check_next(f"epoch {epoch}")
+        self._handle.check_same([f"epoch {epoch} next"], _ENDS)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts."""
@@ -78,7 +76,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Raises ConfigurationError, and on the others WireError, if this rank had fewer batches than it told."""
-        wanted = 0 if self._transport.world_size == 1 or self.model.stop_training else self.params["steps"]
+        wanted = 0 if self._alone or self.model.stop_training else self.params["steps"]
         if self._steps < wanted:
             error = ConfigurationError(
                 f"this rank's batches ended after {self._steps} of {wanted}; give every rank as many in every epoch"
@@ -88,10 +86,4 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Raises ConfigurationError if some ranks go on."""
-        self._check_next("the end")
-
-    def _check_next(self, coming: str) -> None:
-        remedy = (
-            "have what ends training do so on all ranks, such as by metrics that gradwire.keras.AverageMetrics() made"
-        )
-        check_same([f"{coming} next"], self._transport, CPU, remedy)
+        self._handle.check_same(["the end next"], _ENDS)

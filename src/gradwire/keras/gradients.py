@@ -10,33 +10,30 @@ import keras
 import torch
 from keras import ops
 
-from gradwire.attach.elsewhere import CPU, Cell
-from gradwire.bridge import LINE, Bridge
+from gradwire.attach.array_synchronizer import ALIGNMENT, ArraySynchronizer
+from gradwire.attach.elsewhere import CPU, Cell, cells
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
-from gradwire.keras.model import Attached, cells, check, parts
-
-Average = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Averages gradients by name, in their dtypes; a missing one counts as zero."""
+from gradwire.keras.model import Attached, check, parts
 
 
-class Handle(Attached, Bridge):
+class Handle(Attached, ArraySynchronizer):
     """A model's optimizer whose gradients are averaged; made by :func:`compress`."""
 
     used = False
 
-    def begin(self, average: Average) -> None:
+    def begin(self) -> None:
         """Puts the average before ``apply`` and ``stateless_apply`` of this one optimizer, whose class stays so."""
-        self._average, methods = average, vars(self.optimizer)
+        self._average, methods = _averaging(self), vars(self.optimizer)
         self._variables = list(self.optimizer._trainable_variables)
         self._names = {id(each): name for each, name in zip(self._variables, self.cells, strict=True)}
         methods["apply"] = partial(self._apply, self.optimizer.apply)
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):  # else it calls apply
             methods["stateless_apply"] = partial(self._stateless_apply, self.optimizer.stateless_apply)
 
-    def compiled(self) -> None:
-        """XLA may be on now."""
-        _check_gradients(self.optimizer, self.model)
+    def _compile(self, *given: Any, **options: Any) -> None:
+        super()._compile(*given, **options)
+        _check_gradients(self.optimizer, self.model)  # XLA may be on now
 
     def _apply(self, apply: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         order = self._variables if trainable_variables is None else list(trainable_variables)
@@ -57,13 +54,12 @@ class Handle(Attached, Bridge):
                 "compile the model again, and compress it again"
             )
         names = [self._names[id(variable)] for variable in order]
-        given = {
-            name: ops.convert_to_tensor(each) for name, each in zip(names, gradients, strict=True) if each is not None
-        }
+        present = [(name, each) for name, each in zip(names, gradients, strict=True) if each is not None]
+        given = {name: ops.convert_to_tensor(each) for name, each in present}
         if scale is None:
             averages = self._average(given)
             return [averages[name] for name in names]
-        averages = self._average({name: ops.divide(each, ops.cast(scale, each.dtype)) for name, each in given.items()})
+        averages = self._average({name: each / ops.cast(scale, each.dtype) for name, each in given.items()})
         return [averages[name] * ops.cast(scale, averages[name].dtype) for name in names]
 
 
@@ -78,13 +74,10 @@ def compress(
 
     Args:
         target: A model that is compiled and built; or an optimizer that is built, for a loop of your own.
-        method: As in :func:`gradwire.compress`.
+        method: As in :class:`gradwire.Synchronizer`, and so is what is raised.
         broadcast: Whether all ranks start from rank 0's weights and optimizer, as with DDP; they must be equal if not.
-        process_group: As in :class:`gradwire.Synchronizer`, and so are the options.
-        **options: The other choices and the method's hyper-parameters.
-
-    Raises:
-        ConfigurationError: If anything cannot be as asked, or differs between ranks; nothing is changed.
+        process_group: See there.
+        **options: See there.
 
     Example::
 
@@ -102,13 +95,13 @@ def compress(
         _check_gradients(optimizer, model)
         return cells(optimizer._trainable_variables)
 
-    alignment = LINE // 4 if backend == "tensorflow" else 1
+    alignment = ALIGNMENT if backend == "tensorflow" else 1
     device = ops.zeros(()).device if backend == "torch" else CPU
     handle = Handle(trained, method, process_group, options, alignment=alignment, device=device)
     handle.hold(target, broadcast, process_group)
     if not broadcast:
         handle.check_equal(handle.everything())
-    handle.begin(_averaging(handle))
+    handle.begin()
     return handle
 
 
@@ -128,28 +121,17 @@ def _check_gradients(optimizer: Any, model: Any) -> None:
         )
 
 
-def _averaging(handle: Handle) -> Average:
-    """By this backend."""
+def _averaging(handle: Handle) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """What averages gradients by name, in their dtypes, by this backend; a missing one counts as zero."""
     match keras.backend.backend():
         case "tensorflow":
-            from gradwire.tensorflow import Averaged
+            from gradwire.tensorflow import averaging
 
-            return Averaged(handle)
+            return averaging(handle)
         case "jax":
             from gradwire.jax import averaged
 
             return lambda given: averaged(handle, given)[0]
         case _:
-            return _on_torch(handle)
-
-
-def _on_torch(handle: Handle) -> Average:
-    flats = [torch.zeros(numel, device=handle.engine.store.device) for numel in handle.numels]
-
-    def average(given: Mapping[str, Any]) -> dict[str, Any]:
-        views = handle.average_arrays(flats, {name: each.detach() for name, each in given.items()})
-        kinds = {name: getattr(torch, cell.dtype) for name, cell in handle.cells.items()}
-        kinds.update((name, each.dtype) for name, each in given.items())
-        return {name: views[name].view(cell.shape).to(kinds[name]) for name, cell in handle.cells.items()}
-
-    return average
+            flats = [torch.zeros(numel, device=handle.engine.store.device) for numel in handle.numels]
+            return lambda given: handle.average_tensors(flats, {name: each.detach() for name, each in given.items()})

@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import keras
 
-from gradwire.attach.elsewhere import Cell, bytes_of
+from gradwire.attach.elsewhere import Cell, cells
 from gradwire.errors import ConfigurationError
-from gradwire.keras.model import Attached, cells, check, parts
+from gradwire.keras.model import Attached, check, parts
 from gradwire.local_sgd.mirror import Mirror, Mirrored, mirrored
 
 
 class Periodic(Attached, Mirrored):
-    """Local steps of a model, averaged from time to time, as :class:`gradwire.Periodic`; made by :func:`periodic`.
-
-    Between averages ranks differ, so its state has this rank's weights, and what its optimizer keeps, too.
-    """
+    """Local steps of a model, averaged from time to time, as :class:`gradwire.Periodic`; made by :func:`periodic`."""
 
     _followed: Any = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """As :meth:`gradwire.Periodic.state_dict`, and the variables."""
-        return {**super().state_dict(), "variables": [bytes_of(cell.read().copy()) for cell in self.everything()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As :meth:`gradwire.Periodic.load_state_dict`; then the variables are as they were."""
-        now = [(cell, cell.read()) for cell in self.everything()]
-        saved = state.get("variables", [])
-        if [len(each) for each in saved] != [value.nbytes for _, value in now]:
-            raise ConfigurationError("the state is of a model or an optimizer with other variables; compile the same")
-        super().load_state_dict(state)
-        for (cell, value), own in zip(now, saved, strict=True):
-            cell.write(own.numpy().copy().view(value.dtype).reshape(value.shape))
 
     def _make_train_function(self, make: Any, force: bool = False) -> None:
         """The model's ``make_train_function``, whose function is followed by averages."""
@@ -75,11 +57,8 @@ def periodic(
         target: A model that is compiled and built; or an optimizer that is built, whose steps ``handle.step()`` counts.
         buffers: Whether to average the model's other real numbers, such as statistics of batch normalisation.
         broadcast: Whether all ranks start from rank 0's weights and optimizer; weights must be equal if not.
-        process_group: As in :func:`gradwire.periodic`, and so are the options.
+        process_group: As in :func:`gradwire.periodic`, and so are the options and what is raised.
         **options: ``every``, ``method``, ``outer`` and all others; ``moments="reset"`` is refused.
-
-    Raises:
-        ConfigurationError: If anything cannot be as asked, or differs between ranks; nothing is changed.
 
     Example::
 

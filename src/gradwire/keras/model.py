@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import keras
-import numpy as np
-from keras import ops
 
-from gradwire import bridge
-from gradwire.attach.elsewhere import Array, Cell
-from gradwire.bridge import Saved
+from gradwire.attach import elsewhere
+from gradwire.attach.elsewhere import Cell
+from gradwire.attach.foreign import Foreign
 from gradwire.errors import ConfigurationError
 from gradwire.keras.callbacks import AverageMetrics, Together
 
@@ -24,7 +21,7 @@ _taken: weakref.WeakSet[Any] = weakref.WeakSet()
 _DECIDING = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
 
 
-class Attached(Saved):
+class Attached(Foreign):
     """What a model or an optimizer has; :meth:`close` takes it off again.
 
     Attributes:
@@ -41,10 +38,10 @@ class Attached(Saved):
         """Gives all ranks the same weights and optimizer, and has neither lose its method."""
         self.model, self.optimizer = parts(target)
         if broadcast:
-            bridge.broadcast(self.everything(), process_group)
+            elsewhere.broadcast(self.everything(), process_group)
         _taken.add(self.optimizer)
         if self.model is not None:
-            fit = partial(self._fit, self.model.fit, Together(self, process_group))
+            fit = partial(self._fit, self.model.fit, Together(self))
             vars(self.model).update(compile=partial(self._compile, self.model.compile), fit=fit)
 
     def close(self) -> None:
@@ -58,14 +55,11 @@ class Attached(Saved):
                 self.model.train_function = None
         super().close()
 
-    def compiled(self) -> None:
-        """Called when the model was compiled again: raises ConfigurationError if the method cannot go on."""
-
     def everything(self) -> list[Cell]:
         """Weights and what the optimizer keeps."""
         getattr(self.model, "jax_state_sync", list)()  # within fit Keras keeps JAX' arrays elsewhere
         weights = self.optimizer._trainable_variables if self.model is None else self.model.weights
-        return cells([*weights, *self.optimizer.variables])
+        return elsewhere.cells([*weights, *self.optimizer.variables])
 
     def _compile(self, compile_model: Any, optimizer: Any = "rmsprop", *args: Any, **options: Any) -> None:
         """The model's ``compile``, which must not lose the method."""
@@ -75,14 +69,13 @@ class Attached(Saved):
                 "and compress again; or compile with optimizer=model.optimizer"
             )
         compile_model(optimizer, *args, **options)
-        self.compiled()
 
     def _fit(self, fit: Any, together: Together, *args: Any, **options: Any) -> Any:
         """The model's ``fit``, which must not leave other ranks waiting."""
         bound = inspect.signature(fit).bind(*args, **options)
         given = bound.arguments.get("callbacks") or []
         callbacks = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given)
-        shared = self.engine.world_size == 1
+        alone = shared = self.engine.world_size == 1
         for each in callbacks:
             shared |= isinstance(each, AverageMetrics)
             if isinstance(each, _DECIDING) and not shared:
@@ -90,7 +83,7 @@ class Attached(Saved):
                     f"{type(each).__name__} looks at this rank's metrics alone, and ranks would not do the same; put "
                     "gradwire.keras.AverageMetrics() before it"
                 )
-            if isinstance(each, keras.callbacks.TerminateOnNaN) and self.engine.world_size > 1:
+            if isinstance(each, keras.callbacks.TerminateOnNaN) and not alone:
                 raise ConfigurationError("TerminateOnNaN ends one rank's training and not the others'; leave it out")
         bound.arguments["callbacks"] = [together, *(each for each in callbacks if each is not together)]
         history = fit(*bound.args, **bound.kwargs)
@@ -106,15 +99,6 @@ def parts(target: Any) -> tuple[Any, Any]:
     return (target, getattr(target, "optimizer", None)) if isinstance(target, keras.Model) else (None, target)
 
 
-def cells(variables: Sequence[Any]) -> list[Cell]:
-    """Variables by names that are the same on all ranks."""
-
-    def read(variable: Any) -> Array:
-        return np.asarray(ops.convert_to_numpy(variable.value))
-
-    return bridge.cells(variables, read)
-
-
 def check(optimizer: Any, model: Any) -> None:
     """Raises ConfigurationError if anything is not as it has to be, before anything is changed."""
     if not isinstance(optimizer, keras.optimizers.Optimizer) or (model is not None and not model.built):
@@ -126,9 +110,7 @@ def check(optimizer: Any, model: Any) -> None:
     if optimizer in _taken:
         raise ConfigurationError("the optimizer has a method of gradwire's already; close its handle first")
     if keras.distribution.distribution() is not None:
-        raise ConfigurationError(
-            "keras.distribution averages by itself; leave it out, and start a process for each worker, as torchrun does"
-        )
+        raise elsewhere.averages_itself("keras.distribution")
     if model is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     if not optimizer.built:
@@ -138,6 +120,6 @@ def check(optimizer: Any, model: Any) -> None:
 
         check_devices()
     if keras.backend.backend() == "tensorflow":
-        from gradwire.tensorflow import check_strategy
+        from gradwire.tensorflow import check_surroundings
 
-        check_strategy(None if model is None else model.distribute_strategy)
+        check_surroundings(None if model is None else model.distribute_strategy)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.attach.elsewhere import Cell, stand_in
+from gradwire.attach.elsewhere import Cell, bytes_of, stand_in
+from gradwire.attach.foreign import Foreign
 from gradwire.attach.given import check_parameters, default_group
 from gradwire.attach.roll_call import RollCall
 from gradwire.errors import ConfigurationError
@@ -108,10 +109,31 @@ class _Moments:
         return found
 
 
-class Mirrored(Periodic):
-    """Periodic averaging of what another framework trains; made by :func:`mirrored`."""
+class Mirrored(Foreign, Periodic):
+    """Periodic averaging of what another framework trains; made by :func:`mirrored`.
+
+    Between averages ranks differ, so its state has this rank's variables, too, where the framework keeps them.
+    """
 
     _optimizer: Mirror
+
+    def everything(self) -> list[Cell]:
+        """Variables that the framework keeps, and what its optimizer does; none if each step hands them over."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """As :meth:`gradwire.Periodic.state_dict`, and the variables."""
+        return {**super().state_dict(), "variables": [bytes_of(cell.read().copy()) for cell in self.everything()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As :meth:`gradwire.Periodic.load_state_dict`; then the variables are as they were."""
+        now = [(cell, cell.read()) for cell in self.everything()]
+        saved = state.get("variables", [])
+        if [len(each) for each in saved] != [value.nbytes for _, value in now]:
+            raise ConfigurationError("the state is of a model or an optimizer with other variables; compile the same")
+        super().load_state_dict(state)
+        for (cell, value), own in zip(now, saved, strict=True):
+            cell.write(own.numpy().copy().view(value.dtype).reshape(value.shape))
 
     def step(self) -> None:
         """To be called after every local step, on every rank."""

@@ -1,0 +1,122 @@
+"""Workers that are killed, that go their own way or have another model, and what the others are told."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from arrays import gradients
+from synchronizers import FRAMEWORKS, attached
+
+from gradwire import ConfigurationError, WireError
+from pool import Pool
+
+HERE = Path(__file__).parent
+KINDS = [("keras", "tensorflow"), ("keras", "jax"), ("keras", "torch"), ("tensorflow", "tensorflow"), ("jax", "jax")]
+
+
+@pytest.mark.parametrize(("kind", "backend"), KINDS, ids=["-".join(dict.fromkeys(each)) for each in KINDS])
+def test_a_killed_worker_ends_the_others(kind: str, backend: str, tmp_path: Path) -> None:
+    for package in (kind, backend):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed; make test-frameworks installs it")
+    told = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    told["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(HERE / "dying.py"), kind, str(tmp_path)]
+    workers = [subprocess.Popen(command, env={**os.environ, **told, "RANK": str(rank)}) for rank in range(2)]
+    try:
+        assert [each.wait(240) for each in workers] == [0, 7]
+    finally:
+        for each in workers:
+            each.kill()
+            each.wait()
+    said = json.loads((tmp_path / "told.json").read_text())
+    assert said["seconds"] < 5  # and not the group's timeout
+    assert "the connection was closed" in said["text"]
+    assert "a worker ended or failed" in said["text"]
+    assert said["failed"] == WireError.__name__
+
+
+def other_shapes(framework: str) -> None:
+    rank = dist.get_rank()
+    with pytest.raises(
+        ConfigurationError, match=r"ranks differ: rank 0 has 'parameter .* with shape \(40, 41\).*rank 1 .*\(40, 40\)"
+    ):
+        attached(framework, "topk", [np.zeros((40, 41 - rank), "float32")])
+    more = [np.zeros((40, 40), "float32")] * (1 + rank)
+    with pytest.raises(ConfigurationError, match=r"ranks differ: rank 0 has 'nothing', rank 1 has 'parameter 1"):
+        attached(framework, "topk", more)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_other_shapes_are_told(framework: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(f"{framework}_pool").run(2, other_shapes, framework)
+
+
+def ends_early(framework: str) -> float:
+    """Rank 1 leaves its loop and lives on: the others wait for as long as the process group allows, and are told."""
+    group = dist.new_group(timeout=timedelta(seconds=4))
+    sync, average = attached(framework, "topk", ratio=0.05, process_group=group)
+    average(gradients(dist.get_rank(), 0))
+    waited = 0.0
+    if dist.get_rank() == 0:
+        started = time.monotonic()
+        with pytest.raises(Exception, match=r"no answer within the process group's timeout of 4 s: a worker han"):
+            average(gradients(0, 1))
+        assert isinstance(sync.failed, WireError)
+        waited = time.monotonic() - started
+    dist.barrier()
+    sync.close()
+    return waited
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_worker_that_leaves_its_loop_is_waited_for(framework: str, request: pytest.FixtureRequest) -> None:
+    pool: Pool = request.getfixturevalue(f"{framework}_pool")
+    waited, _ = pool.run(2, ends_early, framework)
+    assert 3 < waited < 60
+
+
+DEVICES = {
+    "tensorflow": """
+import tensorflow as tf
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+import gradwire.tensorflow
+attach = lambda: gradwire.tensorflow.Synchronizer([tf.Variable([1.0])], "dense")
+""",
+    "jax": """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+import jax.numpy as jnp
+import gradwire.jax
+attach = lambda: gradwire.jax.Synchronizer(jnp.ones(3), "dense")
+""",
+}
+REFUSED = """
+import gradwire, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    attach()
+except gradwire.ConfigurationError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_several_devices_are_told(framework: str) -> None:
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed; make test-frameworks installs it")
+    command, told = [sys.executable, "-c", DEVICES[framework] + REFUSED], {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    said = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True, timeout=240, check=True)
+    assert "this process has 2 devices of " in said.stdout
+    assert "start a process for each, without " in said.stdout
