@@ -70,9 +70,9 @@ def test_a_scaler_that_is_given_counts(found: Any) -> None:
 
 def test_a_model_is_attached_to_once(found: Any) -> None:
     assert "has the communication hook '_on_bucket' already; DDP takes one" in found["looked"]["twice"]
-    assert found["looked"]["told"] == []
+    assert not [line for line in found["looked"]["told"] if "no states" in line]
 
 
 def test_a_checkpoint_without_states_starts_empty(found: Any) -> None:
-    (line,) = found["empty"]["told"]
+    (line,) = [line for line in found["empty"]["told"] if "no states" in line]
     assert "has no states of gradwire: what compression remembers starts empty" in line
