@@ -9,13 +9,10 @@ import dataclasses
 import json
 import math
 import shutil
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,36 +21,24 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.cuda import nccl
-from torch.nn.parallel import DistributedDataParallel
 
-import gradwire
 from gradwire import kernels
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import Code, codes
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.randomness import key_of
-from gradwire_bench import models, shapes
-from gradwire_bench.gpu_report import Report, Speed, Step, Verdict, lines
+from gradwire_bench import gpu_steps, shapes
+from gradwire_bench.gpu_report import Report, Speed, Verdict, lines
+from gradwire_bench.gpu_steps import DENSITY, RANK
+from gradwire_bench.gpu_timing import Told, seconds
 
 NUMELS = (1_000_000, 25_000_000, 125_000_000)
 ROWS = 8
 """Payloads that are decoded at once."""
 
 BUCKET = 512
-DENSITY = 0.01
-RANK = 4
-METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("bf16", {}),
-    ("efsignsgd", {}),
-    ("qsgd", {"bits": 4}),
-    ("terngrad", {}),
-    ("natural", {}),
-    ("randomk", {"ratio": DENSITY}),
-    ("topk", {"ratio": DENSITY}),
-    ("powersgd", {"rank": RANK}),
-)
 CODES: tuple[Code, ...] = (
     codes.Sign(),
     codes.Sign(norm=2),
@@ -73,18 +58,6 @@ CODES: tuple[Code, ...] = (
     codes.Dynamic(),
 )
 """Of every class one at least: what the GPU's bits are held to, here and in Triton's interpreter."""
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, torch.device], tuple[Tensor, Tensor]], int]] = {
-    "ResNet-50": (models.ResNet50, models.resnet50_batch, 128),
-    "GPT-2 124M": (models.GPT2, models.gpt2_batch, 8),
-}
-"""A model, its batches, and how many samples a step takes."""
-
-MOST_ADDED = {"ResNet-50": 0.01, "GPT-2 124M": 0.03}
-"""What a method may add to DDP's step at world size 1."""
-
-Told = Callable[[str], None]
-
 
 SECONDS = 450.0
 """After so many no further part is begun."""
@@ -112,7 +85,7 @@ def measure(
         )
     device = torch.device("cuda", torch.cuda.current_device())
     told("copy")
-    copy = 8e-9 * numels[-1] / _seconds(_copying(numels[-1], device), device)
+    copy = 8e-9 * numels[-1] / seconds(_copying(numels[-1], device), device)
     report = Report(_machine(device), kernels.by_reference(device), copy, [], [], [], [], [])
     return _collected(report, _parts(report, numels, device, told), keep)
 
@@ -130,9 +103,9 @@ def _parts(report: Report, numels: tuple[int, ...], device: torch.device, told: 
 
     yield speeds(first)
     yield "bits", report.bits, lambda: _bits(device, told)
-    yield "waits", report.waits, lambda: _within_a_world(lambda: _all_waits(device, told))
-    for name in MODELS:
-        yield f"steps of {name}", report.steps, partial(_within_a_world, partial(_steps, name, device, told))
+    yield "waits", report.waits, partial(_within_a_world, partial(_all_waits, device, told))
+    for name in gpu_steps.MODELS:
+        yield f"steps of {name}", report.steps, partial(_within_a_world, partial(gpu_steps.steps, name, device, told))
     for numel in others:
         yield speeds(numel)
 
@@ -154,12 +127,12 @@ def _collected(report: Report, parts: Iterable[Part], keep: Callable[[Report], N
 
 
 def _within_a_world(find: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-    with _world_of_one():
+    with gpu_steps.world_of_one():
         yield from find()
 
 
 def _all_waits(device: torch.device, told: Told) -> Iterator[Verdict]:
-    return (_waits(method, options, device, told) for method, options in METHODS)
+    return (gpu_steps.waits(method, options, device, told) for method, options in gpu_steps.METHODS)
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
@@ -187,29 +160,6 @@ def _driver() -> str:
 def _copying(numel: int, device: torch.device) -> Callable[[], object]:
     source, target = torch.ones(numel, device=device), torch.empty(numel, device=device)
     return lambda: target.copy_(source)
-
-
-AHEAD = 500_000
-"""Cycles of the device's clock, a quarter of a millisecond: more than the launches of a kernel take."""
-
-
-def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Median by events, each call with a cache that was overwritten before."""
-    cold = torch.empty(2**28, dtype=torch.uint8, device=device)
-    for _ in range(3):
-        run()
-    pairs = []
-    for _ in range(repeats):
-        cold.zero_()
-        before, after = (torch.Event(device, enable_timing=True) for _ in range(2))
-        if device.type == "cuda":
-            torch.cuda._sleep(AHEAD)  # type: ignore[no-untyped-call] # the device begins when the host has launched all of it
-        before.record()
-        run()
-        after.record()
-        pairs.append((before, after))
-    torch.cuda.synchronize(device)
-    return 1e-3 * statistics.median(before.elapsed_time(after) for before, after in pairs)
 
 
 def _blocks() -> dict[str, Block]:
@@ -277,10 +227,8 @@ def _speeds(numel: int, device: torch.device, copy: float, told: Told) -> Iterat
 
     def speed(name: str, bytes_per_value: float, target: float | None, run: Callable[[], object]) -> Speed:
         told(f"{name}, {numel / 1e6:g} M")
-        seconds = _seconds(run, device)
-        return Speed(
-            name, numel, 1e6 * seconds, bytes_per_value, 1e-9 * numel * bytes_per_value / seconds / copy, target
-        )
+        took = seconds(run, device)
+        return Speed(name, numel, 1e6 * took, bytes_per_value, 1e-9 * numel * bytes_per_value / took / copy, target)
 
     yield speed("accumulate", 12, 0.85, lambda: kernels.accumulate(block, gradient, residual, 0.9, 1.0))
     kept = out.view(torch.bfloat16)[:numel]
@@ -340,74 +288,6 @@ def _speeds(numel: int, device: torch.device, copy: float, told: Told) -> Iterat
     )
     yield speed(f"rank {RANK}: write product", 12, 0.5, lambda: kernels.write_product(matrix, p, q, out, residual))
     yield speed("torch.topk 1 %, for comparison", 4, None, lambda: gradient.abs().topk(len(positions)))
-
-
-@contextmanager
-def _world_of_one() -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as folder:
-        where = f"file://{folder}/store"
-        dist.init_process_group("cuda:nccl,cpu:gloo", init_method=where, rank=0, world_size=1)
-        try:
-            yield
-        finally:
-            torch.cuda.synchronize()
-            dist.destroy_process_group()
-
-
-def _waits(method: str, options: dict[str, Any], device: torch.device, told: Told) -> Verdict:
-    """A step of a small model after two that may wait, for what is made once."""
-    told(f"waits of {method}")
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)).to(device)
-    inputs = torch.randn(64, 512, device=device)
-    try:
-        model = DistributedDataParallel(net)
-        with closing(gradwire.compress(model, method, **options)):
-            for step in range(4):
-                torch.cuda.set_sync_debug_mode("error" if step == 3 else "default")
-                model(inputs).square().mean().backward()
-            torch.cuda.set_sync_debug_mode("default")
-    except Exception as error:  # whatever it is, the other methods are still worth knowing
-        return Verdict(f"no waits in a step of {method}", False, f"{type(error).__name__}: {str(error)[:200]}")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return Verdict(f"no waits in a step of {method}", True, "")
-
-
-def _steps(name: str, device: torch.device, told: Told) -> Iterator[Step]:
-    """DDP by itself before and after each method, whose step is held against the mean of the two."""
-    before = _step(name, None, {}, device, told)
-    yield Step(name, "DDP", 1e3 * before, 0.0, MOST_ADDED[name])
-    for method, options in METHODS:
-        try:
-            seconds = _step(name, method, options, device, told)
-        except Exception as error:  # the other methods are still worth knowing
-            told(f"{name}, {method}: {type(error).__name__}: {error}")
-            continue
-        after = _step(name, None, {}, device, told)
-        yield Step(name, method, 1e3 * seconds, 2 * seconds / (before + after) - 1, MOST_ADDED[name])
-        before = after
-
-
-def _step(name: str, method: str | None, options: dict[str, Any], device: torch.device, told: Told) -> float:
-    """Median seconds of forward, backward and optimizer in bfloat16."""
-    told(f"{name}, {method or 'DDP'}")
-    torch.manual_seed(0)
-    make, batch_of, count = MODELS[name]
-    with torch.device(device):  # which fills weights in no time
-        net, batch = make(), batch_of(count, device)
-    model = DistributedDataParallel(net, gradient_as_bucket_view=True)
-    with nullcontext() if method is None else closing(gradwire.compress(model, method, **options)):
-        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
-
-        def run() -> None:
-            with torch.autocast(device.type, torch.bfloat16):
-                loss = model(*batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-
-        return _seconds(run, device, 12)
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from torch import nn
 
 from gradwire import cli, kernels
 from gradwire.kernels import codes
-from gradwire_bench import gpu, gpu_report, models, report, shapes
+from gradwire_bench import gpu, gpu_report, gpu_steps, models, report, shapes
 from kernel_inputs import block_of
 from pool import ranks
 
@@ -72,19 +72,20 @@ def test_what_is_measured() -> None:
 
     small = {"small": (lambda: Small(), lambda count, device: (torch.randn(count, 8), torch.randn(count, 8)), 4)}
     with (
-        mock.patch.object(gpu, "_seconds", once),
+        mock.patch.object(gpu, "seconds", once),
+        mock.patch.object(gpu_steps, "seconds", once),
         mock.patch.object(torch.cuda, "set_sync_debug_mode"),
-        mock.patch.object(gpu, "MODELS", small),
-        mock.patch.object(gpu, "MOST_ADDED", {"small": 0.01}),
+        mock.patch.object(gpu_steps, "MODELS", small),
+        mock.patch.object(gpu_steps, "MOST_ADDED", {"small": 0.01}),
     ):
         speeds = list(gpu._speeds(5000, CPU, 1.0, print))
-        waits = [gpu._waits(method, options, CPU, print) for method, options in gpu.METHODS]
-        steps = list(gpu._steps("small", CPU, print))
+        waits = [gpu_steps.waits(method, options, CPU, print) for method, options in gpu_steps.METHODS]
+        steps = list(gpu_steps.steps("small", CPU, print))
     assert all(speed.of_copy > 0 for speed in speeds)
     assert len({speed.kernel for speed in speeds}) == len(speeds) > 25
     assert [verdict.found for verdict in waits if not verdict.holds] == []
     assert {step.milliseconds for step in steps} == {1.0}
-    assert [step.method for step in steps] == ["DDP", *(method for method, _ in gpu.METHODS)]
+    assert [step.method for step in steps] == ["DDP", *(method for method, _ in gpu_steps.METHODS)]
     measured = gpu_report.Report({"device": "none"}, ("merge_top",), 1.0, [], speeds, waits, steps, ["bits: died"])
     assert len(list(gpu_report.lines(measured))) == 4 + len(speeds) + len(waits) + len(steps)
     for table in report.gpu_tables(measured):
