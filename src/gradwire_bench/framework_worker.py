@@ -19,11 +19,11 @@ from gradwire_bench.tasks import Task
 from gradwire_bench.train_worker import (
     evaluated,
     main,
-    one_cycle,
     out,
     peak_rate,
     share_right,
 )
+from gradwire_bench.trial import one_cycle
 from gradwire_bench.worker import emit, interface_sent_bytes, mean_over_ranks
 from gradwire_bench.workloads import Workload
 

@@ -41,6 +41,7 @@ MOST_ADDED = {"ResNet-50": 0.01, "GPT-2 124M": 0.03}
 
 @contextmanager
 def world_of_one() -> Iterator[None]:
+    """A process group of this process alone, over NCCL."""
     with tempfile.TemporaryDirectory() as folder:
         where = f"file://{folder}/store"
         dist.init_process_group("cuda:nccl,cpu:gloo", init_method=where, rank=0, world_size=1)

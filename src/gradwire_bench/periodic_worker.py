@@ -22,11 +22,9 @@ from gradwire_bench.data import DataSource
 from gradwire_bench.nets import ByteNet
 from gradwire_bench.periodic_plans import Plan, Run
 from gradwire_bench.tasks import Score, Task
+from gradwire_bench.trial import one_cycle
 from gradwire_bench.worker import agree, emit, fingerprint, interface_sent_bytes, mean_over_ranks, process_group, reason
 from gradwire_bench.workloads import WORKLOADS, Workload
-
-WARM_UP_SHARE = 0.2
-"""Share of the steps over which the learning rate rises; then it falls along a cosine."""
 
 TOLD_EVERY = 10
 """Steps from one line to the parent to the next."""
@@ -80,9 +78,7 @@ class Trainer:
         group = dist.new_group(timeout=timedelta(seconds=COLLECTIVE_TIMEOUT))
         averager = Averager(net, optimizer, run.plan, group)
         try:
-            schedule = torch.optim.lr_scheduler.OneCycleLR(
-                optimizer, run.learning_rate, total_steps=run.steps + 1, pct_start=WARM_UP_SHARE, cycle_momentum=False
-            )
+            schedule = one_cycle(optimizer, run.learning_rate, run.steps + 1)
             task = self._task(run.seed)
             batches = task.batches()
             in_optimizer = 0.0

@@ -21,12 +21,9 @@ from gradwire_bench.data import DataSource
 from gradwire_bench.placement import BACKENDS, FromHost
 from gradwire_bench.settings import learning_rate
 from gradwire_bench.tasks import Task
-from gradwire_bench.trial import base_rate, optimizer_of
+from gradwire_bench.trial import base_rate, one_cycle, optimizer_of
 from gradwire_bench.worker import agree, emit, fingerprint, interface_sent_bytes, mean_over_ranks, process_group, reason
 from gradwire_bench.workloads import WORKLOADS, Workload
-
-WARM_UP_SHARE = 0.2
-"""Share of the steps over which the learning rate rises; then it falls along a cosine."""
 
 EVALUATION_STEPS = 10
 """Steps from one point of the accuracy curve to the next."""
@@ -163,13 +160,6 @@ def _steps(
         if rank == 0:
             emit("step", row=number, step=step, elapsed=elapsed, loss=loss.item(), accuracy=accuracy)
         yield _Step(forward - begin, backward - forward, end - backward, loss.item(), sent)
-
-
-def one_cycle(optimizer: torch.optim.Optimizer, peak: float, steps: int) -> torch.optim.lr_scheduler.OneCycleLR:
-    """The learning rate of a training."""
-    return torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, peak, total_steps=max(steps, 2), pct_start=WARM_UP_SHARE, cycle_momentum=False
-    )
 
 
 def evaluated(step: int, steps: int) -> int:

@@ -153,6 +153,15 @@ def optimizer_of(name: OptimizerName, net: nn.Module, learning_rate: float) -> t
     return torch.optim.SGD(net.parameters(), learning_rate, momentum=momentum, nesterov=name == "nesterov")
 
 
+def one_cycle(optimizer: torch.optim.Optimizer, peak: float, steps: int) -> torch.optim.lr_scheduler.OneCycleLR:
+    """The learning rate of a training: up to its peak, then down along a cosine."""
+    warm_up = WARM_UP_SHARE * steps
+    share = WARM_UP_SHARE if warm_up != 1 else 1.5 / steps  # torch divides by a warm-up's steps but one
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, peak, total_steps=max(steps, 2), pct_start=share, cycle_momentum=False
+    )
+
+
 class _Workers:
     """What all ways to train have.
 
@@ -265,9 +274,7 @@ class _Local:
 
     def __init__(self, net: nn.Module, trial: Trial, steps: int) -> None:
         self._optimizer = optimizer_of(trial.optimizer, net, trial.learning_rate)
-        self._schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self._optimizer, trial.learning_rate, total_steps=steps, pct_start=WARM_UP_SHARE, cycle_momentum=False
-        )
+        self._schedule = one_cycle(self._optimizer, trial.learning_rate, steps)
 
     def step(self) -> None:
         """Takes the gradients."""

@@ -14,7 +14,7 @@ from gradwire.errors import ConfigurationError
 from gradwire_bench import cookbook, pictures, recipes
 from gradwire_bench.periods import Periods, nesterov
 from gradwire_bench.recipes import CANDIDATES, SEEDS, TRIES, Done
-from gradwire_bench.trial import WARM_UP_SHARE, Result, Trial, optimizer_of, run
+from gradwire_bench.trial import Result, Trial, one_cycle, optimizer_of, run
 from gradwire_bench.worker import fingerprint
 from gradwire_bench.workloads import WORKLOADS
 from pool import ranks
@@ -114,9 +114,7 @@ def test_local_steps_in_one_process_are_those_of_real_workers() -> None:
     handle = gradwire.periodic(
         optimizer, every=3, method="qsgd", bits=4, outer=nesterov, parameters=net.named_parameters()
     )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 0.004, total_steps=7, pct_start=WARM_UP_SHARE, cycle_momentum=False
-    )
+    schedule = one_cycle(optimizer, 0.004, 7)
     batches = workload.task(source, rank=0, world_size=1, batch=2 * workload.batch, seed=0).batches()
     for inputs, wanted in itertools.islice(batches, 7):
         optimizer.zero_grad()
@@ -128,6 +126,18 @@ def test_local_steps_in_one_process_are_those_of_real_workers() -> None:
     result = run(trial, 7, lambda step: None, 16)
     assert result.parameters == fingerprint(net)
     assert result.sent_bytes == pytest.approx(handle.stats().wire_bytes / 7, rel=0.01)
+
+
+@pytest.mark.parametrize("steps", range(1, 12))
+def test_a_training_of_any_length_has_learning_rates(steps):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 1.0)
+    schedule = one_cycle(optimizer, 1.0, steps)
+    rates = []
+    for _ in range(steps):
+        rates += schedule.get_last_lr()
+        optimizer.step()
+        schedule.step() if len(rates) < steps else None
+    assert all(0 < rate <= 1 for rate in rates)
 
 
 def test_lines_of_local_steps():
