@@ -48,7 +48,7 @@ def test_the_library_takes_what_was_measured() -> None:
 def test_without_an_optimizer_it_says_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "EVERY", None)
     with pytest.raises(
-        ConfigurationError, match=r"Name yours: 'recipe:sgd' takes .*'recipe:adamw' takes deadzone:.*'auto'"
+        ConfigurationError, match=r"Name yours: 'recipe:sgd' takes .*'recipe:adamw' takes subspace:.*'auto'"
     ):
         library.written_out("recipe")
     monkeypatch.setattr(library, "EVERY", library.RECIPES["sgd"])
