@@ -35,7 +35,8 @@ class Recipe:
 
     def __str__(self) -> str:
         what = f"{-self.lost:.2f} gained" if self.lost < 0 else f"{self.lost:.2f} lost"
-        return f"{self.method} ({self.fewer_bytes:.3g} x fewer bytes with 4 workers, {what} on {' and '.join(self.workloads)})"
+        where = " and ".join(self.workloads)
+        return f"{self.method} ({self.fewer_bytes:.3g} x fewer bytes with 4 workers, {what} on {where})"
 
 
 RECIPES = {
