@@ -157,7 +157,7 @@ def parameters_replaced() -> None:
     def replaced(model: DistributedDataParallel) -> None:
         net = network()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        with closing(gradwire.Synchronizer(net.named_parameters(), "topk")) as sync:
+        with closing(gradwire.Synchronizer(net.named_parameters(), "topk", name="in an own loop")) as sync:
             for step in range(4):
                 if step == 2:
                     net.load_state_dict({name: each.clone() for name, each in net.state_dict().items()}, assign=True)

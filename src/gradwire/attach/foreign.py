@@ -11,8 +11,8 @@ from gradwire.attach.elsewhere import Cell, bytes_of
 from gradwire.attach.handle import Handle
 from gradwire.engine.agreement import check_equal, check_same
 from gradwire.errors import ConfigurationError
-from gradwire.integrations import parts
-from gradwire.integrations.ranks import Agreed
+from gradwire.state import parts
+from gradwire.state.ranks import Agreed
 
 
 class Foreign(Handle):

@@ -9,7 +9,7 @@ from torch import nn
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
-from gradwire.integrations.ranks import alone
+from gradwire.state.ranks import alone
 
 try:
     from accelerate import Accelerator, DistributedType

@@ -16,8 +16,8 @@ from gradwire.attach import Handle, compress
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.engine import Methods, Stats
 from gradwire.errors import ConfigurationError
-from gradwire.integrations import parts
-from gradwire.integrations.ranks import Agreed, State, alone, workers
+from gradwire.state import parts
+from gradwire.state.ranks import Agreed, State, alone, workers
 
 _log = logging.getLogger("gradwire")
 

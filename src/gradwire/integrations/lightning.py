@@ -13,7 +13,7 @@ from gradwire.attach.wrappers import unwrapped_model
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
-from gradwire.integrations.ranks import Agreed, of_all_ranks, own, workers
+from gradwire.state.ranks import Agreed, of_all_ranks, own, workers
 
 try:
     from lightning.pytorch import Callback

@@ -11,7 +11,7 @@ from gradwire.attach.wrappers import unwrapped_model
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
-from gradwire.integrations.ranks import workers
+from gradwire.state.ranks import workers
 
 try:
     from ray.train import get_checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 from gradwire.engine import Methods
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
-from gradwire.integrations.ranks import workers
+from gradwire.state.ranks import workers
 
 try:
     from transformers import Trainer, TrainerCallback

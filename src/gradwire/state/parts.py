@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.errors import ConfigurationError
-from gradwire.integrations.ranks import State, own, workers
+from gradwire.state.ranks import State, own, workers
 
 _NAME = "gradwire-rank-"
 

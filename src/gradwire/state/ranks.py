@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from gradwire.errors import ConfigurationError
-from gradwire.state import redistribute
+from gradwire.state.redistribution import redistribute
 
 State = Mapping[str, Any]
 """What ``Handle.state_dict()`` returned."""
