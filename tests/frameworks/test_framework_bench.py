@@ -25,9 +25,9 @@ def test_a_race(framework: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "gradwire", *asked], check=True, timeout=300)
     records = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     assert [each["cell"]["method"] for each in records] == ["dense", "topk"]
+    assert all(each["cell"]["framework"] == framework for each in records)
     dense, topk = (each["result"] for each in records)
     for row in (dense, topk):
-        assert row["framework"] == framework
         assert len(row["step_seconds"]) == len(row["losses"]) == 20
         assert row["losses"][-1] < row["losses"][0]
         assert row["accuracy"] > 0.3
