@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -258,9 +258,8 @@ class _Averages(_Workers):
         if self._world is None or self._moments == "step":
             yield
             return
-        squares = SecondMoments(self._net, _Worker(self._world.engines[rank]), self._moments)
-        yield
-        squares.close()
+        with closing(SecondMoments(self._net, _Worker(self._world.engines[rank]), self._moments)):
+            yield
 
 
 class _Local:
