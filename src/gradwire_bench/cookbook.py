@@ -25,7 +25,8 @@ Which line keeps the accuracy under your optimizer? Each method got the same tun
 learning rate, then half and twice it, and further to the better side, {TRIES} rates at most, by the result of one seed;
 then {SEEDS} seeds at the best rate. Its first rate is the best one of dense averages, times a constant that its step
 length asks for (0.1 for signs). A line **keeps** the accuracy if the mean over seeds is within {POINTS} points of dense
-averages' for images, or within {SHARE_OF_LOSS:.0%} of their loss for text.
+averages' for images, or within {SHARE_OF_LOSS:.0%} of their loss for text. *As pasted* is what it loses at the learning
+rate of dense averages, by the mean of as many seeds.
 
 * **image**: a CNN with batch norm, 103 k parameters, on Fashion-MNIST, {STEPS["image"]} steps of
   4 x {WORKLOADS["image"].batch} images: about one epoch; the score is the accuracy on 10,000 test images, in percent.
@@ -58,11 +59,17 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
     for (workload, optimizer), group in groupby(compared(rows), key=lambda row: (row.workload, row.optimizer)):
         table = Table(title=f"{_what(workload)}, {OPTIMIZER_NAMES[optimizer]}", title_justify="left")
         table.add_column("line")
-        for column in ("x fewer bytes", _score_name(workload), _lost_name(workload), "rate", ""):
+        for column in ("x fewer bytes", _score_name(workload), _lost_name(workload), "rate", "as pasted", ""):
             table.add_column(column, justify="right", no_wrap=True)
         for number, row in enumerate(group):
             verdict = Text("keeps", "green") if row.keeps else Text("loses", "red")
-            figures = (f"{row.fewer_bytes:.1f}", _score(row), f"{row.lost:+.2f}", f"{row.learning_rate:g}")
+            figures = (
+                f"{row.fewer_bytes:.1f}",
+                _score(row),
+                f"{row.lost:+.2f}",
+                f"{row.learning_rate:g}",
+                _pasted(row),
+            )
             table.add_row(Text(line(row.method)), *figures, verdict if number else "")
         yield table
 
@@ -79,14 +86,15 @@ def page(rows: Sequence[Row], where: str) -> str:
     for (workload, optimizer), group in groupby(rows, key=lambda row: (row.workload, row.optimizer)):
         parts += [
             f"## {_what(workload)}, {OPTIMIZER_NAMES[optimizer]}\n",
-            f"| line | x fewer bytes | {_score_name(workload)} | {_lost_name(workload)} | learning rate | |",
-            "|---|---:|---:|---:|---:|---|",
+            f"| line | x fewer bytes | {_score_name(workload)} | {_lost_name(workload)} | learning rate | as pasted "
+            "| |",
+            "|---|---:|---:|---:|---:|---:|---|",
         ]
         for number, row in enumerate(group):
             verdict = ("**keeps**" if row.keeps else "") if number else "dense"
             parts.append(
                 f"| `{line(row.method)}` | {row.fewer_bytes:.1f} | {_score(row)} | {row.lost:+.2f} | "
-                f"{row.learning_rate:g} | {verdict} |"
+                f"{row.learning_rate:g} | {_pasted(row)} | {verdict} |"
             )
         parts.append("")
     parts.append(f"{where}\n")
@@ -110,6 +118,10 @@ def _short(rows: Sequence[Row]) -> str:
         best = f"`{line(kept[0].method)}` | {kept[0].fewer_bytes:.0f}" if kept else "none | "
         lines.append(f"| {workload}, {OPTIMIZER_NAMES[optimizer]} | {best} | {many or 'none'} |")
     return "\n".join(lines) + "\n"
+
+
+def _pasted(row: Row) -> str:
+    return "" if row.pasted is None else f"{row.pasted:+.2f}"
 
 
 def _what(workload: Name) -> str:

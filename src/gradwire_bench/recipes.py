@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,6 +109,8 @@ class Row:
         lost: Against dense averages: percentage points, or percent of the loss; below zero where it is better.
         fewer_bytes: How many times fewer bytes than dense averages.
         seeds: Trainings at that rate.
+        pasted: What is lost at the learning rate that dense averages train best with: by who pastes the line and tunes
+            nothing. None unless all seeds were trained there.
     """
 
     workload: Name
@@ -121,11 +123,17 @@ class Row:
     lost: float
     fewer_bytes: float
     seeds: int
+    pasted: float | None = None
 
     @property
     def keeps(self) -> bool:
         """Whether it loses no more than what may be lost."""
         return self.lost <= limit(self.workload)
+
+    @property
+    def keeps_as_pasted(self) -> bool:
+        """Whether it does so with nothing tuned for it."""
+        return self.pasted is not None and self.pasted <= limit(self.workload)
 
 
 def by_loss(workload: Name) -> bool:
@@ -154,14 +162,15 @@ def trials(
     """What is to be trained next, given what was: a trial of every method that is not settled, or of some alone.
 
     A method begins at its learning rate, tries half and twice it, and goes on to the better side while that helps;
-    then the best rate is trained with the other seeds. Dense averages come first, since the others begin at theirs.
+    then the best rate is trained with the other seeds, and so is the first one, which who pastes a line has. Dense
+    averages come first, since the others begin at theirs.
     """
     results = {each.trial: each.result for each in done}
     wanted = []
     for workload in workloads:
         for optimizer in optimizers:
             dense, *others = candidates(optimizer)
-            first = _next(results, workload, optimizer, workers, dense, base_rate(WORKLOADS[workload], optimizer))
+            first = _next(results, workload, optimizer, workers, dense, base_rate(WORKLOADS[workload], optimizer), True)
             if first is not None:
                 wanted.append(first)
                 continue
@@ -189,23 +198,31 @@ def rows(done: Sequence[Done]) -> list[Row]:
         here: list[Row] = []
         for each in candidates(optimizer):
             tried = _tried(results, workload, optimizer, workers, each)
-            if not tried or _next(results, workload, optimizer, workers, each, next(iter(tried))) is not None:
+            if not tried or _next(results, workload, optimizer, workers, each, next(iter(tried)), True) is not None:
                 continue
-            rate = _best(tried)
-            takes = _takes(optimizer, each)
-            same = [
-                result
-                for trial, result in results.items()
-                if (trial.workload, trial.optimizer, trial.workers, trial.method, trial.learning_rate)
-                == (workload, takes, workers, each.method, rate)
-            ]
-            scores = [_score(workload, result) for result in same]
-            score = statistics.fmean(scores)
-            dense = here[0].score if here else score
-            lost = 100 * (score / dense - 1) if by_loss(workload) else dense - score
-            fewer = same[0].dense_bytes / same[0].sent_bytes
-            spread = max(scores) - min(scores)
-            here.append(Row(workload, optimizer, each.method, rate, len(tried), score, spread, lost, fewer, len(same)))
+            best = _best(tried)
+            dense = here[0] if here else None
+            first = dense.learning_rate if dense else best
+            place = Trial(workload, _takes(optimizer, each), workers, each.method, best, 0)
+            same, pasted = _scores(results, place), _scores(results, replace(place, learning_rate=first))
+            score = statistics.fmean(same)
+            here.append(
+                Row(
+                    workload,
+                    optimizer,
+                    each.method,
+                    best,
+                    len(tried),
+                    score,
+                    max(same) - min(same),
+                    _lost(workload, score, dense),
+                    results[place].dense_bytes / results[place].sent_bytes,
+                    len(same),
+                    _lost(workload, statistics.fmean(pasted), dense)
+                    if each.kind != "momentum" and len(pasted) == SEEDS
+                    else None,
+                )
+            )
         found += [*here[:1], *sorted(here[1:], key=lambda row: -row.fewer_bytes)]
     return found
 
@@ -268,6 +285,18 @@ def _best(tried: Mapping[float, float]) -> float:
     return max(tried, key=lambda rate: tried[rate])
 
 
+def _scores(results: Mapping[Trial, Result], place: Trial) -> list[float]:
+    """Of all seeds that were trained so."""
+    places = [replace(place, seed=seed) for seed in range(SEEDS)]
+    return [_score(place.workload, results[each]) for each in places if each in results]
+
+
+def _lost(workload: Name, score: float, dense: Row | None) -> float:
+    if dense is None:
+        return 0.0
+    return 100 * (score / dense.score - 1) if by_loss(workload) else dense.score - score
+
+
 def _score(workload: Name, result: Result) -> float:
     return result.loss if by_loss(workload) else 100 * result.accuracy
 
@@ -279,8 +308,9 @@ def _next(
     workers: int,
     candidate: Candidate,
     start: float,
+    tuned: bool = False,
 ) -> Trial | None:
-    """The next training of a candidate, or None if it is settled."""
+    """The next training of a candidate, or None if it is settled; ``tuned`` leaves out the first rate's other seeds."""
     tried = _tried(results, workload, optimizer, workers, candidate)
     takes = _takes(optimizer, candidate)
 
@@ -297,9 +327,10 @@ def _next(
             return trial(best * 2)
         if best == min(tried):
             return trial(best / 2)
-    for seed in range(SEEDS):
-        if trial(best, seed) not in results:
-            return trial(best, seed)
+    for rate in (best,) if tuned or candidate.kind == "momentum" else (best, start):
+        for seed in range(SEEDS):
+            if trial(rate, seed) not in results:
+                return trial(rate, seed)
     return None
 
 

@@ -5,65 +5,87 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from gradwire.engine import recipes as library
+from gradwire.engine.choices import Choices
+from gradwire.engine.mixture import configure
 from gradwire.engine.recipes import Recipe
 from gradwire.errors import ConfigurationError
+from gradwire.layout import flat_slots
+from gradwire.local import LocalWorld
 from gradwire_bench import recipes as measured
 from gradwire_bench.recipes import CANDIDATES, Row
 
 
 def suiting(rows: Sequence[Row]) -> dict[str, Recipe]:
-    """Lines that keep the accuracy in every cell with more than dense averages, at the learning rate of those."""
-    compared = {(row.workload, row.optimizer) for row in rows if row.method != "ddp"}
-    cells = {
-        (row.workload, row.optimizer): row.learning_rate
-        for row in rows
-        if row.method == "ddp" and (row.workload, row.optimizer) in compared
-    }
+    """Lines that keep the accuracy as they are pasted in every cell with more than dense averages."""
+    cells = {(row.workload, row.optimizer) for row in rows if row.method != "ddp"}
     found = {}
     for method in [each.method for each in CANDIDATES if each.kind == "gradient"]:
-        own = [row for row in rows if row.method == method]
-        kept = [row for row in own if row.keeps and row.learning_rate == cells[row.workload, row.optimizer]]
-        if len(kept) == len(cells):
+        own = [row for row in rows if row.method == method and row.keeps_as_pasted]
+        if len(own) == len(cells):
             workloads = tuple(dict.fromkeys(row.workload for row in own))
             fewer = float(f"{min(row.fewer_bytes for row in own):.3g}")
-            found[method] = Recipe(method, fewer, round(max(row.lost for row in own), 2), workloads)
+            lost = round(max(row.pasted for row in own if row.pasted is not None), 2)
+            gathered = configure(method, {}, Choices()).rules[0].route == "gather"
+            found[method] = Recipe(method, fewer, lost, workloads, gathered)
     return found
 
 
-def fewest(rows: Sequence[Row]) -> Recipe | None:
-    return max(suiting(rows).values(), key=lambda recipe: recipe.fewer_bytes, default=None)
+def fewest(rows: Sequence[Row]) -> tuple[Recipe, ...]:
+    """The one with the fewest bytes of those that are gathered, if two workers gain by it, and of the others."""
+    lines = sorted(suiting(rows).values(), key=lambda line: -line.fewer_bytes)
+    others = [line for line in lines if not line.gathered][:1]
+    gathered = [line for line in lines if line.gathered][:1]
+    return (*(line for line in gathered if all(line.saving(2) > other.saving(2) for other in others)), *others)
 
 
 def test_the_library_takes_what_was_measured() -> None:
     """Where this fails because more was measured, the table of ``gradwire/engine/recipes.py`` is to be what it says."""
-    rows = [row for row in measured.rows(measured.load(measured.MEASURED)) if row.seeds >= measured.SEEDS]
+    trainings = measured.load(measured.MEASURED)
+    assert {each.trial.workers for each in trainings} == {library.MEASURED_WITH}
+    rows = [row for row in measured.rows(trainings) if row.seeds >= measured.SEEDS]
     optimizers = dict.fromkeys(row.optimizer for row in rows)
     found = {optimizer: fewest([row for row in rows if row.optimizer == optimizer]) for optimizer in optimizers}
-    assert {name: each for name, each in found.items() if each is not None} == library.RECIPES
+    assert {name: each for name, each in found.items() if each} == library.RECIPES
     assert fewest(rows) == library.EVERY
 
 
+def test_what_is_gathered_is_left_to_few_workers() -> None:
+    """n workers gather n - 1 payloads each, and dense averages stay below two; bits as the meter counts them."""
+    few, many = library.RECIPES["adamw"]
+    assert few.gathered
+    assert not many.gathered
+    taken = [library.written_out("recipe:adamw", workers) for workers in (1, 2, 4, 8, 16, 64)]
+    assert taken == [few.method] * 4 + [many.method] * 2
+    slots = flat_slots([("embed", (64, 96)), ("weight", (96, 128))])
+    for line in (few, many):
+        worlds = [LocalWorld(configure(line.method, {}, Choices()), slots, workers) for workers in (2, 4)]
+        sent = [world.average([torch.randn(slots[-1].stop) for _ in world.engines]).sent_bytes for world in worlds]
+        dense = [2 * (workers - 1) / workers * 4 * slots[-1].stop for workers in (2, 4)]
+        two, four = (whole / own for whole, own in zip(dense, sent, strict=True))
+        assert two / four == pytest.approx(line.saving(2) / line.saving(4), rel=0.05)
+
+
 def test_without_an_optimizer_it_says_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "EVERY", None)
+    monkeypatch.setattr(library, "EVERY", ())
     with pytest.raises(
         ConfigurationError, match=r"Name yours: 'recipe:sgd' takes .*'recipe:adamw' takes subspace:.*'auto'"
     ):
-        library.written_out("recipe")
+        library.written_out("recipe", 4)
     monkeypatch.setattr(library, "EVERY", library.RECIPES["sgd"])
-    assert library.written_out("recipe") == library.RECIPES["sgd"].method
+    assert library.written_out("recipe", 64) == library.RECIPES["sgd"][-1].method
     with pytest.raises(ConfigurationError, match="did you mean 'adamw'"):
-        library.written_out("recipe:adam")
-    assert library.written_out("topk:ratio=0.1") == "topk:ratio=0.1"
+        library.written_out("recipe:adam", 4)
+    assert library.written_out("topk:ratio=0.1", 4) == "topk:ratio=0.1"
 
 
 @pytest.mark.parametrize("name", library.RECIPES)
 def test_recipes_can_be_attached(name: str) -> None:
-    from gradwire.engine.choices import Choices
-    from gradwire.engine.mixture import configure
-
-    plain = configure(library.RECIPES[name].method, {}, Choices())
-    assert configure(f"recipe:{name}", {}, Choices()).describe() == plain.describe()
-    mixed = configure({"embed*": f"recipe:{name}", "*": "dense"}, {}, Choices())
-    assert mixed.rules[0].describe() == plain.describe()
+    for workers in (4, 64):
+        line = max(library.RECIPES[name], key=lambda line: line.saving(workers))
+        plain = configure(line.method, {}, Choices())
+        assert configure(f"recipe:{name}", {}, Choices(), workers).describe() == plain.describe()
+        mixed = configure({"embed*": f"recipe:{name}", "*": "dense"}, {}, Choices(), workers)
+        assert mixed.rules[0].describe() == plain.describe()

@@ -159,7 +159,8 @@ class Bucketed(Handle):
     ) -> None:
         workers = default_group(process_group)
         with RollCall(workers) as roll_call:
-            configuration, guarding = configure(method, options, choices), Guarding(choices)
+            configuration = configure(method, options, choices, roll_call.workers)
+            guarding = Guarding(choices)
             super().__init__(configuration, named(), workers, roll_call, guarding)
         self._buckets = Buckets(self, alignment)
 

@@ -151,8 +151,9 @@ def compress(
             "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over. A
             pattern's may change its options: ``{0: "topk:ratio=0.25", 100: "topk:ratio=0.01"}`` in its place.
             ``"recipe:adamw"`` is the line that was measured to keep the accuracy under an optimizer (``gradwire
-            recipes``), ``"recipe"`` that under all. ``"auto"`` tries in some 40 steps what may be fastest here,
-            of ``among=[...]`` if given, and stays with what was: ``handle.advice``, ``handle.reconsider()``.
+            recipes``), of several the one that so many workers send least with; ``"recipe"`` that under all.
+            ``"auto"`` tries in some 40 steps what may be fastest here, of ``among=[...]`` if given, and stays with what
+            was: ``handle.advice``, ``handle.reconsider()``.
         process_group: The workers that hold the same shards, of a model that was sharded on a mesh of one dimension.
         granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each
             of DDP's buckets; ``"model"``, the whole gradient; ``"row"``, the weights of each unit; or ``"block:N"``,
@@ -231,7 +232,8 @@ def compress(
     given = default_group(process_group) if sharded is not None and process_group is not None else None
     group: Any = getattr(ddp, "process_group", None) if sharded is None else sharded.replicas(given)
     with RollCall(group) as roll_call:
-        configuration, guarding = configure(method, options, choices), Guarding(choices)
+        configuration = configure(method, options, choices, roll_call.workers)
+        guarding = Guarding(choices)
         if sharded is not None:
             return compress_sharded(sharded, group, configuration, guarding, roll_call)
         model = _checked(model, process_group)

@@ -230,7 +230,7 @@ class Handle:
             self._guarding.choices, granularity=granularity, route=route, memory=memory, owner=owner
         )  # and those that cannot be changed as they are
         with self._between_steps("change") as roll_call:
-            configuration = reconfigured(self.configuration, choices, method, options)
+            configuration = reconfigured(self.configuration, choices, method, options, self.engine.world_size)
             if self._nodes is not None:
                 configuration = configuration.on(self._nodes)
             self._check_change(configuration)

@@ -63,6 +63,11 @@ class RollCall:
         if error is not None and not self._decided:
             self._decide(f"rank {self._rank} could not {self._purpose}: {type(error).__name__}: {error}")
 
+    @property
+    def workers(self) -> int:
+        """How many are to come."""
+        return 1 if self._group is None else self._group.size()
+
     def ready(self) -> None:
         """Says that this rank can attach, and waits until all others can.
 

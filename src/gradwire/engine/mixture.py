@@ -11,6 +11,7 @@ from typing import Any
 from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import WRITTEN, Configuration, written_out
+from gradwire.engine.recipes import MEASURED_WITH
 from gradwire.engine.recipes import written_out as recipe
 from gradwire.engine.schedule import check_steps, value_at
 from gradwire.engine.several import Several
@@ -104,10 +105,11 @@ Configured = Settled | Automatic
 """All choices of one attachment, which may still have to be made."""
 
 
-def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Configured:
+def configure(method: Methods, options: dict[str, Any], choices: Choices, workers: int = MEASURED_WITH) -> Configured:
     """Checks all choices against each other, for every pattern if there are patterns.
 
-    Choices that are given go with every method; those that are written with one stand before them.
+    Choices that are given go with every method; those that are written with one stand before them. The name of a recipe
+    is the line with which so many ``workers`` send least.
 
     Raises:
         ConfigurationError: As :meth:`Configuration.of`; or if there are no patterns, or options beside them; or if what
@@ -116,7 +118,7 @@ def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Con
     if method == AUTO:
         return Automatic.of(options, choices)
     if not isinstance(method, Mapping):
-        return Configuration.of(recipe(method), options, choices)
+        return Configuration.of(recipe(method, workers), options, choices)
     if not method or not all(isinstance(pattern, str) for pattern in method):
         raise ConfigurationError(
             f"method={dict(method)!r} is no mapping of patterns; write it as in {{'embed*': 'topk:ratio=0.01', '*': "
@@ -127,11 +129,11 @@ def configure(method: Methods, options: dict[str, Any], choices: Choices) -> Con
             f"options {sorted(options)} came with a method for each of several patterns; write them with theirs, as in "
             "'topk:ratio=0.01'"
         )
-    return Mixture(tuple(_rule(each, choices) for each in method.values()), tuple(method))
+    return Mixture(tuple(_rule(each, choices, workers) for each in method.values()), tuple(method))
 
 
 def reconfigured(
-    configuration: Configured, choices: Choices, method: Methods | None, options: dict[str, Any]
+    configuration: Configured, choices: Choices, method: Methods | None, options: dict[str, Any], workers: int
 ) -> Settled:
     """Checks other choices in place of some that hold already.
 
@@ -140,6 +142,7 @@ def reconfigured(
         choices: Those that are to be: of granularity, route, memory and owner what is given anew and None elsewhere.
         method: Another method; None for the same one, whose options and choices stay where none are given.
         options: Of the method, those that are to be others.
+        workers: How many there are.
 
     Raises:
         ConfigurationError: As :func:`configure`; or if there is a method for each of several patterns, and no new ones;
@@ -150,7 +153,7 @@ def reconfigured(
             f"{fixed[0]}={options[fixed[0]]!r} cannot change while training goes on; close this handle and attach anew "
             f"with it, or leave it out"
         )
-    given = None if method is None else configure(method, options, choices)
+    given = None if method is None else configure(method, options, choices, workers)
     if isinstance(configuration, Automatic) or isinstance(given, Automatic):
         raise ConfigurationError(
             f"method={AUTO!r} chooses by itself: nothing can be changed to it, or under it; reconsider() has it choose "
@@ -167,10 +170,10 @@ def reconfigured(
     return Configuration.of(name_of(configuration.method), configuration.options | options, replace(choices, **kept))
 
 
-def _rule(method: str | Method | Mapping[int, str | Method], choices: Choices) -> Configuration:
+def _rule(method: str | Method | Mapping[int, str | Method], choices: Choices, workers: int) -> Configuration:
     if isinstance(method, Mapping):
         check_steps("method", method, "{0: 'topk:ratio=0.25', 100: 'topk:ratio=0.01'}")
-        (_, first), *others = [(step, _rule(method[step], choices)) for step in sorted(method)]
+        (_, first), *others = [(step, _rule(method[step], choices, workers)) for step in sorted(method)]
         for step, other in others:
             if type(other.method) is not type(first.method) or replace(other, method=first.method) != first:
                 raise ConfigurationError(
@@ -178,7 +181,7 @@ def _rule(method: str | Method | Mapping[int, str | Method], choices: Choices) -
                     "with one granularity, route, memory and owner, and change the rest by handle.change()"
                 )
         return replace(first, later=tuple((step, other.method) for step, other in others))
-    method = recipe(method)
+    method = recipe(method, workers)
     if not isinstance(method, str):
         return Configuration.of(method, {}, choices)
     name, written = parse(method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -20,62 +21,81 @@ class Recipe:
     """A line that keeps the accuracy at the learning rate that dense averages train best with.
 
     Attributes:
-        method: The line with the fewest bytes of which that was measured, as on the command line.
-        fewer_bytes: How many times fewer than dense averages, with 4 workers; what is gathered goes to all others, so
-            with more workers the gain is less.
+        method: The line, as on the command line.
+        fewer_bytes: How many times fewer than dense averages, with :data:`MEASURED_WITH` workers.
         lost: What the workload that loses most loses, in points of accuracy or percent of the loss; below zero where it
             gains.
         workloads: On what that was measured.
+        gathered: Whether each worker's payload goes to all others, so that more workers gain less.
     """
 
     method: str
     fewer_bytes: float
     lost: float
     workloads: tuple[str, ...]
+    gathered: bool = False
 
-    def __str__(self) -> str:
+    def saving(self, workers: int) -> float:
+        """How many times fewer bytes so many workers, two or more, send than in a dense ring all-reduce."""
+        return self.fewer_bytes * (MEASURED_WITH / workers if self.gathered else 1.0)
+
+    def told(self, workers: int) -> str:
+        """The line and why it is taken."""
         what = f"{-self.lost:.2f} gained" if self.lost < 0 else f"{self.lost:.2f} lost"
         where = " and ".join(self.workloads)
-        return f"{self.method} ({self.fewer_bytes:.3g} x fewer bytes with 4 workers, {what} on {where})"
+        return f"{self.method} ({self.saving(workers):.3g} x fewer bytes with {workers} workers, {what} on {where})"
 
+
+MEASURED_WITH = 4
 
 RECIPES = {
-    "sgd": Recipe("qsgd:bits=4", 5.16, -0.11, ("image",)),
-    "momentum": Recipe("powersgd:rank=4,bits=16", 36.7, -0.04, ("image",)),
-    "adamw": Recipe("subspace:bits=1.5", 10.6, 0.78, ("image", "gpt")),
+    "sgd": (Recipe("qsgd:bits=4", 5.16, -0.11, ("image",)),),
+    "momentum": (Recipe("powersgd:rank=4,bits=16", 36.7, -0.04, ("image",)),),
+    "adamw": (
+        Recipe("subspace:bits=1.5", 10.6, 0.78, ("image", "gpt"), gathered=True),
+        Recipe("qsgd:bits=4", 4.96, 0.58, ("image", "gpt")),
+    ),
 }
-"""By what takes the averages; ``momentum`` is SGD with momentum 0.9. A test holds them to all that was measured."""
+"""By what takes the averages; ``momentum`` is SGD with momentum 0.9. Of those that are gathered, and of the others,
+the line with the fewest bytes. A test holds them to all that was measured."""
 
-EVERY: Recipe | None = None
-"""A line that keeps the accuracy under all of them; None as long as none was measured to."""
+EVERY: tuple[Recipe, ...] = ()
+"""Lines that keep the accuracy under all of them."""
 
 
-def written_out(method: str | Method) -> str | Method:
-    """A method in place of the name of a recipe, and whatever else was given as it is.
+def written_out(method: str | Method, workers: int) -> str | Method:
+    """A method in place of the name of a recipe, the one with which so many workers send least; or what was given.
 
-    Rank 0 logs what is taken, and why.
+    One worker, who sends nothing, takes what two would. Rank 0 logs what is taken, and why.
 
     Raises:
         ConfigurationError: If there is no such recipe; or if no optimizer is named, and no line suits all.
     """
     if not isinstance(method, str) or method.partition(":")[0] != RECIPE:
         return method
-    optimizer = method.partition(":")[2]
+    optimizer, workers = method.partition(":")[2], max(workers, 2)
     if optimizer and optimizer not in RECIPES:
         raise ConfigurationError(
             f"method={method!r} is no recipe; {did_you_mean(optimizer, RECIPES)}choose {_names()}, or give a method"
         )
-    taken = RECIPES[optimizer] if optimizer else EVERY
-    if taken is None:
-        known = "; ".join(f"'{RECIPE}:{name}' takes {each}" for name, each in RECIPES.items())
+    lines = RECIPES[optimizer] if optimizer else EVERY
+    if not lines:
+        known = "; ".join(
+            f"'{RECIPE}:{name}' takes {_least(each, workers).told(workers)}" for name, each in RECIPES.items()
+        )
         raise ConfigurationError(
             "no method is given, and what keeps the accuracy depends on the optimizer, which cannot be known here: no "
             f"line was measured to keep it under all of them. Name yours: {known}. Or give a method, or 'auto' for "
             "what is fastest on this network; gradwire recipes has all that was measured"
         )
+    taken = _least(lines, workers)
     if not dist.is_initialized() or dist.get_rank() == 0:
-        _log.warning("%s takes %s, measured at the learning rate of dense averages", method, taken)
+        _log.warning("%s takes %s, measured at the learning rate of dense averages", method, taken.told(workers))
     return taken.method
+
+
+def _least(lines: Sequence[Recipe], workers: int) -> Recipe:
+    return max(lines, key=lambda line: line.saving(workers))
 
 
 def _names() -> str:
