@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from gradwire import memory as memories
@@ -108,8 +109,13 @@ def cases(memory: str | None = None) -> list[Case]:
     The first options go through all granularities with and without error feedback, and with whole layers through every
     memory; other options come with whole layers and with the method's own memory or error feedback.
     """
+    return [case for case in _cases(tuple(methods.names())) if memory in (None, case.memory)]
+
+
+@cache
+def _cases(names: tuple[str, ...]) -> list[Case]:
     found = []
-    for name in methods.names():
+    for name in names:
         kind = methods.get(name)
         first, *others = OPTIONS.get(name, [{}])
         combinations = [
@@ -128,7 +134,6 @@ def cases(memory: str | None = None) -> list[Case]:
             Case(name, options, scope, route, carried)
             for options, scope, carried in combinations
             for route in kind.routes
-            if memory in (None, carried)
         ]
     return found
 
