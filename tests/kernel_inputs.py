@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.randomness import key_of
+from together import together
 
 KEY = key_of(7, 11, 3)
 BUFFER = 12_000
@@ -61,9 +61,9 @@ GRADIENTS = {
     "many infinities": with_values(4, [math.inf, -math.inf, math.nan], 0.001),
 }
 
-blocks = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS.keys())
-gradients = pytest.mark.parametrize("gradient", GRADIENTS.values(), ids=GRADIENTS.keys())
-memories = pytest.mark.parametrize("memory", [None, (0.9, 0.3)], ids=["none", "weighted"])
+blocks = together("block", BLOCKS.values(), BLOCKS)
+gradients = together("gradient", GRADIENTS.values(), GRADIENTS)
+memories = together("memory", [None, (0.9, 0.3)], ["none", "weighted"])
 
 
 def same(first: Tensor, second: Tensor) -> bool:

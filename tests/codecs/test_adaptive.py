@@ -21,6 +21,7 @@ from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE, Feedback, Store
 from pool import ranks
+from together import together
 
 SLOTS = flat_slots([("matrix", (30, 50)), ("vector", (77,))])
 BLOCK = Block.cut(SLOTS, Granularity("layer"))
@@ -88,7 +89,7 @@ def test_a_mark_reaches_every_decoder_even_if_nothing_else_does() -> None:
     assert int(store.get("capacity", "vector")) == 16
 
 
-@pytest.mark.parametrize("coding", ["fp32", "fp16", "sign", "qsgd:4"])
+@together("coding", ["fp32", "fp16", "sign", "qsgd:4"])
 @pytest.mark.parametrize("granularity", ["layer", "bucket", "block:96"])
 def test_any_count_fits(coding: str, granularity: str) -> None:
     block = Block.cut(SLOTS, Granularity.parse(granularity))

@@ -4,6 +4,7 @@ import inspect
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from unittest import mock
 
 import numpy as np
@@ -32,6 +33,7 @@ from gradwire.layout import Block, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import NONE, Feedback, Store
 from kernel_inputs import BLOCKS, GRADIENTS, block_of, covered, normal
+from together import together
 
 HEAD = 12
 
@@ -118,13 +120,16 @@ def test_lengths() -> None:
 
 
 HONEST = {
-    name: (positions, written(positions, 3000, room)[0])
-    for name, positions, room in (
-        ("frame", clumped(300, 3000), None),
-        ("elias-fano", torch.arange(7, 3000, 200), None),
-        ("short", clumped(300, 3000), 200),
-    )
+    "frame": (clumped(300, 3000), None),
+    "elias-fano": (torch.arange(7, 3000, 200), None),
+    "short": (clumped(300, 3000), 200),
 }
+
+
+@cache
+def honest(source: str) -> tuple[Tensor, Tensor]:
+    positions, room = HONEST[source]
+    return positions, written(positions, 3000, room)[0]
 
 
 @settings(max_examples=200, deadline=None)
@@ -134,7 +139,7 @@ HONEST = {
 )
 def test_any_bytes_are_read_alike_or_refused_alike(places: list[tuple[int, int]], source: str) -> None:
     universe = 3000
-    positions, payload = HONEST[source][0], HONEST[source][1].clone()
+    positions, payload = honest(source)[0], honest(source)[1].clone()
     for place, value in places:
         payload[place % payload.numel()] = value
     found = read(payload, len(positions), universe)
@@ -213,10 +218,10 @@ CODECS = {
     "top-k": Sparse(TopMagnitudes(0.1), indices=Entropy()),
     "threshold": AdaptiveSparse(Fixed(1.5), 0.3, indices=Entropy()),
 }
-shares = pytest.mark.parametrize("share", [1.0, 0.4])
-blocks = pytest.mark.parametrize("name", ["one element", "odd layers", "small blocks", "shard", "packed shard"])
-gradients = pytest.mark.parametrize("values", ["normal", "mostly zeros", "nan", "many infinities"])
-codecs = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
+shares = together("share", [1.0, 0.4])
+blocks = together("name", ["one element", "odd layers", "small blocks", "shard", "packed shard"])
+gradients = together("values", ["normal", "mostly zeros", "nan", "many infinities"])
+codecs = together("codec", CODECS.values(), CODECS)
 
 
 @shares

@@ -8,6 +8,7 @@ import torch
 from gradwire.codecs.lowrank import orthonormal_rows
 from gradwire.kernels import Compensated, cpu, reference
 from gradwire.layout import Block, Granularity, Slot
+from together import together
 
 OFFSET = 3
 
@@ -16,11 +17,11 @@ def draw(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("bad", [None, float("inf"), float("nan")])
-@pytest.mark.parametrize("subtract", [False, True])
-@pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize("by_rows", [False, True])
-@pytest.mark.parametrize(("n", "m", "rank"), [(1, 1, 1), (5, 7, 1), (64, 147, 4), (33, 65, 6), (2, 300, 3), (40, 9, 9)])
+@together("bad", [None, float("inf"), float("nan")])
+@together("subtract", [False, True])
+@together("keeps", [False, True])
+@together("by_rows", [False, True])
+@together(("n", "m", "rank"), [(1, 1, 1), (5, 7, 1), (64, 147, 4), (33, 65, 6), (2, 300, 3), (40, 9, 9)])
 def test_fused_projection_is_the_reference(
     n: int, m: int, rank: int, by_rows: bool, keeps: bool, subtract: bool, bad: float | None
 ) -> None:

@@ -16,6 +16,7 @@ from gradwire.kernels import codes
 from gradwire.layout import Block
 from gradwire.memory import NONE
 from kernel_inputs import BLOCKS, GRADIENTS, block_of, gradients
+from together import together
 
 CODECS: list[Codec] = [
     *(
@@ -68,20 +69,21 @@ with_a_scale_a_segment = pytest.mark.parametrize(
 
 
 @codecs
-@pytest.mark.parametrize(
+@together(
     ("block", "gradient", "memory"),
     [
-        pytest.param(block, gradient, MEMORIES[(row + column) % 2], id=f"{name}-{kind}")
-        for row, (name, block) in enumerate(BLOCKS.items())
-        for column, (kind, gradient) in enumerate(GRADIENTS.items())
+        (block, gradient, MEMORIES[(row + column) % 2])
+        for row, block in enumerate(BLOCKS.values())
+        for column, gradient in enumerate(GRADIENTS.values())
     ],
+    [f"{block}-{gradient}" for block in BLOCKS for gradient in GRADIENTS],
 )
 def test_is_the_reference(codec: Quantiser, block: Block, gradient: Tensor, memory: tuple[float, float] | None) -> None:
     check_is_the_reference(codec, block, gradient, memory)
 
 
 @with_a_scale_a_segment
-@pytest.mark.parametrize("block", [BLOCKS[name] for name in CUTS], ids=CUTS)
+@together("block", [BLOCKS[name] for name in CUTS], CUTS)
 @gradients
 def test_residual_is_what_was_not_sent(codec: Quantiser, block: Block, gradient: Tensor) -> None:
     check_residual_is_what_was_not_sent(codec, block, gradient)

@@ -19,6 +19,7 @@ from gradwire.layout import Block, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import NONE, Feedback, Store
 from kernel_inputs import BLOCKS, block_of, blocks, covered, gradients, memories, normal
+from together import together
 
 
 def with_room(block: Block, share: float, sparsity: float = 1.0) -> ZeroRuns:
@@ -28,7 +29,7 @@ def with_room(block: Block, share: float, sparsity: float = 1.0) -> ZeroRuns:
     return ZeroRuns(sparsity, Capacity(store=store))
 
 
-rooms = pytest.mark.parametrize("share", [1.0, 0.3, 0.01])
+rooms = together("share", [1.0, 0.3, 0.01])
 
 
 @rooms

@@ -25,6 +25,7 @@ from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE
 from hostile import decodings
 from kernel_inputs import BLOCKS, GRADIENTS, blocks, gradients
+from together import together
 
 BITS = [0.005, 0.1, 0.5, 2.0]
 
@@ -48,8 +49,8 @@ class Tiled(DeadZone):
     tile: int = 100
 
 
-@pytest.mark.parametrize("bits", [0.1, 1.0, 4.0])
-@pytest.mark.parametrize("name", ["normal", "one outlier", "many infinities"])
+@together("bits", [0.1, 1.0, 4.0])
+@together("name", ["normal", "one outlier", "many infinities"])
 @blocks
 def test_tiles_are_the_reference(block: Block, name: str, bits: float) -> None:
     codec_checks.check_is_the_reference(Tiled(bits), block, GRADIENTS[name], (0.9, 0.3))

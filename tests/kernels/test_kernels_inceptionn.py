@@ -21,13 +21,14 @@ from gradwire.kernels.reference.inceptionn import MOST_DOUBLINGS, inceptionn_edg
 from gradwire.layout import Block
 from gradwire.memory import NONE, Store
 from kernel_inputs import BLOCKS, BUFFER, blocks, covered, gradients, normal, residuals, same, strided
+from together import together
 
 BOUNDS = [1, 10, 14, 15, 40, 126]
 
 
 @blocks
 @gradients
-@pytest.mark.parametrize("turn", range(2))
+@together("turn", range(2))
 def test_is_the_reference(block: Block, gradient: Tensor, turn: int) -> None:
     number = list(BLOCKS.values()).index(block) + 3 * turn
     compare(block, gradient, (0.9, 0.3) if turn else None, BOUNDS[number % len(BOUNDS)], (4, 16)[number % 2])

@@ -1,10 +1,10 @@
-import pytest
 import torch
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference
 from gradwire.layout import Block
 from kernel_inputs import blocks, gradients, normal, same
+from together import together
 
 
 @blocks
@@ -15,7 +15,7 @@ def test_accumulate_is_the_reference(block: Block, gradient: Tensor) -> None:
     assert same(left, right)
 
 
-@pytest.mark.parametrize("kernels", [cpu, reference])
+@together("kernels", [cpu, reference])
 @blocks
 def test_nothing_is_accumulated_where_a_flag_does_not_hold(block: Block, kernels: object) -> None:
     kept, before = normal(99), normal(99)

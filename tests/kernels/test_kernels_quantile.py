@@ -20,6 +20,7 @@ from gradwire.kernels.reference.quantile import group_edges
 from gradwire.layout import Block
 from gradwire.memory import NONE
 from kernel_inputs import BLOCKS, BUFFER, KEY, blocks, gradients, normal, residuals, same, strided
+from together import together
 
 FORMS = [(4, 0, 0.3, 8), (256, 0, 0.3, 8), (16, 1, 0.05, 2), (256, 2, 0.3, 8)]
 forms = pytest.mark.parametrize("form", FORMS, ids=str)
@@ -27,7 +28,7 @@ forms = pytest.mark.parametrize("form", FORMS, ids=str)
 
 @blocks
 @gradients
-@pytest.mark.parametrize("turn", range(2))
+@together("turn", range(2))
 def test_both_kernels_have_the_same_bits(block: Block, gradient: Tensor, turn: int) -> None:
     number = list(BLOCKS.values()).index(block) + 2 * turn
     compare(block, gradient, (0.9, 0.3) if turn else None, FORMS[number % len(FORMS)])
@@ -116,8 +117,8 @@ def test_groups_bound_what_a_collision_costs() -> None:
     assert (torch.searchsorted(levels, decoded) - torch.searchsorted(levels, exact)).abs().max() < max(np.diff(edges))
 
 
-@pytest.mark.parametrize("groups", [2, 8, 16])
-@pytest.mark.parametrize(("negative", "buckets"), [(0, 256), (256, 256), (1, 256), (130, 256), (5, 7), (0, 1), (1, 1)])
+@together("groups", [2, 8, 16])
+@together(("negative", "buckets"), [(0, 256), (256, 256), (1, 256), (130, 256), (5, 7), (0, 1), (1, 1)])
 def test_groups_keep_to_one_sign(negative: int, buckets: int, groups: int) -> None:
     edges = group_edges(negative, buckets, groups)
     assert len(edges) == groups + 1

@@ -14,14 +14,15 @@ from gradwire.kernels import cpu, dispatch, reference
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.randomness import key_of
 from kernel_inputs import BLOCKS, GRADIENTS, KEY, covered, normal, same
+from together import together
 
 OWN = key_of(1, 2, 3)
 LEVELS = Levels()
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize("values", ["normal", "zeros", "signed zeros", "denormals", "huge", "one outlier"])
-@pytest.mark.parametrize("size", [64, 4096])
+@together("name", BLOCKS)
+@together("values", ["normal", "zeros", "signed zeros", "denormals", "huge", "one outlier"])
+@together("size", [64, 4096])
 def test_rotations_are_the_reference(name: str, values: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rotation, count = Rotation.of(BLOCKS[name], size), 2
     outcomes = []
@@ -44,6 +45,7 @@ def test_rotations_are_the_reference(name: str, values: str, size: int, monkeypa
         assert same(out[~covered(BLOCKS[name])], normal(1)[~covered(BLOCKS[name])])
         assert memory.isfinite().all()
         outcomes.append((scales, payloads, sums, wide, memory, out))
+    monkeypatch.undo()
     for ours, theirs in zip(*outcomes, strict=True):
         assert same(ours, theirs)
 

@@ -8,10 +8,11 @@ import torch
 from gradwire.errors import PayloadError
 from gradwire.kernels import Compensated, cpu, reference
 from kernel_inputs import BLOCKS, block_of, counts_of, covered, normal, same
+from together import together
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize("rows", [1, 3])
+@together("name", BLOCKS)
+@together("rows", [1, 3])
 def test_scatter_mean_is_the_reference(name: str, rows: int) -> None:
     block = BLOCKS[name]
     counts = counts_of(block, 0.2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from gradwire.codecs.sketch import CountSketch
@@ -11,13 +10,14 @@ from gradwire.kernels import cpu, reference
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.randomness import key_of
 from kernel_inputs import BLOCKS, BUFFER, GRADIENTS, KEY, covered, normal, same
+from together import together
 
 FINITE = ["normal", "signed zeros", "ties", "denormals", "huge"]
 
 
-@pytest.mark.parametrize("name", [name for name in BLOCKS if not name.startswith("large")])
-@pytest.mark.parametrize("values", FINITE)
-@pytest.mark.parametrize("rows", [1, 5])
+@together("name", [name for name in BLOCKS if not name.startswith("large")])
+@together("values", FINITE)
+@together("rows", [1, 5])
 def test_sketch_and_estimates_are_the_reference(name: str, values: str, rows: int) -> None:
     block = BLOCKS[name]
     widths = np.maximum(16, block.segment_numels // 10).astype(np.int64)

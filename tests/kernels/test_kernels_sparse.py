@@ -10,10 +10,11 @@ from gradwire.kernels import Compensated, cpu, reference
 from gradwire.layout import Block
 from gradwire.randomness import key_of
 from kernel_inputs import BUFFER, KEY, block_of, blocks, counts_of, covered, normal, same
+from together import together
 
 
 @blocks
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
+@together("share", [0.0, 0.01, 0.3, 1.0])
 def test_randomk_is_the_reference(block: Block, share: float) -> None:
     counts = counts_of(block, share)
     positions = torch.zeros(2, int(counts.sum()), dtype=torch.int64)
@@ -44,8 +45,8 @@ def test_randomk_positions_are_uniform() -> None:
 
 
 @blocks
-@pytest.mark.parametrize("ascending", [True, False])
-@pytest.mark.parametrize("rows", [1, 3])
+@together("ascending", [True, False])
+@together("rows", [1, 3])
 def test_scatter_sum_is_the_reference(block: Block, ascending: bool, rows: int) -> None:
     counts = counts_of(block, 0.2)
     positions = torch.zeros(rows, int(counts.sum()), dtype=torch.int64)
@@ -69,9 +70,9 @@ def test_values_that_are_not_finite_count_as_not_sent() -> None:
     assert residual[2:6].tolist() == [1.0, 1.0, 0.75, 1.0]
 
 
-@pytest.mark.parametrize("kernels", [cpu, reference])
-@pytest.mark.parametrize("block", [block_of([5, 20]), block_of([])], ids=["gaps", "empty"])
-@pytest.mark.parametrize("bad", [-1, 5, 7, 28, 31, 32, 2**40, -(2**63)])
+@together("kernels", [cpu, reference])
+@together("block", [block_of([5, 20]), block_of([])], ["gaps", "empty"])
+@together("bad", [-1, 5, 7, 28, 31, 32, 2**40, -(2**63)])
 def test_positions_outside_the_runs_change_nothing(kernels: object, block: Block, bad: int) -> None:
     out = normal()
     positions = torch.tensor([[0, 9, bad]])

@@ -16,6 +16,7 @@ from gradwire.errors import PayloadError
 from gradwire.kernels import Compensated, cpu, reference
 from gradwire.layout import Block
 from kernel_inputs import BLOCKS, BUFFER, blocks, gradients, memories, normal, residuals, same
+from together import together
 
 
 def both_same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
@@ -54,7 +55,7 @@ def test_statistics_and_collections_are_the_reference(
 @blocks
 @gradients
 @memories
-@pytest.mark.parametrize("threshold", [1e-30, 1.0, math.inf])
+@together("threshold", [1e-30, 1.0, math.inf])
 def test_what_reaches_a_given_threshold_is_the_reference(
     block: Block, gradient: Tensor, memory: tuple[float, float] | None, threshold: float
 ) -> None:
@@ -69,8 +70,8 @@ def test_what_reaches_a_given_threshold_is_the_reference(
 @blocks
 @gradients
 @memories
-@pytest.mark.parametrize("given_squares", [False, True])
-@pytest.mark.parametrize("threshold", [0.0, 0.7])
+@together("given_squares", [False, True])
+@together("threshold", [0.0, 0.7])
 def test_unambiguous_is_the_reference(
     block: Block, gradient: Tensor, memory: tuple[float, float] | None, given_squares: bool, threshold: float
 ) -> None:
@@ -95,7 +96,7 @@ def test_unambiguous_is_the_reference(
 @blocks
 @gradients
 @memories
-@pytest.mark.parametrize("width", [1, 50, 500, 7000])
+@together("width", [1, 50, 500, 7000])
 def test_local_maxima_are_the_reference(
     block: Block, gradient: Tensor, memory: tuple[float, float] | None, width: int
 ) -> None:
@@ -108,8 +109,8 @@ def test_local_maxima_are_the_reference(
 
 
 @blocks
-@pytest.mark.parametrize("filled", [[0, 0, 0], [0, 1, 3], [3, 0, 2]], ids=str)
-@pytest.mark.parametrize("ascending", [True, False])
+@together("filled", [[0, 0, 0], [0, 1, 3], [3, 0, 2]])
+@together("ascending", [True, False])
 def test_rows_of_different_lengths_add_up(block: Block, filled: list[int], ascending: bool) -> None:
     elements = np.concatenate([np.arange(start, start + length) for _, length, start in block.runs] or [np.zeros(0)])
     count = min(3, len(elements))

@@ -9,6 +9,7 @@ from codec_checks import cases, check_compiled_once
 from gradwire.kernels import Compensated, cpu, reference
 from gradwire.layout import Block, Granularity, Slot
 from kernel_inputs import BLOCKS, BUFFER, blocks, counts_of, covered, gradients, memories, normal, residuals, same
+from together import together
 
 
 def check(block: Block, gradient: Tensor, memory: tuple[float, float] | None, share: float) -> None:
@@ -29,7 +30,7 @@ def check(block: Block, gradient: Tensor, memory: tuple[float, float] | None, sh
 @blocks
 @gradients
 @memories
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
+@together("share", [0.0, 0.01, 0.3, 1.0])
 def test_topk_is_the_reference(
     block: Block, gradient: Tensor, memory: tuple[float, float] | None, share: float
 ) -> None:
@@ -49,8 +50,8 @@ def test_topk_leaves_exactly_what_it_did_not_send(kernels: object) -> None:
     assert torch.equal((residual + sent)[covered(block)], t[covered(block)])
 
 
-@pytest.mark.parametrize("numel", [1, 100, 4096, 4097, 100_001, 1_000_000])
-@pytest.mark.parametrize("share", [0.001, 0.01, 0.5])
+@together("numel", [1, 100, 4096, 4097, 100_001, 1_000_000])
+@together("share", [0.001, 0.01, 0.5])
 def test_topk_is_that_of_torch(numel: int, share: float) -> None:
     block = Block.cut([Slot("weight", (numel,), 0)], Granularity("layer"))
     gradient = torch.randn(numel, generator=torch.Generator().manual_seed(numel))

@@ -15,6 +15,7 @@ from gradwire.layout import ALIGNMENT, shard_bounds
 from gradwire.local.world import LocalWorld
 from models import SHAPES
 from pool import Pool
+from together import together
 
 
 def owed(world: LocalWorld) -> torch.Tensor:
@@ -154,7 +155,7 @@ def test_elias_fano_needs_at_most_two_bits_above_the_log() -> None:
     assert 8 * size / 10_000 <= 16 + 2 + 6.65
 
 
-@pytest.mark.parametrize("shape", [(1,), (), (7,), (1, 1), (3, 1), (1, 5), (2, 2)], ids=str)
+@together("shape", [(1,), (), (7,), (1, 1), (3, 1), (1, 5), (2, 2)])
 @pytest.mark.parametrize("name", methods.names())
 def test_tiny_tensors_come_back(name: str, shape: tuple[int, ...]) -> None:
     for value in (0.0, -0.0, 1e-42, 3e38, -1.5):

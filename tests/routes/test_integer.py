@@ -19,13 +19,14 @@ from gradwire.routes import SharedLevels
 from gradwire.wire.meter import all_reduce_bytes
 from kernel_inputs import BLOCKS, KEY, blocks, covered, gradients, normal, residuals, same
 from pool import Pool, ranks
+from together import together
 
 CODES = [(8, 0, 3), (4, 64, 2), (2, 0, 1), (8, 512, 5), (4, 104, 7)]
 
 
 @blocks
 @gradients
-@pytest.mark.parametrize("turn", range(2))
+@together("turn", range(2))
 def test_integers_are_the_reference(block: Block, gradient: Tensor, turn: int) -> None:
     bits, bucket, workers = CODES[(list(BLOCKS.values()).index(block) + 2 * turn) % len(CODES)]
     code = Integers(bits, SharedLevels(bits).levels_for(workers), workers)
