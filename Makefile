@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 # What `make test-integrations` installs and tests.
 EXTRAS ?= accelerate,transformers,lightning,ray,torchft
 
-# Half of the tests wait for processes of their own, up to five for each worker.
-PARALLEL ?= -n logical --maxprocesses 4 --dist worksteal
+# More than there are cores, as half of the tests wait for processes of their own.
+PARALLEL ?= -n 4
 
 .PHONY: demo test test-integrations test-frameworks test-gpu-kernels check release-check golden clean
 

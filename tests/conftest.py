@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -8,20 +9,49 @@ from pool import Pool
 torch.set_num_threads(1)
 
 
-FIRST = ["test_rehearsals.py", "test_elastic.py", "test_suite.py", "test_bench_periodic.py", "test_failures.py"]
-"""Rehearsals compile every kernel, which all processes of later tests load from the disk; the others take longest."""
+FIRST = [
+    "attach/test_rehearsals.py",
+    "wire/test_failures.py",
+    "state/test_elastic.py",
+    "bench/test_suite.py",
+    "bench/test_bench_periodic.py",
+    "bench",
+    "cli",
+    "lab",
+    "cost",
+    "attach/test_fsdp_laws.py",
+    "state",
+    "local_sgd",
+    "wire",
+    "attach",
+    "optim",
+    "methods",
+]
+"""Rehearsals compile every kernel, for minutes where none is on the disk; next comes what needs few or takes long."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--injections", type=int, default=24, help="workers to kill, stop or make raise")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes run tests, which begin with equal shares of them, two have a half of the kernels each."""
-    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
-    processes = getattr(config, "workerinput", {}).get("workercount", 1)
-    if processes > 1 and items and "rehearsal_leaves_nothing" in items[1].name:
-        items.insert(len(items) // processes, items.pop(1))
+def place(item: pytest.Item) -> int:
+    path = item.path.as_posix()
+    return next((number for number, part in enumerate(FIRST) if f"/tests/{part}" in path), len(FIRST))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Processes take whole files in that order, for what a file has set up and loaded serves all of its tests."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
