@@ -128,7 +128,8 @@ def run_total(values: Tensor) -> float:
     half, until one is left; chunks are added in order.
     """
     chunks = -(-values.numel() // CHUNK)
-    rows = torch.nn.functional.pad(values, (0, chunks * CHUNK - values.numel())).view(chunks, -1, LANES)
+    size = CHUNK if chunks > 1 else -(-values.numel() // LANES) * LANES  # zeros beyond it would change no lane
+    rows = torch.nn.functional.pad(values, (0, chunks * size - values.numel())).view(chunks, -1, LANES)
     lanes = torch.zeros(chunks, LANES, dtype=torch.float64, device=values.device)
     for row in rows.unbind(1):
         lanes += row
