@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 EPOCHS = 16
@@ -21,6 +20,8 @@ def network() -> nn.Sequential:
 
 def load() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images, labels, and the numbers of 500 to test with and of 1,297 to train with."""
+    from sklearn.datasets import load_digits  # a second
+
     images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
     return (images.float() / 16).view(-1, 1, 8, 8), labels, order[:500], order[500:]

@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import torch
-import torch._dynamo  # DDP does so when it is first used, in seconds
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -81,6 +80,8 @@ def codes_of(first: dict[int, str]) -> dict[str, int | None]:
 
 
 def main(folder: Path) -> None:
+    import torch._dynamo  # DDP does so when it is first used, in seconds
+
     torch.set_num_threads(1)
     rehearse(Configuration.make("topk", {"ratio": 0.1}))
     first: dict[int, str] = {}
