@@ -243,7 +243,7 @@ def _read(block: Block, payload: Tensor, tile: int) -> Tensor:
     steps = words[: block.segment_count].view(torch.float32)
     offsets = _offsets(tuple(payload[4 * head - HEAD : 4 * head - 1].tolist()), payload.device)
     sizes = words[head : head + tiles_of(block, tile)].tolist()
-    content = int.from_bytes(bytes(payload[4 * (head + len(sizes)) :].tolist()), "little")
+    content = bytes(payload[4 * (head + len(sizes)) :].tolist())
     step_of_element = steps.repeat_interleave(torch.from_numpy(block.segment_numels))
     found, start = torch.zeros(block.numel, dtype=torch.float32), 0
     for number, size in enumerate(sizes):
@@ -257,6 +257,7 @@ def _read(block: Block, payload: Tensor, tile: int) -> Tensor:
 def _read_tile(stream: _Stream, steps: Tensor, offsets: Tensor, found: Tensor) -> None:
     """Values of a tile, until its codes or its elements end."""
     coder, place = Coder(), -1
+    places, levels, signs, raw = [], [], [], {}
     while stream.at < stream.stop:
         entry = int(codes().symbols[coder.context, stream.peek(LONGEST)])
         symbol = entry & (1 << LONGEST) - 1
@@ -270,13 +271,16 @@ def _read_tile(stream: _Stream, steps: Tensor, offsets: Tensor, found: Tensor) -
         if place >= len(steps):
             break
         if level_class == RAW:
-            found[place] = torch.tensor(stream.take(32)).to(torch.int32).view(torch.float32)
+            raw[place] = stream.take(32)
             continue
-        sign = -1.0 if stream.take(1) else 1.0
+        places.append(place)
+        signs.append(-1.0 if stream.take(1) else 1.0)
         first, width = first_of(level_class)
-        level = torch.tensor(first + stream.take(width))
-        relative = level.float() + offsets[min(int(level) - 1, 2)]
-        found[place] = sign * (relative * steps[place]).clamp(max=LARGEST)
+        levels.append(first + stream.take(width))
+    level = torch.tensor(levels, dtype=torch.int64)
+    relative = level.float() + offsets[(level - 1).clamp(max=2)]
+    found[places] = torch.tensor(signs, dtype=torch.float32) * (relative * steps[places]).clamp(max=LARGEST)
+    found[list(raw)] = torch.tensor(list(raw.values()), dtype=torch.int64).to(torch.int32).view(torch.float32)
 
 
 @dataclass
@@ -284,17 +288,19 @@ class _Stream:
     """Bits, the lowest one next, and zeros after them.
 
     Attributes:
-        content: All bits of a payload.
+        content: All bytes of a payload's codes.
         at: The next one.
         stop: Where the codes of a tile end.
     """
 
-    content: int
+    content: bytes
     at: int
     stop: int
 
     def peek(self, width: int) -> int:
-        return self.content >> self.at & (1 << width) - 1
+        first, low = divmod(self.at, 8)
+        found = int.from_bytes(self.content[first : first + (low + width + 7) // 8], "little")
+        return found >> low & (1 << width) - 1
 
     def take(self, width: int) -> int:
         taken = self.peek(width)
