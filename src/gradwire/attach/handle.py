@@ -44,7 +44,7 @@ from gradwire.kernels import by_reference
 from gradwire.memory import Memory
 from gradwire.state.form import VERSION, Ranks, check_form
 from gradwire.surroundings import as_on_the_wire
-from gradwire.wire import ProcessGroupTransport, Wire
+from gradwire.wire import Wire, transport_for
 from gradwire.wire.sibling import sibling_of
 from gradwire.wire.transport import timeout_of
 
@@ -104,7 +104,7 @@ class Handle:
             self.averaged.check_stages(configuration)
         roll_call.ready()
         sibling = sibling_of(group, device)
-        transport = ProcessGroupTransport(sibling, timeout_of(group))
+        transport = transport_for(sibling, device, timeout_of(group))
         check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
         if self._replicas:
             values = check_equal(parameters, transport, device, REMEDY)
