@@ -131,6 +131,24 @@ def has_old_gpu() -> bool:
     return min(capabilities, default=OLDEST_GPU) < OLDEST_GPU
 
 
+def shortcoming(device: torch.device) -> str:
+    """Why nothing is compiled for a device, and the remedy; empty if something is."""
+    if overrides(device.type):
+        return ""
+    _, compiler = PACKAGES.get(device.type, ("", ""))
+    if not compiler:
+        why, remedy = "there are no kernels for such devices", "train on a GPU of CUDA or ROCm, or on the CPU"
+    elif not find_spec(compiler):
+        why, remedy = f"{compiler.capitalize()} is not installed", "pip install 'gradwire[gpu]'"
+    else:
+        why = f"a GPU here has a compute capability below {'.'.join(map(str, OLDEST_GPU))}, where kernels begin"
+        remedy = "hide it by CUDA_VISIBLE_DEVICES if others are to train, or take 'bf16', which needs no kernels"
+    return (
+        f"on {device} the reference runs, as hundreds of small operations a tensor, in place of compiled kernels: "
+        f"{why}; {remedy}"
+    )
+
+
 def by_reference(device: torch.device) -> tuple[str, ...]:
     """The kernels and codes that a device has not: the reference runs there, slowly, or the CPU on copies."""
     from gradwire.kernels import codes
