@@ -29,8 +29,6 @@ WAITS = {
     "3lc": "zero runs, by the CPU",
     "adacomp": "local maxima, by the CPU",
     "adaptive": "counts and means of each sign",
-    "alq": "levels, by the reference",
-    "amq": "levels, by the reference",
     "atomo": "singular values",
     "deadzone": "all its kernels, by the CPU",
     "dithered": "all its kernels, by the CPU",

@@ -78,6 +78,13 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
     return dispatched
 
 
+def for_each(name: str, code: object, device: torch.device) -> Callable[..., None] | None:
+    """What a device does with several blocks in one launch, as ``encode_each``; None if it takes them one by one."""
+    own = overrides(device.type)
+    found: Callable[..., None] | None = own.get(name) if type(code) in own.get("CODES", ()) else None
+    return found
+
+
 def _on_copies(function: Callable[..., Any], device: torch.device, given: dict[str, Any], written: set[str]) -> Any:
     """Has the CPU do it, and brings back what it wrote; the host waits for the device."""
     copies = {name: _moved(value, Tensor.cpu) for name, value in given.items()}
