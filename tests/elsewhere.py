@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gradwire import deferred
-from gradwire.kernels import codes, cpu, dispatch
+from gradwire.kernels import Code, Compensated, codes, cpu, dispatch, payload_bytes
+from gradwire.layout import Block
 from gradwire.memory import Store
 
 GPU = torch.device("cuda", 0)
@@ -182,11 +183,26 @@ def _launched(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return launched
 
 
+def encode_each(code: Code, blocks: tuple[Block, ...], source: Compensated, payloads: Tensor, key: int) -> None:
+    """What a GPU does at once."""
+    for block, payload in zip(blocks, payloads, strict=True):
+        size = payload_bytes(code, block)
+        cpu.encode(code, block, source, payload[:size], key)
+        payload[size:] = 0
+
+
+def decode_each(code: Code, blocks: tuple[Block, ...], payloads: Tensor, out: Tensor) -> None:
+    """What a GPU does at once."""
+    for block, payload in zip(blocks, payloads, strict=True):
+        cpu.decode(code, block, payload[None, : payload_bytes(code, block)], out, 1.0)
+
+
 @contextmanager
 def a_gpu() -> Iterator[Elsewhere]:
     """A process with a GPU that has the kernels there are for one."""
     own: dict[str, Any] = {name: _launched(getattr(cpu, name)) for name in own_kernels()}
-    own["CODES"] = set(codes.ALL) - {codes.NonUniform}
+    own |= {"encode_each": _launched(encode_each), "decode_each": _launched(decode_each)}
+    own["CODES"] = set(codes.ALL)
     known = dispatch.overrides
 
     def overrides(device: str) -> Any:

@@ -87,14 +87,14 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 def test_a_rank_that_prepares_for_long_is_waited_for() -> None:
     """Longer than the group's timeout."""
     group = dist.new_group(timeout=timedelta(seconds=1))
-    usual = handles.rehearse
+    usual = handles.rehearse_all
 
-    def rehearse(*arguments: Any, **options: Any) -> None:
+    def rehearse_all(*arguments: Any, **options: Any) -> None:
         time.sleep(2 * dist.get_rank())
         usual(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(handles, "rehearse", rehearse)
+        patch.setattr(handles, "rehearse_all", rehearse_all)
         sync = synchronizer(process_group=group)
     sync.synchronize()
     sync.close()

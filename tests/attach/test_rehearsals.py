@@ -93,7 +93,9 @@ def test_a_long_rehearsal_says_what_it_does(caplog: pytest.LogCaptureFixture) ->
         caplog.clear()
         end = time.monotonic() + 60
 
-        def until_it_is_said(configuration: Configuration, due: int = lines, end: float = end) -> None:
+        def until_it_is_said(
+            configuration: Configuration, device: torch.device, due: int = lines, end: float = end
+        ) -> None:
             while len(caplog.messages) < due and time.monotonic() < end:
                 time.sleep(0.01)
 
@@ -133,7 +135,7 @@ def test_one_process_compiles_and_others_wait_for_it(tmp_path: Path) -> None:
         released.append(True)
         other.close()
 
-    def compile_and_look(configuration: Configuration) -> None:
+    def compile_and_look(configuration: Configuration, device: torch.device) -> None:
         kernel(1)
         with lock.open("a") as third, pytest.raises(BlockingIOError):
             fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,7 +158,7 @@ def test_one_process_compiles_and_others_wait_for_it(tmp_path: Path) -> None:
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     kernel = own_kernel(tmp_path)
 
-    def compile_it(configuration: Configuration) -> None:
+    def compile_it(configuration: Configuration, device: torch.device) -> None:
         kernel(1)
 
     with (

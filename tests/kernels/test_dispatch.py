@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,18 @@ def test_an_old_gpu_runs_the_reference(capability: tuple[int, int], old: bool) -
     ):
         assert bool(dispatch.overrides("cuda")) is not old
     dispatch.overrides.cache_clear()
+
+
+def test_what_a_device_lacks_is_said_with_the_remedy() -> None:
+    assert kernels.shortcoming(torch.device("cpu")) == ""
+    assert re.search(r"on mps:0 .* no kernels for such devices; train on", kernels.shortcoming(torch.device("mps", 0)))
+    with mock.patch.object(dispatch, "overrides", return_value={}):
+        with mock.patch.object(dispatch, "find_spec", return_value=None):
+            missing = kernels.shortcoming(torch.device("cuda", 1))
+        with mock.patch.object(dispatch, "find_spec", return_value=True):
+            old = kernels.shortcoming(torch.device("cuda", 1))
+    assert re.search(r"on cuda:1 .* Triton is not installed; pip install 'gradwire\[gpu\]'", missing)
+    assert re.search(r"on cuda:1 .* capability below 8\.0.*; hide it by CUDA_VISIBLE_DEVICES", old)
 
 
 def test_importing_compiles_nothing() -> None:

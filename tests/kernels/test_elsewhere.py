@@ -5,6 +5,7 @@ The kernels that there are in Triton stand for themselves; what has none runs as
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -12,11 +13,14 @@ import torch
 from torch import Tensor
 
 from elsewhere import CPU, GPU, There, a_gpu, here
-from gradwire import methods
+from gradwire import kernels, methods
 from gradwire.engine.configuration import Configuration
+from gradwire.kernels.dispatch import BY_THE_CPU, KERNELS
+from gradwire.kernels.reference import gaps_low_bytes
 from gradwire.layout import flat_slots
 from gradwire.local import LocalWorld
 from gradwire.policy import DensePolicy
+from gradwire.wire import StagedTransport
 from kernel_inputs import same
 
 SLOTS = flat_slots([("matrix", (24, 16)), ("conv", (4, 3, 3, 3)), ("vector", (70,))])
@@ -25,8 +29,6 @@ WAITS = {
     "3lc": "zero runs, by the CPU",
     "adacomp": "local maxima, by the CPU",
     "adaptive": "counts and means of each sign",
-    "alq": "levels, by the reference",
-    "amq": "levels, by the reference",
     "atomo": "singular values",
     "deadzone": "all its kernels, by the CPU",
     "dithered": "all its kernels, by the CPU",
@@ -48,10 +50,16 @@ WAITS = {
 """Methods of which the host waits for the GPU within a step; the list can only become shorter."""
 
 
-def averages(name: str, device: torch.device, waits: list[str]) -> list[Tensor]:
+def averages(
+    name: str,
+    device: torch.device,
+    waits: list[str],
+    route: str | None = None,
+    around: Any = lambda transport: transport,
+) -> list[Tensor]:
     """What three steps give; the waits of the third stay, when all is there that is made once."""
     everything = DensePolicy(below=0, vectors=False)
-    world = LocalWorld(Configuration.make(name, {}, dense=everything), SLOTS, 2, device)
+    world = LocalWorld(Configuration.make(name, {}, dense=everything, route=route), SLOTS, 2, device, around)
     given = []
     for step in range(3):
         waits.clear()
@@ -75,8 +83,57 @@ def test_a_gpu_gives_the_bits_of_the_cpu(name: str) -> None:
     assert bool(gpu.waits) == (name in WAITS), gpu.waits
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU of its own")
+@pytest.mark.parametrize(
+    ("name", "route"), [("qsgd", "sharded"), ("topk", "gather"), ("acpsgd", None), ("gtopk", None)]
+)
+def test_what_is_sent_may_go_through_the_host(name: str, route: str | None) -> None:
+    """As over gloo: the collectives see the host's memory only, and averages are the same."""
+    sent: list[Tensor] = []
+
+    class Noted:
+        """A line that notes what it is given to send."""
+
+        def __init__(self, inner: Any) -> None:
+            self.rank, self.world_size = inner.rank, inner.world_size
+            self._inner = inner
+
+        def __getattr__(self, collective: str) -> Any:
+            def noted(payload: Tensor, *others: Any) -> Any:
+                sent.append(payload)
+                return getattr(self._inner, collective)(payload, *others)
+
+            return noted
+
+    known = averages(name, CPU, [], route)
+    with a_gpu() as gpu:
+        found = averages(name, GPU, gpu.waits, route, lambda inner: StagedTransport(Noted(inner), GPU))
+    assert sent
+    assert not any(isinstance(each, There) for each in sent)
+    for left, right in zip(known, found, strict=True):
+        assert same(left, right)
+
+
 def test_the_list_is_of_methods() -> None:
     assert set(WAITS) <= set(methods.names())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU of its own")
+def test_what_the_cpu_wrote_comes_back_and_nothing_else() -> None:
+    positions, classes = torch.arange(0, 40, 3), torch.zeros(14, dtype=torch.uint8)
+    low = torch.zeros(gaps_low_bytes(14, 64), dtype=torch.uint8)
+    with a_gpu() as gpu:
+        given = [There(each.clone()) for each in (positions, classes, low)]
+        kernels.gaps_encode(given[0], 64, given[1], low=given[2])
+        assert gpu.waits == 3 * ["copy to the host"] + 2 * ["copy to the GPU"]
+    kernels.gaps_encode(positions, 64, classes, low)
+    for own, known in zip(given, (positions, classes, low), strict=True):
+        assert torch.equal(here(own), known)
+
+
+@pytest.mark.parametrize("name", BY_THE_CPU)
+def test_what_the_cpu_writes_for_others_is_among_its_arguments(name: str) -> None:
+    assert inspect.signature(KERNELS[name]).parameters.keys() >= BY_THE_CPU[name]
 
 
 def _wrong(tensor: Tensor) -> Any:

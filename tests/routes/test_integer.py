@@ -119,7 +119,7 @@ def test_terngrad_has_as_few_bits_as_sums_fit() -> None:
         assert world.engines[0].meter.wire_bytes == sum(all_reduce_bytes(each, workers) for each in payloads)
     with pytest.raises(ConfigurationError, match="room for 127 workers"):
         LocalWorld(Configuration.make("terngrad", {}, route="allreduce"), flat_slots([("weight", (40, 100))]), 128)
-    for choices in ({"owner": "qsgd:8"}, {"memory": Residual(beta=0.5, dtype="bfloat16")}):
-        Configuration.make("terngrad", {}, **choices)
-        with pytest.raises(ConfigurationError, match=r"owner=|memory="):
-            Configuration.make("terngrad", {}, route="allreduce", **choices)
+    Configuration.make("terngrad", {}, owner="qsgd:8")
+    with pytest.raises(ConfigurationError, match="owner="):
+        Configuration.make("terngrad", {}, route="allreduce", owner="qsgd:8")
+    Configuration.make("terngrad", {}, route="allreduce", memory=Residual(beta=0.5, dtype="bfloat16"))

@@ -23,7 +23,8 @@ from gradwire.attach.given import check_backend
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.wire import Meter, Wire
-from gradwire.wire.sibling import _options_of, backends_of, sibling_of
+from gradwire.wire.sibling import _options_of, backends_of, carrier_of, sibling_of
+from gradwire.wire.staged import StagedTransport, transport_for
 from gradwire.wire.transport import ProcessGroupTransport, failure_of, timeout_of
 from gradwire.wire.watch import Watch
 from gradwire.wire.wire import LOOK_SECONDS
@@ -186,11 +187,33 @@ def test_a_backend_that_cannot_carry_the_tensors_is_refused() -> None:
     group = dist.new_group(timeout=timedelta(seconds=77))
     assert isinstance(group, dist.ProcessGroup)
     check_backend(group, torch.device("cpu"))
-    with pytest.raises(ConfigurationError, match=r"on cuda:0 .* gloo for cuda tensors, which carries .* 'nccl', or"):
-        check_backend(group, CUDA)
-    with pytest.raises(ConfigurationError, match=r"on mps:0 and the process group carries cpu and cuda tensors"):
-        check_backend(group, torch.device("mps", 0))
+    for carried, device, remedy in (("cuda", "cpu", "a backend for cpu"), ("mps", CUDA, "'cpu:gloo,cuda:nccl'")):
+        with (
+            mock.patch("gradwire.wire.sibling.backends_of", return_value={carried: "nccl"}),
+            mock.patch("gradwire.attach.given.backends_of", return_value={carried: "nccl"}),
+            pytest.raises(ConfigurationError, match=rf"on {device} .* carries {carried} tensors; .* with {remedy}"),
+        ):
+            check_backend(group, torch.device(device))
     assert backends_of(dist.new_group(backend="cpu:gloo")) == {"cpu": "gloo"}
+
+
+@ranks(2)
+def test_what_gloo_does_not_carry_from_a_device_goes_through_the_host() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    warned = mock.Mock()
+    with mock.patch("gradwire.attach.given._log.warning", warned):
+        check_backend(group, CUDA)
+    assert warned.call_count == (not group.rank())
+    assert isinstance(transport_for(group, CUDA), StagedTransport)
+    assert isinstance(transport_for(group, torch.device("cpu")), ProcessGroupTransport)
+    with mock.patch("gradwire.wire.sibling.backends_of", return_value={"cpu": "gloo", "cuda": "nccl"}):
+        assert isinstance(transport_for(group, CUDA), ProcessGroupTransport)
+        assert carrier_of(group, CUDA) == CUDA
+    sibling = sibling_of(group, CUDA)
+    assert timeout_of(sibling) == timeout_of(group)  # gloo ends no process
+    dist.barrier(sibling)
+    dist.destroy_process_group(sibling)
 
 
 @ranks(2)
@@ -280,7 +303,10 @@ def test_a_devices_backend_has_more_patience_than_the_wire() -> None:
     """The group is asked for its name with a tensor on the device; here that one is on the CPU."""
     group = dist.new_group(timeout=timedelta(seconds=77))
     assert isinstance(group, dist.ProcessGroup)
-    with mock.patch("gradwire.wire.sibling._new_name", return_value="of a device"):
+    with (
+        mock.patch("gradwire.wire.sibling._new_name", return_value="of a device"),
+        mock.patch("gradwire.wire.sibling.carrier_of", return_value=CUDA),
+    ):
         sibling = sibling_of(group, CUDA)
     assert timeout_of(sibling) == timedelta(seconds=154)
     assert ProcessGroupTransport(sibling, timeout_of(group))._timeout == timedelta(seconds=77)

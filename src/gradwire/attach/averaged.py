@@ -21,6 +21,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.layout import Slot, flat_slots
 from gradwire.memory import Store
 from gradwire.state.form import Ranks, check_same
+from gradwire.wire.transport import readable
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,21 @@ class Averaged:
         """Raises ConfigurationError if what is remembered at some time cannot be kept, or be saved together."""
         for stage in configuration.stages:
             self.store(stage)
+
+    def check_room(self, configuration: Configured, device: torch.device, copies: int) -> None:
+        """Raises ConfigurationError if a GPU has no room for what is remembered between steps, so many times."""
+        if device.type != "cuda":
+            return
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + unused
+        wanted = copies * max(self.store(stage).nbytes for stage in configuration.stages)
+        if wanted > free:
+            raise ConfigurationError(
+                f"what is remembered between steps takes {readable(wanted)} on {device}, where {readable(free)} are "
+                f"free, with {configuration}{' and rollback, which keeps a copy' if copies > 1 else ''}; choose "
+                "memory=gradwire.memory.Residual(dtype='bfloat16') for half a residual, inside='node' for a node's "
+                "share of it, or memory='none'"
+            )
 
     def check(self, state: Mapping[str, Any], configuration: Configured) -> None:
         """Raises ConfigurationError unless this worker saved the state, of the same model under the same choices."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import is_lazy
 
 from gradwire.errors import ConfigurationError
-from gradwire.wire.sibling import backends_of
+from gradwire.wire.sibling import backends_of, carrier_of
+
+_log = logging.getLogger("gradwire")
 
 GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -118,14 +121,23 @@ def default_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessG
 
 
 def check_backend(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raises ConfigurationError unless a group's backend carries all that is sent from tensors on ``device``."""
-    backends = backends_of(group)
-    backend = backends.get(device.type)
-    if backend is None or (backend == "gloo" and device.type != "cpu"):
-        carries = "carries " + " and ".join(backends) if backend is None else f"has gloo for {device.type}"
-        more = "" if backend is None else ", which carries all-reduces and broadcasts of them and nothing else"
-        wanted = "'nccl', or 'cpu:gloo,cuda:nccl'" if device.type == "cuda" else f"a backend for {device.type}"
+    """Raises ConfigurationError if a group's backends can carry nothing of what is sent from tensors on ``device``.
+
+    Where they do by way of the host's memory, a warning says so.
+    """
+    carrier = carrier_of(group, device)
+    if carrier == device:
+        return
+    wanted = "'cpu:gloo,cuda:nccl'" if device.type == "cuda" else f"a backend for {device.type}"
+    if carrier is None:
         raise ConfigurationError(
-            f"the parameters are on {device} and the process group {carries} tensors{more}; "
+            f"the parameters are on {device} and the process group carries {' and '.join(backends_of(group))} tensors; "
             f"call init_process_group with {wanted}"
+        )
+    if group.rank() == 0:
+        _log.warning(
+            "the parameters are on %s, of which the process group carries too little by itself: all that is sent goes "
+            "through the host's memory by gloo; where there is a backend for such tensors, call init_process_group "
+            "with %s",
+            *(device, wanted),
         )

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from gradwire.attach.averaged import Averaged
 from gradwire.attach.given import Named, check_backend, check_parameters
 from gradwire.attach.lines import line_to
-from gradwire.attach.rehearsal import rehearse
+from gradwire.attach.rehearsal import rehearse_all
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters
 from gradwire.attach.trial import Decision, Trial, check_trial
@@ -44,7 +44,7 @@ from gradwire.kernels import by_reference
 from gradwire.memory import Memory
 from gradwire.state.form import VERSION, Ranks, check_form
 from gradwire.surroundings import as_on_the_wire
-from gradwire.wire import ProcessGroupTransport, Wire
+from gradwire.wire import Wire, transport_for
 from gradwire.wire.sibling import sibling_of
 from gradwire.wire.transport import timeout_of
 
@@ -93,8 +93,7 @@ class Handle:
         self._nodes = None if configuration.inside is None else configuration.inside.of(ranks)
         if self._nodes is not None:
             configuration = configuration.on(self._nodes)
-        if device.type == "cpu":
-            _rehearse_all(configuration, aloud=group.rank() == 0)
+        rehearse_all(configuration, device, aloud=group.rank() == 0)
         self._trial = Trial.of(configuration, parameters) if isinstance(configuration, Automatic) else None
         self.averaged = Averaged(Averaged.described(parameters), group.rank(), Ranks(ranks), self._nodes)
         cuts = cut_groups(parameters) if guarding.rolls_back(configuration) else []
@@ -102,9 +101,10 @@ class Handle:
         self.buckets: tuple[tuple[str, ...], ...] = ()
         if len(configuration.rules) > 1 or len(configuration.stages) > 1:
             self.averaged.check_stages(configuration)
+        self.averaged.check_room(configuration, device, 2 if guarding.rolls_back(configuration) else 1)
         roll_call.ready()
         sibling = sibling_of(group, device)
-        transport = ProcessGroupTransport(sibling, timeout_of(group))
+        transport = transport_for(sibling, device, timeout_of(group))
         check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
         if self._replicas:
             values = check_equal(parameters, transport, device, REMEDY)
@@ -234,8 +234,7 @@ class Handle:
             if self._nodes is not None:
                 configuration = configuration.on(self._nodes)
             self._check_change(configuration)
-            if self.engine.store.device.type == "cpu":
-                _rehearse_all(configuration, aloud=self.engine.rank == 0)
+            rehearse_all(configuration, self.engine.store.device, aloud=self.engine.rank == 0)
             roll_call.ready()
         slots, device = self.averaged.slots, self.engine.store.device
         lines = [f"change after step {self.engine.step}"]
@@ -381,12 +380,6 @@ class Handle:
             f"averaged densely: {len(dense)} tensors, {left:,} elements"
             f"{_run_by_reference(self.engine.store.device)})"
         )
-
-
-def _rehearse_all(configuration: Configured, *, aloud: bool) -> None:
-    for stage in configuration.stages:
-        for rule in stage.rules:
-            rehearse(rule, aloud=aloud)
 
 
 def _workers(count: int, nodes: Nodes | None) -> str:

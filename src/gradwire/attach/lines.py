@@ -6,14 +6,14 @@ import torch
 import torch.distributed as dist
 
 from gradwire.engine.nodes import Nodes
-from gradwire.wire import CheckedTransport, Line, Lines, Meter, ProcessGroupTransport
+from gradwire.wire import CheckedTransport, Line, Lines, Meter, transport_for
 from gradwire.wire.sibling import sibling_of
 from gradwire.wire.transport import timeout_of
 
 
 def line_to(
     group: dist.ProcessGroup,
-    transport: ProcessGroupTransport,
+    transport: Line,
     device: torch.device,
     nodes: Nodes | None,
     meter: Meter,
@@ -35,6 +35,6 @@ def line_to(
     ranks, made = dist.get_process_group_ranks(group), []
     for circle, tally in ((nodes.mates(transport.rank), meter.node), (nodes.peers(transport.rank), meter)):
         sibling = sibling_of(group, device, [ranks[each] for each in circle])
-        line: Line = ProcessGroupTransport(sibling, timeout_of(group))
+        line = transport_for(sibling, device, timeout_of(group))
         made.append(CheckedTransport(line, tally) if checked else line)
     return Lines(everybody, *made)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradwire.attach.averaged import Averaged
 from gradwire.attach.buckets import Buckets
 from gradwire.attach.given import check_left_out, check_named, check_parameters
-from gradwire.attach.rehearsal import rehearse
+from gradwire.attach.rehearsal import rehearse_all
 from gradwire.attach.shards import is_sharded
 from gradwire.attach.synchronizer import check_dense
 from gradwire.attach.tree import Tree
@@ -90,9 +90,7 @@ class Averages:
             raise ConfigurationError("there are DTensors or parameters on a GPU, which were not tried in such groups")
         self._configuration, self._guarding = configuration, Guarding(choices)
         self._guarding.check(configuration)
-        for stage in configuration.stages:
-            for rule in stage.rules:
-                rehearse(rule)
+        rehearse_all(configuration, CPU)
         self._healed = False
         self._meter = Meter(mark=marks_of(CPU))
         self._group: dist.ProcessGroup | None = None

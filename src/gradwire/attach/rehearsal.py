@@ -14,7 +14,9 @@ from dataclasses import replace
 import torch
 
 from gradwire.engine.configuration import Configuration
+from gradwire.engine.mixture import Configured
 from gradwire.errors import ConfigurationError, GradwireError
+from gradwire.kernels import shortcoming
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.methods import Method, name_of
@@ -24,27 +26,47 @@ from gradwire.surroundings import as_on_the_wire
 PATIENCE = 3.0
 """Seconds until it is said what takes so long."""
 
+CPU = torch.device("cpu")
 _SHAPES = (("matrix", (72, 48)), ("filter", (8, 4, 3, 3)), ("vector", (70,)))
 _STEPS = 3
-_rehearsed: set[tuple[type[Method], frozenset[tuple[str, str]]]] = set()
+_rehearsed: set[tuple[str, type[Method], frozenset[tuple[str, str]]]] = set()
 _log = logging.getLogger("gradwire")
 
 
-@as_on_the_wire()
-def rehearse(configuration: Configuration, *, aloud: bool = False) -> None:
-    """Runs a method on the CPU for some steps. What must be compiled one process of a machine compiles.
+def rehearse_all(configured: Configured, device: torch.device, *, aloud: bool = False) -> None:
+    """Rehearses all that is to average, at any time, where a device has kernels; says so where it has none.
 
-    What was rehearsed once in a process stays so: the same choices again return at once.
+    Args:
+        configured: All choices.
+        device: Where the gradients live.
+        aloud: As in :func:`rehearse`, and whether to log what the device lacks.
+    """
+    if lack := shortcoming(device):
+        if aloud:
+            _log.warning("%s", lack)
+        return
+    for stage in configured.stages:
+        for rule in stage.rules:
+            rehearse(rule, device, aloud=aloud)
+
+
+@as_on_the_wire()
+def rehearse(configuration: Configuration, device: torch.device = CPU, *, aloud: bool = False) -> None:
+    """Runs a method for some steps. What must be compiled for the CPU one process of a machine compiles.
+
+    What was rehearsed once in a process stays so: the same choices again return at once. On a GPU, kernels are compiled
+    for each kind of layout, and most of them later: what is found out is that they can be.
 
     Args:
         configuration: All choices.
+        device: Where the gradients live.
         aloud: Whether to log a warning that says what is done if it takes longer than ``PATIENCE``.
 
     Raises:
         ConfigurationError: If nothing can be compiled, or be kept on the disk.
     """
     configuration = replace(configuration, start=0, inside=None)
-    choices = type(configuration.method), frozenset(configuration.describe().items())
+    choices = device.type, type(configuration.method), frozenset(configuration.describe().items())
     if choices in _rehearsed:
         return
     from gradwire.attach.compiling import CompiledElsewhereError, compiling_alone  # imports Numba, which takes long
@@ -53,7 +75,7 @@ def rehearse(configuration: Configuration, *, aloud: bool = False) -> None:
         while choices not in _rehearsed:
             try:
                 with compiling_alone():
-                    _run(configuration)
+                    _run(configuration, device)
                 _rehearsed.add(choices)
             except GradwireError:
                 raise
@@ -70,13 +92,13 @@ def rehearse(configuration: Configuration, *, aloud: bool = False) -> None:
                 raise
 
 
-def _run(configuration: Configuration) -> None:
+def _run(configuration: Configuration, device: torch.device) -> None:
     everything = replace(configuration, dense=DensePolicy(below=0, vectors=configuration.dense.vectors))
     slots = flat_slots(_SHAPES)
     noise = torch.Generator().manual_seed(0)
-    world = LocalWorld(everything, slots, workers=2)
+    world = LocalWorld(everything, slots, 2, device)
     for _ in range(_STEPS):
-        averages = [torch.randn(slots[-1].stop, generator=noise, dtype=torch.float32) for _ in range(2)]
+        averages = [torch.randn(slots[-1].stop, generator=noise, dtype=torch.float32).to(device) for _ in range(2)]
         world.average(averages)
         if not torch.equal(*(each.view(torch.int32) for each in averages)):
             raise ConfigurationError(

@@ -102,7 +102,7 @@ def _kernels() -> Iterator[Finding]:
     """What would run by the reference, on every type of device that is here."""
     for kind in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         if slow := kernels.by_reference(torch.device(kind)):
-            remedy = "pip install 'gradwire[gpu]'" if kind == "cuda" and not util.find_spec("triton") else ""
+            remedy = kernels.shortcoming(torch.device(kind))
             yield Finding(f"kernels on {kind}", "limited", f"by the reference, slowly: {', '.join(slow)}", remedy)
         else:
             yield Finding(f"kernels on {kind}", "ok", "all compiled")

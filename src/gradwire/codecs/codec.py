@@ -85,6 +85,28 @@ class Codec(ABC):
             PayloadError: If the bytes are not what any encoder writes; then nothing has been written.
         """
 
+    def encode_each(
+        self, blocks: Sequence[Block], gradient: Tensor, feedback: Feedback, payloads: Tensor, key: int
+    ) -> None:
+        """As :meth:`encode` does, block by block.
+
+        Args:
+            blocks: Of one buffer, each for a payload of its own.
+            gradient: As there.
+            feedback: As there.
+            payloads: ``uint8[len(blocks), b]``, of at least the largest size; what a row has more than that is zeros.
+            key: As there.
+        """
+        for block, payload in zip(blocks, payloads, strict=True):
+            size = self.payload_bytes(block)
+            self.encode(block, gradient, feedback, payload[:size], key)
+            payload[size:] = 0
+
+    def decode_each(self, blocks: Sequence[Block], payloads: Tensor, out: Tensor) -> None:
+        """Writes what one payload a block stands for, as :meth:`decode` does; rows as :meth:`encode_each` writes."""
+        for block, payload in zip(blocks, payloads, strict=True):
+            self.decode(block, payload[None, : self.payload_bytes(block)], out, 1.0)
+
     def check(self, block: Block, payloads: Tensor) -> None:
         """To be called first by :meth:`decode`, since kernels rely on what it checks.
 

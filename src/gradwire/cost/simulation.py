@@ -240,7 +240,7 @@ class Worker:
             encode=spent["encode"],
             decode=spent["decode"],
             wire=clock.waited,
-            memory_bytes=sum(each.nbytes for each in (*engine.store.buffers(), *engine.store.singles().values())),
+            memory_bytes=engine.store.nbytes,
             work=tuple(clock.done),
         )
 

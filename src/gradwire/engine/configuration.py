@@ -108,7 +108,7 @@ class Configuration:
                 "with other numbers"
             )
         carried = memories.parse(made.memory if memory is None else memory)
-        _check_memory(made, name, carried, scope, way)
+        _check_memory(made, name, carried, scope)
         if owner is not None and not (isinstance(made, CodecMethod) and way != "allreduce"):
             raise ConfigurationError(
                 f"owner={owner!r} has no place: {name} does not compress its average again on route={way!r}"
@@ -244,17 +244,12 @@ def _check_whole(name: str, value: object, which: str, least: float) -> None:
         raise ConfigurationError(f"{name}={value!r} is out of range; choose a whole number {which}")
 
 
-def _check_memory(method: Method, name: str, carried: Memory, granularity: Granularity, route: str) -> None:
-    """Raises ConfigurationError unless the method can carry the memory on the route."""
+def _check_memory(method: Method, name: str, carried: Memory, granularity: Granularity) -> None:
+    """Raises ConfigurationError unless the method can carry the memory."""
     impossible = [memories.get(known) for known in memories.BUILT_IN if known not in method.memories]
     for part in carried.within:
         if type(part) in impossible:
             raise ConfigurationError(f"{name} cannot carry memory={part}; its memories: {', '.join(method.memories)}")
-    if carried.borrows and route not in method.encodes_at_once:
-        raise ConfigurationError(
-            f"{name} cannot carry memory={carried}: it needs the residual in more than one round; "
-            "choose dtype='float32'"
-        )
     if carried.masks and not method.selects:
         raise ConfigurationError(f"memory={carried} is for methods that send some coordinates only; {name} does not")
     if carried.unbiased and method.bias != "unbiased":

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.layout import Block, Slot
+from gradwire.memory import Feedback
 from gradwire.methods import Context, Method
 from gradwire.routes import Shares, two_level
 from gradwire.wire import Synchronization, late
@@ -43,18 +44,38 @@ class Share:
         if self.within is not None:
             context, numel = self.context, self.context.numel
             keys = context.key(step), context.shared_key(step)
-            between = partial(self.method.synchronize, state=self.state, step=step)
+            between = partial(self._average, step=step)
             return two_level(self.within, gradient, numel, keys, between)
         if self.aside is None:
             own = gradient[self.offset : self.offset + self.context.numel]
-            return self.method.synchronize(own, self.state, step)
+            return self._average(own, step)
         return late(self._synchronize_copy(self.aside.parts(gradient), step))
+
+    def _average(self, gradient: Tensor, step: int) -> Synchronization:
+        rounds = self.method.synchronize(gradient, self.state, step)
+        context = self.context
+        return _in_turns(rounds, context.feedback(), context.block) if context.memory.borrows else rounds
 
     def _synchronize_copy(self, parts: list[Tensor], step: int) -> Synchronization:
         copy = torch.cat(parts)
-        yield from self.method.synchronize(copy, self.state, step)
+        yield from self._average(copy, step)
         for part, average in zip(parts, torch.split(copy, [len(part) for part in parts]), strict=True):
             part.copy_(average)
+
+
+def _in_turns(rounds: Synchronization, feedback: Feedback, block: Block) -> Synchronization:
+    """The same, with the residual put away while others go on, who use the space that it lies in."""
+    answer, goes_on = None, True
+    while True:
+        if goes_on:
+            feedback.lay_out(block)
+        try:
+            asked = rounds.send(answer)
+        except StopIteration:
+            feedback.put_away(block)
+            return
+        goes_on = feedback.put_away(block)
+        answer = yield asked
 
 
 @dataclass(eq=False)

@@ -23,6 +23,8 @@ from gradwire.kernels.code import payload_bytes as payload_bytes
 from gradwire.kernels.compensated import Compensated as Compensated
 from gradwire.kernels.dispatch import by_device
 from gradwire.kernels.dispatch import by_reference as by_reference
+from gradwire.kernels.dispatch import for_each as for_each
+from gradwire.kernels.dispatch import shortcoming as shortcoming
 
 accumulate = by_device(reference.accumulate)
 add_product = by_device(reference.add_product)

@@ -31,22 +31,22 @@ OLDEST_GPU = (8, 0)
 """The lowest compute capability that Triton compiles for."""
 
 BY_THE_CPU = {
-    "collect_local_maxima",
-    "deadzone_decode",
-    "deadzone_dither",
-    "deadzone_encode",
-    "deadzone_scales",
-    "deadzone_step",
-    "gaps_decode",
-    "gaps_encode",
-    "quantile_decode",
-    "quantile_encode",
-    "sketch",
-    "sketch_estimates",
-    "zero_runs_decode",
-    "zero_runs_encode",
+    "collect_local_maxima": {"source"},
+    "deadzone_decode": {"out"},
+    "deadzone_dither": {"out"},
+    "deadzone_encode": {"values", "payload"},
+    "deadzone_scales": {"source"},
+    "deadzone_step": set(),
+    "gaps_decode": {"positions"},
+    "gaps_encode": {"classes", "low"},
+    "quantile_decode": {"out"},
+    "quantile_encode": {"source", "payload"},
+    "sketch": {"table"},
+    "sketch_estimates": {"out"},
+    "zero_runs_decode": {"trits"},
+    "zero_runs_encode": {"coded"},
 }
-"""Kernels whose reference goes from value to value.
+"""Kernels whose reference goes from value to value, and which of their arguments they write; of a source the residual.
 
 A device that waits for the host at each of them would take minutes, so where it has none of its own the CPU's do it, on
 copies: the same bits.
@@ -58,8 +58,8 @@ KERNELS: dict[str, Callable[..., Any]] = {}
 
 def by_device(reference: Callable[P, R]) -> Callable[P, R]:
     """Runs what the device of the first tensor has under the function's name, and the function itself if nothing."""
-    name = reference.__name__
-    coded = next(iter(inspect.signature(reference).parameters)) == "code"
+    name, parameters = reference.__name__, inspect.signature(reference).parameters
+    coded = next(iter(parameters)) == "code"
     KERNELS[name] = reference
 
     @wraps(reference)
@@ -69,7 +69,8 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
         if coded and type(args[0]) not in own.get("CODES", ()):
             return reference(*args, **kwargs)
         if name not in own and name in BY_THE_CPU and device.type != "cpu":
-            staged: R = _on_copies(overrides("cpu")[name], device, args, kwargs)
+            given = dict(zip(parameters, args, strict=False)) | kwargs
+            staged: R = _on_copies(overrides("cpu")[name], device, given, BY_THE_CPU[name])
             return staged
         function: Callable[P, R] = own.get(name, reference)
         return function(*args, **kwargs)
@@ -77,20 +78,23 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
     return dispatched
 
 
-def _on_copies(
-    function: Callable[..., Any], device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Has the CPU do it; the host waits for the device."""
-    copies: list[tuple[Tensor, Tensor]] = []
+def for_each(name: str, code: object, device: torch.device) -> Callable[..., None] | None:
+    """What a device does with several blocks in one launch, as ``encode_each``; None if it takes them one by one."""
+    own = overrides(device.type)
+    found: Callable[..., None] | None = own.get(name) if type(code) in own.get("CODES", ()) else None
+    return found
 
-    def brought(tensor: Tensor) -> Tensor:
-        copies.append((tensor, tensor.cpu()))
-        return copies[-1][1]
 
-    given, options = (_moved(each, brought) for each in (args, tuple(kwargs.values())))
-    answer = function(*given, **dict(zip(kwargs, options, strict=True)))
-    for tensor, copy in copies:
-        tensor.copy_(copy)
+def _on_copies(function: Callable[..., Any], device: torch.device, given: dict[str, Any], written: set[str]) -> Any:
+    """Has the CPU do it, and brings back what it wrote; the host waits for the device."""
+    copies = {name: _moved(value, Tensor.cpu) for name, value in given.items()}
+    answer = function(**copies)
+    for name in written:
+        target, copy = given[name], copies[name]
+        if isinstance(target, Compensated):
+            target, copy = target.residual, copy.residual
+        if target is not None:
+            target.copy_(copy)
     return _moved(answer, lambda each: each.to(device))
 
 
@@ -129,6 +133,24 @@ def has_old_gpu() -> bool:
         return False
     capabilities = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
     return min(capabilities, default=OLDEST_GPU) < OLDEST_GPU
+
+
+def shortcoming(device: torch.device) -> str:
+    """Why nothing is compiled for a device, and the remedy; empty if something is."""
+    if overrides(device.type):
+        return ""
+    _, compiler = PACKAGES.get(device.type, ("", ""))
+    if not compiler:
+        why, remedy = "there are no kernels for such devices", "train on a GPU of CUDA or ROCm, or on the CPU"
+    elif not find_spec(compiler):
+        why, remedy = f"{compiler.capitalize()} is not installed", "pip install 'gradwire[gpu]'"
+    else:
+        why = f"a GPU here has a compute capability below {'.'.join(map(str, OLDEST_GPU))}, where kernels begin"
+        remedy = "hide it by CUDA_VISIBLE_DEVICES if others are to train, or take 'bf16', which needs no kernels"
+    return (
+        f"on {device} the reference runs, as hundreds of small operations a tensor, in place of compiled kernels: "
+        f"{why}; {remedy}"
+    )
 
 
 def by_reference(device: torch.device) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from gradwire.local_sgd.outer import Outer, adopted, described
 from gradwire.local_sgd.pending import NEXT, PendingAverages, copied
 from gradwire.local_sgd.schedule import Moments, Schedule
 from gradwire.local_sgd.start import REMEDY, send_first
-from gradwire.wire import ProcessGroupTransport
+from gradwire.wire import transport_for
 
 _COUNTERS = ("steps_done", "_periods", "_began", "_length")
 
@@ -89,7 +89,7 @@ class Periodic(Handle):
             lines = [f"{key}={value}" for key, value in {**schedule.describe(), "outer": described(outer)}.items()]
             tensors = [(name, local(each).detach()) for name, each in parameters]
             tensors += [] if buffers is None else list(buffers.named_buffers())
-            transport = ProcessGroupTransport(group)
+            transport = transport_for(group, self.engine.store.device)
             check_same(lines, transport, self.engine.store.device)
             if broadcast:
                 send_first(tensors, transport)

@@ -84,6 +84,13 @@ class Feedback:
     def after_encode(self, block: Block, admitted: Tensor) -> None:
         """Called with what was admitted once it is encoded."""
 
+    def lay_out(self, block: Block) -> None:
+        """Fills the residual, where it lies in space of others, before a method goes on with it."""
+
+    def put_away(self, block: Block) -> bool:
+        """Takes the residual out of space of others, before they go on; whether it lay there."""
+        return False
+
     def after_decode(self, block: Block, average: Tensor) -> None:
         """May change the decoded average, which lies in the block's elements of a flat buffer."""
 
@@ -150,7 +157,7 @@ class Memory(ABC):
 
     @property
     def borrows(self) -> bool:
-        """Whether its residual lies in space of others, too, except from ``before_encode`` to ``after_encode``."""
+        """Whether its residual lies in space of others while a method goes on, and elsewhere while it waits."""
         return False
 
     @abstractmethod

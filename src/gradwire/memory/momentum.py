@@ -38,6 +38,14 @@ class _MomentumFeedback(Feedback):
         """The momentum is the gradient of the memory within."""
         self.inner.after_encode(block, admitted)
 
+    def lay_out(self, block: Block) -> None:
+        """What the memory within does."""
+        self.inner.lay_out(block)
+
+    def put_away(self, block: Block) -> bool:
+        """What the memory within does."""
+        return self.inner.put_away(block)
+
     def after_decode(self, block: Block, average: Tensor) -> None:
         """What the memory within makes of it."""
         self.inner.after_decode(block, average)

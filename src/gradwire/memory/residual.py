@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -23,12 +23,27 @@ from gradwire.randomness import key_of
 class _HalfFeedback(StagedFeedback):
     ages: Tensor
     seed: int
+    laid: list[Block] = field(default_factory=list)
+
+    def lay_out(self, block: Block) -> None:
+        """Copies what is kept, unless that has been done."""
+        if not self.laid:
+            super().lay_out(block)
+            self.laid.append(block)
 
     def after_encode(self, block: Block, admitted: Tensor) -> None:
-        """Rounds what the encoder left, with new random bits in every step."""
+        """Rounds what the encoder left."""
+        self.put_away(block)
+
+    def put_away(self, block: Block) -> bool:
+        """Rounds what there is, with new random bits each time; what was rounded before stays as it is."""
+        if not self.laid:
+            return False
+        self.laid.clear()
         age = int(self.ages.max()) if len(self.ages) else 0
         kernels.narrow(block, self.residual, self.kept, key_of(self.seed, age))
         self.ages.add_(1)
+        return True
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,8 @@ class Residual(Memory):
         dtype: ``"float32"``, or ``"bfloat16"`` for half the memory. Then what was not sent is rounded at random to a
             neighbour in bfloat16, so that on average the memory is what was not sent and it is never further off than
             the two neighbours lie apart. All buckets share float32 scratch space as large as the largest of them, so
-            nothing is gained where one buffer holds the whole model. For methods that write all they send at once.
+            nothing is gained where one buffer holds the whole model. A method that waits for others in between has its
+            residual rounded then, too.
     """
 
     beta: float = 1.0

@@ -28,9 +28,13 @@ class StagedFeedback(Feedback):
 
     def before_encode(self, block: Block, gradient: Tensor) -> Tensor:
         """Lays what is kept where the encoder leaves what it did not send."""
+        self.lay_out(block)
+        return gradient
+
+    def lay_out(self, block: Block) -> None:
+        """Copies what is kept."""
         for part, kept in zip(block.parts(self.residual), block.parts(self.kept), strict=True):
             part.copy_(kept)
-        return gradient
 
 
 def kept_ages(store: Store, field: str, slots: Sequence[Slot]) -> Tensor:

@@ -169,6 +169,11 @@ class Store:
             if name not in self._buffers.get(field, {}) and (names is None or name in names)
         }
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept, but what is given."""
+        return sum(each.nbytes for each in (*self.buffers(), *self.singles().values()))
+
     def state(self) -> Tensors:
         """A copy of everything kept, on the CPU."""
         return {

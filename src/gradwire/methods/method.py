@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -55,6 +56,10 @@ class Context:
 
     def feedback(self) -> Feedback:
         """This worker's memory of the block."""
+        return self._feedback
+
+    @cached_property
+    def _feedback(self) -> Feedback:
         return self.memory.feedback(self.store, "residual", self.block.slots, self.numel)
 
     def key(self, step: int) -> int:
@@ -87,8 +92,6 @@ class Method(ABC):
         why_granularity: Why it has no other granularities, where it has not all.
         memory: Its usual memory: a name, or a memory object.
         memories: Names of the memories it can carry.
-        encodes_at_once: Routes on which it writes all it sends, and settles its memory, before it first waits for an
-            answer.
         dense: What it leaves to dense averages unless told otherwise.
         takes_all: Whether small and 1-D tensors are its business, too, whatever the policy; so where its average is no
             mean, since they would train at another learning rate.
@@ -112,7 +115,6 @@ class Method(ABC):
     why_granularity: ClassVar[str] = ""
     memory: ClassVar[str | Memory] = "none"
     memories: ClassVar[tuple[str, ...]] = ("none", "residual")
-    encodes_at_once: ClassVar[tuple[str, ...]] = ()
     dense: ClassVar[DensePolicy] = DensePolicy()
     takes_all: ClassVar[bool] = False
     published: ClassVar[Published] = Published()
@@ -210,7 +212,6 @@ class LinearMethod(Method):
 
     routes = ("allreduce",)
     memories = BUILT_IN
-    encodes_at_once = ("allreduce",)
 
     @property
     def selects(self) -> bool:
@@ -247,7 +248,6 @@ class CodecMethod(Method):
 
     routes: ClassVar[tuple[str, ...]] = ("gather", "sharded")
     memories = BUILT_IN
-    encodes_at_once = ("gather", "sharded")
 
     @property
     def selects(self) -> bool:

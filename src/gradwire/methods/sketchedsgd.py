@@ -97,7 +97,6 @@ class SketchedSGD(Method):
         feedback, counts, key = state.feedback, state.counts, state.context.shared_key(step)
         admitted = feedback.before_encode(block, gradient)
         values, finite = feedback.compensate(block, admitted)
-        feedback.after_encode(block, admitted)
         table = sketch.write(block, values, counts, key)
         if not known(finite):
             table.masked_fill_(~finite, torch.nan)
@@ -117,6 +116,7 @@ class SketchedSGD(Method):
         feedback.masked(block, positions, torch.where(sent.isfinite(), sent, torch.nan))
         if feedback.residual is not None:
             kernels.subtract(block, feedback.residual, positions, sent)
+        feedback.after_encode(block, admitted)
         kernels.scatter_sum(block, positions[None], heaviest[None], gradient, 1.0)
         feedback.after_decode(block, gradient)
 

@@ -30,7 +30,7 @@ from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import EFSignSGD, Method
 from gradwire.policy import DensePolicy
-from gradwire.wire import ProcessGroupTransport
+from gradwire.wire import transport_for
 
 Group = dict[str, Any]
 """A parameter group."""
@@ -149,7 +149,7 @@ class AveragingOptimizer(Optimizer):
                         "nn.Parameter(parameter.to_local()), and the group of its replicas"
                     )
             roll_call.ready()
-        transport = ProcessGroupTransport(workers)
+        transport = transport_for(workers, named[0][1].device)
         lines = [f"{key}={value}" for key, value in self._describe().items()]
         lines += [f"group {number} {_described(group)}" for number, group in enumerate(self.param_groups)]
         lines += [f"parameter {name} with shape {tuple(parameter.shape)}" for name, parameter in named]

@@ -69,12 +69,10 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
     payload[own_size:edge] = 0
     payload[edge:] = news
     payloads = yield AllGather(payload, straight=True)
-    news_of_owners = []
-    for shard, size, row in zip(shards.all, sizes, payloads, strict=True):
-        owner.codec.decode(shard, row[None, :size], gradient, 1.0)
-        news_of_owners.append(owner.codec.news(shard, row[None, :size]))
+    owner.codec.decode_each(shards.all, payloads[:, :edge], gradient)
     worker.codec.heard(block, payloads[:, edge:])
-    owner.codec.heard(block, torch.stack(news_of_owners))
+    rows = zip(shards.all, sizes, payloads, strict=True)
+    owner.codec.heard(block, torch.stack([owner.codec.news(shard, row[None, :size]) for shard, size, row in rows]))
     worker.feedback.after_decode(block, gradient)
 
 
@@ -109,7 +107,5 @@ def _for_owners(worker: Operator, shards: Shards, admitted: Tensor) -> Tensor:
     """A payload for every owner, in rows of one length."""
     sizes = [worker.codec.payload_bytes(shard) for shard in shards.all]
     outgoing = torch.empty((len(sizes), max(sizes)), dtype=torch.uint8, device=admitted.device)
-    for shard, size, row in zip(shards.all, sizes, outgoing, strict=True):
-        worker.codec.encode(shard, admitted, worker.feedback, row[:size], worker.key)
-        row[size:] = 0
+    worker.codec.encode_each(shards.all, admitted, worker.feedback, outgoing, worker.key)
     return outgoing

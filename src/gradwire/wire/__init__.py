@@ -19,6 +19,7 @@ from gradwire.wire.requests import (
     lockstep,
 )
 from gradwire.wire.scheduler import Scheduler
+from gradwire.wire.staged import StagedTransport, transport_for
 from gradwire.wire.transport import Line, Pending, ProcessGroupTransport, Transport
 from gradwire.wire.wire import Wire
 
@@ -40,6 +41,7 @@ __all__ = [
     "ProcessGroupTransport",
     "Request",
     "Scheduler",
+    "StagedTransport",
     "Synchronization",
     "Transport",
     "Wire",
@@ -48,4 +50,5 @@ __all__ = [
     "local_circles",
     "local_transports",
     "lockstep",
+    "transport_for",
 ]

@@ -24,7 +24,7 @@ def sibling_of(group: dist.ProcessGroup, device: torch.device, some: Sequence[in
     Its timeout is the group's; on other devices than the CPU twice that, since what the backend does then is to end the
     process: the wire is to find out before.
     """
-    ranks = dist.get_process_group_ranks(group) if some is None else some
+    ranks, device = dist.get_process_group_ranks(group) if some is None else some, carrier_of(group, device) or device
     timeout = timeout_of(group)
     if timeout is not None and device.type != "cpu":
         timeout *= 2
@@ -45,6 +45,17 @@ def sibling_of(group: dist.ProcessGroup, device: torch.device, some: Sequence[in
 def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
     """The name of a group's backend for each type of device that it carries tensors of."""
     return dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
+
+
+def carrier_of(group: dist.ProcessGroup, device: torch.device) -> torch.device | None:
+    """Where tensors must lie that a group is to send, of those on a device: there, or on the host; None if nowhere.
+
+    Of others than the CPU's gloo carries all-reduces and broadcasts, and nothing else for sure.
+    """
+    backends = backends_of(group)
+    if device.type == "cpu" or backends.get(device.type, "gloo") != "gloo":
+        return device if device.type in backends else None
+    return torch.device("cpu") if "cpu" in backends else None
 
 
 def _options_of(group: dist.ProcessGroup, timeout: timedelta | None) -> Any:

@@ -36,6 +36,7 @@ CODES = {
         codes.Natural(9),
         codes.Exponent(),
         codes.Dynamic(),
+        codes.NonUniform.powers(4),
     ),
     "sm_80": (codes.Sign(), codes.QSGD(4), codes.Dynamic()),
     "gfx942": (codes.Sign(), codes.QSGD(4), codes.TernGrad()),
@@ -62,6 +63,7 @@ CALLS: dict[str, Callable[[Block], object]] = {
         gpu.elias_fano_decode(indices(block), block.positions, places(block)),
     ),
     "write_product": lambda block: gpu.write_product(block, thin(64), thin(128), normal(), normal(1)),
+    "orthonormalise": lambda block: gpu.orthonormalise(normal()[: 2 * 4 * 70].view(2, 4, 70)),
     "topk": lambda block: gpu.topk_select(
         block, Compensated(normal(), normal(1), 0.9, 1.0), counts_of(block, 0.1), places(block), normal()
     ),
@@ -93,3 +95,11 @@ def test_codes_compile(target: str, code: Code) -> None:
     payloads = torch.zeros(2, payload_bytes(code, block), dtype=torch.uint8)
     check_all(lambda: gpu.encode(code, block, Compensated(normal(), normal(1), 0.9, 1.0), payloads[0], KEY), target)
     check_all(lambda: gpu.decode(code, block, payloads, normal(), 0.5), target)
+
+
+def test_all_shards_take_the_launches_of_one() -> None:
+    code, shards = codes.OneBit(), LONG.shards(8)
+    payloads = torch.zeros(8, payload_bytes(code, shards[0]), dtype=torch.uint8)
+    written = compiled(lambda: gpu.encode_each(code, shards, Compensated(normal(), normal(1)), payloads, KEY), "sm_90")
+    read = compiled(lambda: gpu.decode_each(code, shards, payloads, normal()), "sm_90")
+    assert [len([*each]) for each in (written, read)] == [3, 1]

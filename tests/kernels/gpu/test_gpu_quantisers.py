@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from interpreted import BLOCKS, LONG, by_the_gpu, of_all_kinds  # noqa: F401
 
+import elsewhere
 from codec_checks import cases, check_any_bytes, check_is_the_reference
 from gradwire.codecs.quantize import Quantiser
 from gradwire.kernels import Code, Compensated, codes, gpu, payload_bytes, reference
@@ -15,7 +16,12 @@ from gradwire_bench.gpu import CODES
 from guarded import copied, guarded, release
 from kernel_inputs import BUFFER, KEY, block_of, normal, same
 
-each_code = pytest.mark.parametrize("code", CODES, ids=str)
+FITTED = (
+    codes.NonUniform(2, (0.0, 1.0)),
+    codes.NonUniform(4, (0.0, 0.01, 0.05, 0.1, 0.25, 0.4, 0.75, 1.0)),
+    codes.NonUniform.powers(8),
+)
+each_code = pytest.mark.parametrize("code", [*CODES, *FITTED], ids=str)
 
 
 @each_code
@@ -38,6 +44,25 @@ def test_sums_have_one_order(code: Code) -> None:
     gpu.encode(code, LONG, Compensated(buffer), payloads[0], KEY)
     reference.encode(code, LONG, Compensated(buffer), payloads[1], KEY)
     assert same(*payloads)
+
+
+@pytest.mark.parametrize("memory", [None, (0.9, 0.3)])
+@pytest.mark.parametrize("count", [3, 40])
+@each_code
+def test_all_shards_at_once(code: Code, count: int, memory: tuple[float, float] | None) -> None:
+    """Sizes differ, and with many owners some have nothing; each row goes on with zeros."""
+    shards = block_of((70, 300, 33)).shards(count)
+    sizes = [payload_bytes(code, shard) for shard in shards]
+    outcomes, gradient, seen = [], of_all_kinds(block_of((70, 300, 33))), normal(5)
+    for kernels in (gpu, elsewhere):
+        rows, residual, out = torch.full((count, max(sizes) + 12), 0xA5, dtype=torch.uint8), normal(6), seen.clone()
+        source = Compensated(gradient) if memory is None else Compensated(gradient, residual, *memory)
+        written = rows[:, : max(sizes) + 4]
+        kernels.encode_each(code, shards, source, written, KEY)
+        kernels.decode_each(code, shards, written, out)
+        outcomes.append((rows, residual, out))
+    for own, specified in zip(*outcomes, strict=True):
+        assert same(own, specified)
 
 
 @each_code

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gradwire import kernels
@@ -57,6 +59,24 @@ class Quantiser(Codec):
         """Sums what codes stand for."""
         self.check(block, payloads)
         kernels.decode(self.code, self._segments(block), payloads, out, weight)
+
+    def encode_each(
+        self, blocks: Sequence[Block], gradient: Tensor, feedback: Feedback, payloads: Tensor, key: int
+    ) -> None:
+        """At once, where the device does."""
+        if (at_once := self._at_once("encode_each", gradient.device)) is None:
+            return super().encode_each(blocks, gradient, feedback, payloads, key)
+        return at_once(self.code, tuple(map(self._segments, blocks)), feedback.source(gradient), payloads, key)
+
+    def decode_each(self, blocks: Sequence[Block], payloads: Tensor, out: Tensor) -> None:
+        """At once, where the device does."""
+        if (at_once := self._at_once("decode_each", out.device)) is None:
+            return super().decode_each(blocks, payloads, out)
+        return at_once(self.code, tuple(map(self._segments, blocks)), payloads, out)
+
+    def _at_once(self, name: str, device: torch.device) -> Callable[..., None] | None:
+        """None also where a codec that is derived from this one does more than its code."""
+        return kernels.for_each(name, self.code, device) if type(self) is Quantiser else None
 
     def _segments(self, block: Block) -> Block:
         return block.divided(self.size) if self.size else block

@@ -10,6 +10,7 @@ from gradwire.kernels.gpu import (
     dynamic,
     exponent,
     natural,
+    nonuniform,
     nuqsgd,
     onebit,
     qsgd,
@@ -24,6 +25,7 @@ from gradwire.kernels.gpu.integer import integer_decode, integer_encode, integer
 from gradwire.kernels.gpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.gpu.memory import accumulate
 from gradwire.kernels.gpu.narrow import narrow
-from gradwire.kernels.gpu.quantise import CODES, decode, encode
+from gradwire.kernels.gpu.orthonormal import orthonormalise
+from gradwire.kernels.gpu.quantise import CODES, decode, decode_each, encode, encode_each
 from gradwire.kernels.gpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
 from gradwire.kernels.gpu.topk import topk_select

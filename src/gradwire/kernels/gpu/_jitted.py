@@ -17,7 +17,7 @@ LANES = tl.constexpr(_torch.LANES)
 _FIRST_FACTOR = tl.constexpr(FIRST_FACTOR)
 _SECOND_FACTOR = tl.constexpr(SECOND_FACTOR)
 NEGATIVE = tl.constexpr(-(2**31))
-COLUMNS = tl.constexpr(6)
+COLUMNS = tl.constexpr(7)
 
 
 @triton.jit
@@ -30,6 +30,13 @@ def tile_of(table, ALIGNED: tl.constexpr):
         start = tl.multiple_of(start, 4)
         count = tl.multiple_of(count, 4)
     return start, count, tl.load(row + 2), tl.load(row + 3), row
+
+
+@triton.jit
+def place_of(places, row):
+    """Where the payload of a tile begins: its scales, in words, its body, in bytes; and how far apart its parts are."""
+    place = places + 3 * tl.load(row + 6)
+    return tl.load(place), tl.load(place + 1), tl.load(place + 2)
 
 
 @triton.jit

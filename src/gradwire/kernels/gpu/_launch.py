@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from gradwire.deferred import placed
+from gradwire.kernels.code import Code
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.layout import Block, Int64Array
 
@@ -26,41 +27,69 @@ VECTOR = 4
 
 
 class Tiles:
-    """A block's tables on a device, for programs of a tile each: consecutive elements of a run, a chunk at most.
+    """Tables of blocks of one buffer on a device, for programs of a tile each: elements of a run, a chunk at most.
+
+    Segments, runs and tiles of several blocks are numbered one block after another; what is said of one block's runs
+    below holds where there is only one.
 
     Attributes:
-        table: ``int64[T, 6]``: first element in the flat buffer, number of elements, position, segment, stream and
-            counter of the random numbers.
+        table: ``int64[T, 7]``: first element in the flat buffer, number of elements, position, segment, stream and
+            counter of the random numbers, block.
         segments: ``int64[S + 1]``: segment ``s`` consists of runs ``segments[s]`` to ``segments[s + 1] - 1``.
         runs: ``int64[R + 1]``: run ``r`` consists of tiles ``runs[r]`` to ``runs[r + 1] - 1``.
         numels: ``int64[S]``: elements of each segment.
         places: ``int64[R, 3]``: the runs: position, number of elements, first element in the flat buffer.
         count: T.
+        segment_count: S.
         width: Room for the longest tile, one of ``WIDTHS``.
         whole: Whether every segment is one tile.
         aligned: Whether all tiles begin and end at 16 bytes, if the buffer does.
     """
 
-    def __init__(self, block: Block, device: torch.device) -> None:
-        start, length, position = block.runs.T
+    def __init__(self, blocks: tuple[Block, ...], device: torch.device) -> None:
+        start, length, position = np.concatenate([block.runs for block in blocks]).T
+        before = np.cumsum([0, *(len(block.runs) for block in blocks)])
+        moved = (block.segments[1:] + first for block, first in zip(blocks, before[:-1], strict=True))
+        segments = np.concatenate(([0], *moved))
         counts = -(-length // CHUNK)
         ends = np.concatenate(([0], np.cumsum(counts)))
         run = np.repeat(np.arange(len(counts)), counts)
         first = (np.arange(len(run)) - ends[run]) * CHUNK
-        segment = np.repeat(np.arange(block.segment_count), np.diff(block.segments))[run]
         numel = np.minimum(CHUNK, length[run] - first)
-        streams, origins = block.streams.view(np.int64)[run], block.origins[run] + first
-        table = np.stack((start[run] + first, numel, position[run] + first, segment, streams, origins), axis=1)
+        streams = np.concatenate([block.streams for block in blocks]).view(np.int64)[run]
+        origins = np.concatenate([block.origins for block in blocks])[run] + first
+        segment, owner = (np.repeat(np.arange(len(each) - 1), np.diff(each))[run] for each in (segments, before))
+        table = np.stack((start[run] + first, numel, position[run] + first, segment, streams, origins, owner), axis=1)
         longest = int(numel.max(initial=0))
-        self.count = len(run)
+        self.count, self.segment_count = len(run), len(segments) - 1
         self.width = next(width for width in WIDTHS if longest <= width)
-        self.whole = self.count == block.segment_count
+        self.whole = self.count == self.segment_count
         self.aligned = not (table[:, :2] % VECTOR).any()
-        self._block, self._device = weakref.proxy(block), device
+        self._block, self._others, self._device = weakref.proxy(blocks[0]), blocks[1:], device
         self._kept: dict[str, tuple[bytes, Tensor]] = {}
+        self._payloads: dict[tuple[Code, int], Tensor] = {}
         self.table = self._moved(table)
-        self.segments, self.runs = self._moved(block.segments), self._moved(ends)
-        self.numels = self._moved(block.segment_numels)
+        self.segments, self.runs = self._moved(segments), self._moved(ends)
+        self.numels = self._moved(np.concatenate([block.segment_numels for block in blocks]))
+
+    def payloads(self, code: Code, stride: int) -> Tensor:
+        """``int64[B, 3]``: where the payloads of blocks lie that are written by a code in rows so many bytes apart.
+
+        First what is added to a segment's number times its words for the first of them, in words, from the first row
+        on; then where the body begins, in bytes, from the first one on; then how far apart bytes of the body are that
+        hold more of the same position, or of another one that shares a byte with it.
+        """
+        if (code, stride) not in self._payloads:
+            places, segments, head = [], 0, 0
+            for row, block in enumerate((self._block, *self._others)):
+                words, size, _ = code.layout(block.positions)
+                head = 4 * words * block.segment_count if row == 0 else head
+                scales = row * stride // 4 - words * segments if words else 0
+                body = row * stride + 4 * words * block.segment_count - head
+                places.append((scales, body, min(size, block.positions)))
+                segments += block.segment_count
+            self._payloads[code, stride] = self._moved(np.array(places))
+        return self._payloads[code, stride]
 
     @property
     def steps(self) -> int:
@@ -112,15 +141,16 @@ class Tiles:
         return placed(np.ascontiguousarray(values, dtype=np.int64), self._device)
 
 
-_tiles: WeakKeyDictionary[Block, dict[torch.device, Tiles]] = WeakKeyDictionary()
+_tiles: WeakKeyDictionary[Block, dict[tuple[object, ...], Tiles]] = WeakKeyDictionary()
 
 
-def tiles_of(block: Block, device: torch.device) -> Tiles:
-    """The tables of a block, made once for each device."""
+def tiles_of(block: Block, device: torch.device, *others: Block) -> Tiles:
+    """The tables of a block, or of several together, made once for each device."""
     kept = _tiles.setdefault(block, {})
-    if device not in kept:
-        kept[device] = Tiles(block, device)
-    return kept[device]
+    key = device, *map(id, others)  # of which the tables hold all, so that no other block can have its id
+    if key not in kept:
+        kept[key] = Tiles((block, *others), device)
+    return kept[key]
 
 
 def launch(kernel: Any, programs: int, *arguments: object, warps: int = 4, **constants: object) -> None:

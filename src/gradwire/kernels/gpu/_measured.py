@@ -12,9 +12,17 @@ from torch import Tensor
 
 from gradwire.kernels.code import Code
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.gpu._jitted import INFINITE, LANES, compensated, magnitude_bits, sum_of_lanes, tile_of
-from gradwire.kernels.gpu._launch import jitted, launch, tiles_of, warps
-from gradwire.layout import Block
+from gradwire.kernels.gpu._jitted import (
+    COLUMNS,
+    INFINITE,
+    LANES,
+    compensated,
+    magnitude_bits,
+    place_of,
+    sum_of_lanes,
+    tile_of,
+)
+from gradwire.kernels.gpu._launch import Tiles, jitted, launch, warps
 
 
 class Jitted(NamedTuple):
@@ -29,6 +37,7 @@ class Jitted(NamedTuple):
         terms: ``(code, t)``: two numbers of float64 that are added up over a segment, or None.
         draws: Whether ``put`` is given random bits.
         table: Numbers that ``put`` and ``read`` look up, on a device.
+        constant: What these functions are compiled for, without what they look up; the code itself if None.
     """
 
     bits: int
@@ -38,12 +47,12 @@ class Jitted(NamedTuple):
     terms: Any = None
     draws: bool = False
     table: Callable[[torch.device], Tensor] | None = None
+    constant: Any = None
 
 
-def measure(own: Jitted, code: Code, block: Block, source: Compensated, scales: Tensor) -> None:
+def measure(own: Jitted, code: Code, tiles: Tiles, source: Compensated, scales: Tensor, stride: int) -> None:
     """Fills the scales of all segments, with NaN where a value is not finite."""
-    gradient, residual, beta, gamma = source
-    tiles, device = tiles_of(block, gradient.device), gradient.device
+    (gradient, residual, beta, gamma), device = source, source.gradient.device
     sums = torch.empty(2 * tiles.count if own.terms else 0, dtype=torch.float64, device=device)
     marks = torch.empty(2 * tiles.count, dtype=torch.int32, device=device)
     launch(
@@ -65,13 +74,15 @@ def measure(own: Jitted, code: Code, block: Block, source: Compensated, scales: 
     )
     launch(
         _add_up,
-        block.segment_count,
+        tiles.segment_count,
+        tiles.table,
         tiles.segments,
         tiles.runs,
         tiles.numels,
         sums,
         marks,
         scales,
+        tiles.payloads(code, stride),
         CODE=code,
         TERMS=own.terms,
         SCALE=own.scale,
@@ -146,12 +157,14 @@ def _measure_tiles(
 
 @triton.jit
 def _add_up(
+    table,
     segments,
     runs,
     numels,
     sums,
     marks,
     scales,
+    places,
     CODE: tl.constexpr,
     TERMS: tl.constexpr,
     SCALE: tl.constexpr,
@@ -176,14 +189,16 @@ def _add_up(
     i = tl.arange(0, 256)
     peak = tl.zeros((256,), tl.int32)
     negatives = tl.zeros((256,), tl.int32)
-    last = tl.load(runs + last_run)
-    for tile in range(tl.load(runs + first_run), last, 256):
+    first_tile, last = tl.load(runs + first_run), tl.load(runs + last_run)
+    for tile in range(first_tile, last, 256):
         mask = tile + i < last
         peak = tl.maximum(peak, tl.load(marks + 2 * (tile + i), mask=mask, other=0))
         negatives += tl.load(marks + 2 * (tile + i) + 1, mask=mask, other=0)
     largest = tl.max(peak, axis=0, keep_dims=True)
     below = tl.sum(negatives, axis=0, keep_dims=True)
-    store_scale(scales, segment, first, second, largest, below, tl.load(numels + segment + one), CODE, SCALE, WORDS)
+    before, _, _ = place_of(places, table + COLUMNS * first_tile)
+    numel = tl.load(numels + segment + one)
+    store_scale(scales + before, segment, first, second, largest, below, numel, CODE, SCALE, WORDS)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITY, LARGEST_SCALE, SMALLEST_SCALE
+from gradwire.kernels.gpu._launch import tiles_of
 from gradwire.kernels.gpu._measured import Jitted, measure
 from gradwire.kernels.gpu.memory import leave_all
 from gradwire.kernels.gpu.qsgd import uniform16
@@ -18,7 +19,7 @@ from gradwire.layout import Block
 
 
 def integer_scales(code: Integers, block: Block, source: Compensated, scales: Tensor) -> None:
-    measure(CODES[Integers](code), code, block, source, scales)
+    measure(CODES[Integers](code), code, tiles_of(block, scales.device), source, scales, 0)
     scales.nan_to_num_(nan=torch.inf)
     if source.residual is not None:
         leave_all(block, source.gradient, source.residual, source.beta, source.gamma)
@@ -28,11 +29,11 @@ def integer_encode(
     code: Integers, block: Block, values: Tensor, subtract: bool, scales: Tensor, codes: Tensor, key: int
 ) -> None:
     source = Compensated(values, values if subtract else None, 0.0, 1.0)
-    put_all(code, block, source, scales, codes, codes.numel(), key, agreed=True)
+    put_all(code, (block,), source, scales, codes, 0, key, agreed=True)
 
 
 def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:
-    read_all(code, block, scales.view(torch.uint8), 0, codes[None], 1, out, 1.0)
+    read_all(code, (block,), 0, scales.view(torch.uint8), 0, codes[None], out, 1.0)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from gradwire.kernels.reference.nuqsgd import NUQSGD
 
 
 @triton.jit
-def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
+def scale_of_norm(code: tl.constexpr, first, second, peak, negatives, numel):
     scale = usable(tl.sqrt(first))
     return scale, scale
 
@@ -44,4 +44,4 @@ def _read(code: tl.constexpr, codes, first, second, table):
     return _levels(code, codes) * first
 
 
-CODES[NUQSGD] = lambda code: Jitted(code.bits, _scale, _put, _read, terms=squares, draws=True)
+CODES[NUQSGD] = lambda code: Jitted(code.bits, scale_of_norm, _put, _read, terms=squares, draws=True)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from gradwire.kernels.code import Code
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.gpu._jitted import INFINITY, NEGATIVE, compensated, hash32, key_of_run, tile_of
+from gradwire.kernels.gpu._jitted import INFINITY, NEGATIVE, compensated, hash32, key_of_run, place_of, tile_of
 from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of, warps
 from gradwire.kernels.gpu._measured import Jitted, measure, statistics, store_scale
-from gradwire.kernels.gpu._packed import NINE, TRITS, pack, unpack
+from gradwire.kernels.gpu._packed import TRITS, pack, unpack
 from gradwire.layout import Block
 
 WIDEST_WITH_SUMS = 512
@@ -30,34 +30,56 @@ CODES: dict[type, Callable[[Any], Jitted]] = {}
 
 
 def encode(code: Code, block: Block, source: Compensated, payload: Tensor, key: int) -> None:
-    words, size, _ = code.layout(block.positions)
-    head = 4 * words * block.segment_count
-    scales = payload[:head].view(torch.float32)
-    put_all(code, block, source, scales, payload[head:], size, key, agreed=False)
+    encode_each(code, (block,), source, payload[None], key)
+
+
+def encode_each(code: Code, blocks: tuple[Block, ...], source: Compensated, payloads: Tensor, key: int) -> None:
+    """A payload for each of some blocks of one buffer, in rows with zeros after it: the same launches as for one."""
+    own, layouts = CODES[type(code)](code), [code.layout(block.positions) for block in blocks]
+    heads = [4 * words * block.segment_count for (words, _, _), block in zip(layouts, blocks, strict=True)]
+    least = min(head + size for (_, size, _), head in zip(layouts, heads, strict=True))
+    if own.bits == TRITS:
+        payloads.zero_()
+    elif least < payloads.shape[1]:
+        payloads[:, least:].zero_()
+    scales, body = payloads[0].view(torch.float32), payloads[0, heads[0] :]
+    put_all(code, blocks, source, scales, body, payloads.stride(0), key, agreed=False)
 
 
 def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
     words, _, _ = code.layout(block.positions)
     bodies = payloads[:, 4 * words * block.segment_count :]
-    read_all(code, block, payloads, payloads.stride(0), bodies, len(payloads), out, weight)
+    read_all(code, (block,), 0, payloads, payloads.stride(0), bodies, out, weight)
+
+
+def decode_each(code: Code, blocks: tuple[Block, ...], payloads: Tensor, out: Tensor) -> None:
+    """What :func:`encode_each` wrote, in one launch."""
+    words, _, _ = code.layout(blocks[0].positions)
+    body = payloads[:1, 4 * words * blocks[0].segment_count :]
+    read_all(code, blocks, payloads.stride(0), payloads, 0, body, out, 1.0)
 
 
 def put_all(
-    code: Code, block: Block, source: Compensated, scales: Tensor, body: Tensor, size: int, key: int, agreed: bool
+    code: Code,
+    blocks: tuple[Block, ...],
+    source: Compensated,
+    scales: Tensor,
+    body: Tensor,
+    stride: int,
+    key: int,
+    agreed: bool,
 ) -> None:
-    """Writes a body, zeros after its ``size`` bytes, and the scales unless they are agreed."""
+    """Writes bodies, and the scales unless they are agreed, of blocks whose payloads lie so many bytes apart."""
     gradient, residual, beta, gamma = source
-    own, tiles, (words, _, mark) = CODES[type(code)](code), tiles_of(block, gradient.device), code.layout(0)
+    own, (words, _, mark) = CODES[type(code)](code), code.layout(0)
+    code = own.constant or code
+    tiles = tiles_of(blocks[0], gradient.device, *blocks[1:])
     if not words:
-        scales = torch.empty(block.segment_count, device=gradient.device)
-    if own.bits == TRITS:
-        body.zero_()
-    elif size < len(body):
-        body[size:].zero_()
+        scales = torch.empty(tiles.segment_count, device=gradient.device)
     values = (gradient, gradient if residual is None else residual)
     fused = tiles.whole and (own.terms is None or tiles.width <= WIDEST_WITH_SUMS)
     if not agreed and not fused:
-        measure(own, code, block, source, scales)
+        measure(own, code, tiles, source, scales, stride)
     launch(
         _write,
         tiles.count,
@@ -67,7 +89,7 @@ def put_all(
         body,
         _table(own, gradient),
         tiles.numels,
-        _distance(own, code, block),
+        tiles.payloads(code, stride),
         *halves(key),
         beta,
         gamma,
@@ -88,10 +110,29 @@ def put_all(
 
 
 def read_all(
-    code: Code, block: Block, scales: Tensor, scales_stride: int, bodies: Tensor, rows: int, out: Tensor, weight: float
+    code: Code,
+    blocks: tuple[Block, ...],
+    stride: int,
+    scales: Tensor,
+    scales_stride: int,
+    bodies: Tensor,
+    out: Tensor,
+    weight: float,
 ) -> None:
-    """Writes the weighted sum of payloads, whose scales and bodies lie so many bytes apart."""
-    own, tiles = CODES[type(code)](code), tiles_of(block, out.device)
+    """Writes the weighted sum of rows of payloads.
+
+    Args:
+        code: As written.
+        blocks: Whose payloads each row has, one after another.
+        stride: How many bytes those lie apart.
+        scales: From the first payload's on, as bytes.
+        scales_stride: Bytes from a row's to the next one's.
+        bodies: ``uint8[rows, b]``, from the first payload's on.
+        out: ``float32`` flat buffer.
+        weight: Of the sum.
+    """
+    own, tiles = CODES[type(code)](code), tiles_of(blocks[0], out.device, *blocks[1:])
+    code = own.constant or code
     launch(
         _decode,
         tiles.count,
@@ -100,8 +141,8 @@ def read_all(
         scales_stride,
         bodies,
         bodies.stride(0),
-        rows,
-        _distance(own, code, block),
+        len(bodies),
+        tiles.payloads(code, stride),
         _table(own, out),
         out,
         weight,
@@ -119,13 +160,7 @@ def _table(own: Jitted, near: Tensor) -> Tensor:
     return near if own.table is None else own.table(near.device)
 
 
-def _distance(own: Jitted, code: Code, block: Block) -> int:
-    """How far apart bytes are that hold more of the same position, or of another one that shares a byte with it."""
-    size = code.layout(block.positions).body
-    return block.positions if own.bits == NINE else size
-
-
-@jitted("scales", "body", "distance", "key_low", "key_high", "beta", "gamma")
+@jitted("scales", "body", "key_low", "key_high", "beta", "gamma")
 def _write(
     table,
     gradient,
@@ -134,7 +169,7 @@ def _write(
     body,
     looked_up,
     numels,
-    distance,
+    places,
     key_low,
     key_high,
     beta,
@@ -153,6 +188,9 @@ def _write(
     ALIGNED: tl.constexpr,
 ):
     start, count, position, segment, row = tile_of(table, ALIGNED)
+    before, offset, distance = place_of(places, row)
+    scales += before
+    body += offset
     one = tl.arange(0, 1)
     if MEASURE:
         first, second, peak, negatives = statistics(
@@ -182,7 +220,7 @@ def _write(
     pack(body, position, i, code, count, distance, BITS, WIDTH)
 
 
-@jitted("scales", "scales_stride", "bodies", "stride", "rows", "distance", "weight")
+@jitted("scales", "scales_stride", "bodies", "stride", "rows", "weight")
 def _decode(
     table,
     scales,
@@ -190,7 +228,7 @@ def _decode(
     bodies,
     stride,
     rows,
-    distance,
+    places,
     looked_up,
     out,
     weight,
@@ -201,12 +239,13 @@ def _decode(
     WIDTH: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    start, count, position, segment, _ = tile_of(table, ALIGNED)
+    start, count, position, segment, row = tile_of(table, ALIGNED)
+    before, offset, distance = place_of(places, row)
     one = tl.arange(0, 1)
     i = tl.arange(0, WIDTH)
     total = tl.full((WIDTH,), NEGATIVE, tl.int32).to(tl.float32, bitcast=True)  # -0.0, to which all adds as it is
-    body = bodies
-    scale = scales + 4 * WORDS * segment
+    body = bodies + offset
+    scale = scales + 4 * (WORDS * segment + before)
     low = tl.full((WIDTH,), 1.0, tl.float32)
     high = low
     for _ in range(rows):

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.deferred import expect
-from gradwire.kernels.gpu._jitted import INFINITY, hash32, key_of_run, mix64
+from gradwire.kernels.gpu._jitted import COLUMNS, INFINITY, hash32, key_of_run, mix64
 from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of
 from gradwire.kernels.reference import sparse
 from gradwire.kernels.reference.sparse import lies_in_no_run
@@ -157,7 +157,7 @@ def _choose(pieces, segments, elements, table, runs, numels, steps, key_low, key
     numel = tl.load(numels + segment)
     height = (numel + width - 1) // width
     first_run = tl.load(segments + segment)
-    first_tile = table + 6 * tl.load(runs + first_run)
+    first_tile = table + COLUMNS * tl.load(runs + first_run)
     key = key_of_run(key_low, key_high, tl.load(first_tile + 4))
     key = mix64(key ^ tl.load(first_tile + 5).to(tl.uint64, bitcast=True))
     i = tl.arange(0, WIDTH)
