@@ -54,12 +54,13 @@ class Handle(Attached, ArraySynchronizer):
                 "compile the model again, and compress it again"
             )
         names = [self._names[id(variable)] for variable in order]
-        present = [(name, each) for name, each in zip(names, gradients, strict=True) if each is not None]
-        given = {name: ops.convert_to_tensor(each) for name, each in present}
+        given = dict(zip(names, gradients, strict=True))
+        present = {name: ops.convert_to_tensor(each) for name, each in given.items() if each is not None}
         if scale is None:
-            averages = self._average(given)
+            averages = self._average({**given, **present})
             return [averages[name] for name in names]
-        averages = self._average({name: each / ops.cast(scale, each.dtype) for name, each in given.items()})
+        unscaled = {name: each / ops.cast(scale, each.dtype) for name, each in present.items()}
+        averages = self._average({**given, **unscaled})
         return [averages[name] * ops.cast(scale, averages[name].dtype) for name in names]
 
 
@@ -134,4 +135,4 @@ def _averaging(handle: Handle) -> Callable[[Mapping[str, Any]], Mapping[str, Any
             return lambda given: averaged(handle, given)[0]
         case _:
             flats = [torch.zeros(numel, device=handle.engine.store.device) for numel in handle.numels]
-            return lambda given: handle.average_tensors(flats, {name: each.detach() for name, each in given.items()})
+            return partial(handle.average_tensors, flats)
