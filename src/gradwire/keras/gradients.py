@@ -33,12 +33,13 @@ class Handle(Attached, ArraySynchronizer):
 
     def _compile(self, *given: Any, **options: Any) -> None:
         super()._compile(*given, **options)
-        _check_gradients(self.optimizer, self.model)  # XLA may be on now
+        _check_gradients(self.optimizer, self.model)  # jit_compile may be True now
 
     def _apply(self, apply: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         order = self._variables if trainable_variables is None else list(trainable_variables)
-        scale = getattr(self.optimizer, "dynamic_scale", None)
-        return apply(self._averaged(grads, order, None if scale is None else scale.value), trainable_variables)
+        dynamic = getattr(self.optimizer, "dynamic_scale", None)
+        scale = self.optimizer.loss_scale_factor if dynamic is None else dynamic.value
+        return apply(self._averaged(grads, order, scale), trainable_variables)
 
     def _stateless_apply(self, apply: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         kept = zip(self.optimizer.variables, optimizer_variables, strict=True)
@@ -115,9 +116,9 @@ def _check_gradients(optimizer: Any, model: Any) -> None:
         )
     if any(getattr(each, "overwrite_with_gradient", False) for each in optimizer._trainable_variables):
         raise ConfigurationError("variables are overwritten by their gradients (float8), which have no average")
-    if keras.backend.backend() == "tensorflow" and model is not None and model.jit_compile:
+    if keras.backend.backend() != "jax" and model is not None and model.jit_compile:
         raise ConfigurationError(
-            "jit_compile is True, and XLA cannot call gradwire from within TensorFlow; give "
+            f"jit_compile is True, and what is compiled for {keras.backend.backend()} cannot call gradwire; give "
             "model.compile(..., jit_compile=False)"
         )
 
