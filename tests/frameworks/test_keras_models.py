@@ -181,7 +181,7 @@ def misused() -> None:
     with pytest.raises(ConfigurationError, match=r"TerminateOnNaN ends one rank's training and not the others'"):
         fit(net, *data, batch=16, callbacks=[gradwire.keras.AverageMetrics(), keras.callbacks.TerminateOnNaN()])
     if keras.backend.backend() != "jax":
-        with pytest.raises(ConfigurationError, match="jit_compile is True, and what is compiled for .* cannot call"):
+        with pytest.raises(ConfigurationError, match=r"jit_compile is True, and what is compiled for .* cannot call"):
             net.compile(net.optimizer, net.loss, jit_compile=True)
     handle.close()
     net.compile("adam", net.loss)
