@@ -25,7 +25,7 @@ test-integrations: $(VENV)/ready
 # The CPU's build of TensorFlow, which is smaller.
 test-frameworks: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet "$(TORCH)" "tensorflow-cpu>=2.21" flax --editable ".[keras,jax]"
-	$(BIN)/python -m pytest tests/frameworks -rs
+	$(BIN)/python -m pytest $(PARALLEL) tests/frameworks -rs
 
 # Without a GPU: kernels in Triton's interpreter against the reference, then compiled for GPUs that are not here.
 test-gpu-kernels: $(VENV)/ready

@@ -8,6 +8,7 @@ import os
 import traceback
 from collections.abc import Callable
 from functools import wraps
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,6 +20,12 @@ SECONDS = 240
 FORKING = mp.get_context("forkserver")
 """Begins processes as copies of one that has imported what takes seconds: Numba, and what DDP and optimizers import."""
 FORKING.set_forkserver_preload(["gradwire.kernels.cpu", "torch._dynamo", "torch.distributed.fsdp"])
+
+
+def copied(*modules: str) -> None:
+    """Has processes begin as copies of one that has imported these modules with the environment of now."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    FORKING.set_forkserver_preload(["gradwire.kernels.cpu", *modules])
 
 
 class WorkerError(AssertionError):

@@ -205,13 +205,14 @@ def averaged(handle: ArraySynchronizer, gradients: Mapping[str, Any], step: Any 
     ``step`` is how many averages there were, to be compared with the handle's count; -1 for no comparison. With the
     averages of all arrays, in the dtypes of their gradients, comes how many averages there are now.
     """
-    given = {name: jnp.asarray(each) for name, each in gradients.items()}
-    names, kinds = list(given), handle.kinds(given)
+    given = {name: jnp.asarray(each) for name, each in gradients.items() if each is not None}
+    names, kinds = list(given), handle.kinds({**gradients, **given})
 
     def on_host(context: Any, out: Sequence[Any], *arrays: Any) -> None:
         *values, before = (from_dlpack(each) for each in arrays)
         *buffers, now = (from_dlpack(each) for each in out)
-        handle.average_arrays(buffers, dict(zip(names, values, strict=True)), None if before < 0 else int(before))
+        after = None if before < 0 else int(before)
+        handle.average_arrays(buffers, dict(zip(names, values, strict=True)), kinds, after)
         now.fill_(handle.steps())
 
     made = [jax.ShapeDtypeStruct((numel,), jnp.float32) for numel in handle.numels]

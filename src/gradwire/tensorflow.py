@@ -101,8 +101,7 @@ def DistributedGradientTape(tape: Any, synchronizer: Synchronizer) -> Any:  # no
                 f"{unknown[0].name!r} is none of the synchronizer's variables; make it of all that are trained"
             )
         ours = [names[_identity(each)] for each in flat]
-        gradients = zip(ours, gradients_of(target, flat, *args, **options), strict=True)
-        averages = synchronizer.averages({name: each for name, each in gradients if each is not None})
+        averages = synchronizer.averages(dict(zip(ours, gradients_of(target, flat, *args, **options), strict=True)))
         return tf.nest.pack_sequence_as(sources, [averages[name] for name in ours])
 
     tape.gradient = gradient
@@ -129,13 +128,14 @@ def averaging(handle: ArraySynchronizer) -> Callable[[Mapping[str, Any]], dict[s
     rooms = Rooms(handle.numels)
 
     def averages(gradients: Mapping[str, Any]) -> dict[str, Any]:
-        if not gradients:
+        present = {name: each for name, each in gradients.items() if each is not None}
+        if not present:
             raise ConfigurationError("all gradients are None: the loss depends on none of the variables")
-        given = {name: _shaped(tf.convert_to_tensor(each), handle.cells[name]) for name, each in gradients.items()}
-        names, kinds = list(given), handle.kinds(given)
+        given = {name: _shaped(tf.convert_to_tensor(each), handle.cells[name]) for name, each in present.items()}
+        names, kinds = list(given), handle.kinds({**gradients, **given})
 
         def on_host(*arrays: Any) -> list[Array]:
-            return rooms.average(handle, dict(zip(names, map(np.asarray, arrays), strict=True)))
+            return rooms.average(handle, dict(zip(names, map(np.asarray, arrays), strict=True)), list(kinds))
 
         wide = [tf.cast(each, tf.float32) for each in given.values()]
         made = tf.nest.flatten(tf.numpy_function(on_host, wide, [tf.float32] * len(kinds)))  # one comes without a list

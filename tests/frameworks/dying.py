@@ -1,4 +1,4 @@
-"""One of two workers, the second of which is killed in the middle of its training: ``dying.py KIND FOLDER``.
+"""One of two workers, the second of which is killed in the middle of its training.
 
 What the first is told then, and after how many seconds, is left in ``FOLDER/told.json``.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ STEPS = 200
 Train = Callable[[Callable[[int], None]], object]
 
 
-def by_keras() -> tuple[Any, Train]:
+def by_fit() -> tuple[Any, Train]:
     import keras
 
     import gradwire.keras
@@ -49,11 +48,11 @@ def by_loop(framework: str) -> tuple[Any, Train]:
     return sync, train
 
 
-def main(kind: str, folder: Path) -> None:
+def main(framework: str, folder: Path, rank: int) -> None:
+    """Trains by ``fit`` where the framework is "keras"."""
     torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    handle, train = by_keras() if kind == "keras" else by_loop(kind)
+    handle, train = by_fit() if framework == "keras" else by_loop(framework)
 
     def before(step: int) -> None:
         if rank == 1 and step == 20:
@@ -66,7 +65,3 @@ def main(kind: str, folder: Path) -> None:
         seconds = time.time() - float((folder / "died").read_text())
         told = {"seconds": seconds, "text": str(error), "failed": type(handle.failed).__name__}
         (folder / "told.json").write_text(json.dumps(told))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

@@ -26,8 +26,8 @@ def on_tensorflow() -> None:
     sync = gradwire.tensorflow.Synchronizer(zeros, "topk", ratio=0.05)
     on_host, seen, rooms = Rooms.average, [], set[Rooms]()
 
-    def watched(room: Rooms, handle: Any, given: dict[str, Any]) -> list[Any]:
-        averages = on_host(room, handle, given)
+    def watched(room: Rooms, handle: Any, given: dict[str, Any], taken: list[str]) -> list[Any]:
+        averages = on_host(room, handle, given, taken)
         seen[:] = [[each.ctypes.data for each in side] for side in (given.values(), averages)]
         rooms.add(room)
         return averages
@@ -59,9 +59,9 @@ def on_jax() -> None:
     sync = gradwire.jax.Synchronizer(gradients(0, 9), "topk", ratio=0.05)
     average_arrays, views_of, seen, traced = sync.average_arrays, sync.views, [], []
 
-    def watched(buffers: list[torch.Tensor], given: dict[str, torch.Tensor], after: Any) -> Any:
+    def watched(buffers: list[torch.Tensor], given: dict[str, torch.Tensor], *others: Any) -> Any:
         seen[:] = [each.data_ptr() for each in (*given.values(), *buffers)]
-        return average_arrays(buffers, given, after)
+        return average_arrays(buffers, given, *others)
 
     def views(flats: list[Any]) -> Any:
         traced[:] = flats

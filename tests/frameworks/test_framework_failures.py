@@ -11,6 +11,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import dying
 import numpy as np
 import pytest
 import torch.distributed as dist
@@ -18,32 +19,37 @@ from arrays import gradients
 from synchronizers import FRAMEWORKS, attached
 
 from gradwire import ConfigurationError, WireError
-from pool import Pool
-
-HERE = Path(__file__).parent
-KINDS = [("keras", "tensorflow"), ("keras", "jax"), ("keras", "torch"), ("tensorflow", "tensorflow"), ("jax", "jax")]
+from pool import FORKING, Pool
 
 
-@pytest.mark.parametrize(("kind", "backend"), KINDS, ids=["-".join(dict.fromkeys(each)) for each in KINDS])
-def test_a_killed_worker_ends_the_others(kind: str, backend: str, tmp_path: Path) -> None:
-    for package in (kind, backend):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed; make test-frameworks installs it")
-    told = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    told["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(HERE / "dying.py"), kind, str(tmp_path)]
-    workers = [subprocess.Popen(command, env={**os.environ, **told, "RANK": str(rank)}) for rank in range(2)]
+def killed(framework: str, folder: Path) -> None:
+    """In processes of their own, which have imported as much as those of the pool."""
+    workers = [FORKING.Process(target=dying.main, args=(framework, folder, rank)) for rank in range(2)]
+    for each in workers:
+        each.start()
     try:
-        assert [each.wait(240) for each in workers] == [0, 7]
+        for each in workers:
+            each.join(240)
+        assert [each.exitcode for each in workers] == [0, 7]
     finally:
         for each in workers:
             each.kill()
-            each.wait()
-    said = json.loads((tmp_path / "told.json").read_text())
+            each.join()
+    said = json.loads((folder / "told.json").read_text())
     assert said["seconds"] < 5  # and not the group's timeout
     assert "the connection was closed" in said["text"]
     assert "a worker ended or failed" in said["text"]
     assert said["failed"] == WireError.__name__
+
+
+@pytest.mark.usefixtures("keras_pool")
+def test_a_killed_worker_ends_the_others(tmp_path: Path) -> None:
+    killed("keras", tmp_path)
+
+
+@pytest.mark.usefixtures("framework_pool")
+def test_a_killed_worker_ends_the_others_loops(framework: str, tmp_path: Path) -> None:
+    killed(framework, tmp_path)
 
 
 def other_shapes(framework: str) -> None:
@@ -57,9 +63,8 @@ def other_shapes(framework: str) -> None:
         attached(framework, "topk", more)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_other_shapes_are_told(framework: str, request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue(f"{framework}_pool").run(2, other_shapes, framework)
+def test_other_shapes_are_told(framework: str, framework_pool: Pool) -> None:
+    framework_pool.run(2, other_shapes, framework)
 
 
 def ends_early(framework: str) -> float:
@@ -79,10 +84,8 @@ def ends_early(framework: str) -> float:
     return waited
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_worker_that_leaves_its_loop_is_waited_for(framework: str, request: pytest.FixtureRequest) -> None:
-    pool: Pool = request.getfixturevalue(f"{framework}_pool")
-    waited, _ = pool.run(2, ends_early, framework)
+def test_a_worker_that_leaves_its_loop_is_waited_for(framework: str, framework_pool: Pool) -> None:
+    waited, _ = framework_pool.run(2, ends_early, framework)
     assert 3 < waited < 60
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from arrays import gradients
-from synchronizers import FRAMEWORKS, attached
+from synchronizers import attached
 
 from gradwire import DivergenceError
 from gradwire.engine import Unit
@@ -18,17 +18,6 @@ from gradwire.engine.guards import Guard
 from pool import Pool
 
 METHODS: list[tuple[str, dict[str, Any]]] = [("topk", {"ratio": 0.05}), ("acpsgd", {"rank": 2})]
-
-
-@pytest.fixture(params=FRAMEWORKS)
-def framework(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def framework_pool(framework: str, request: pytest.FixtureRequest) -> Pool:
-    pool: Pool = request.getfixturevalue(f"{framework}_pool")
-    return pool
 
 
 def beside_checkpoints_of_tensorflow(folder: str, method: str, options: dict[str, Any]) -> None:

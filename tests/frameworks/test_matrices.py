@@ -27,7 +27,7 @@ def test_powersgd_compresses_resnet50_with_channels_last() -> None:
         return [Cell(name, shape, "float32", np.ndarray, print) for name, shape in arrays.items()]
 
     sync = ArraySynchronizer(cells, "powersgd", None, {"rank": 4})
-    sync.average_arrays([torch.zeros(numel) for numel in sync.numels], values)
+    sync.average_arrays([torch.zeros(numel) for numel in sync.numels], values, values)
     assert 64 < sync.stats().dense_bytes / sync.stats().wire_bytes < 68
     sync.close()
 

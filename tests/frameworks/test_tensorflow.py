@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from arrays import SHAPES, asked, by_torch, gradients, remembered, torch_synchronizer
 
@@ -167,6 +168,35 @@ def kinds_of_gradients() -> None:
 
 def test_kinds_of_gradients(tensorflow_pool: Pool) -> None:
     tensorflow_pool.run(2, kinds_of_gradients)
+
+
+def tapes_of_some_variables() -> None:
+    """What a method owes to variables that a tape is not asked for waits for the next that is."""
+    import tensorflow as tf
+
+    import gradwire.tensorflow
+
+    noise = np.random.default_rng(dist.get_rank())
+    both = [tf.Variable(tf.zeros((40, 40))) for _ in range(2)]
+    sync = gradwire.tensorflow.Synchronizer(both, "topk", ratio=0.05)
+    seen, taken = np.zeros((2, 40, 40), "float32"), np.zeros((2, 40, 40), "float32")
+    for step in range(4):
+        chosen = [1, 0][step % 2 :]
+        given = noise.normal(size=(len(chosen), 40, 40)).astype("float32")
+        seen[chosen] += given
+        asked = [both[each] for each in chosen]
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(each * value) for each, value in zip(asked, given, strict=True)])
+        taken[chosen] += gradwire.tensorflow.DistributedGradientTape(tape, sync).gradient(loss, asked)
+    residual = sync.state_dict()["tensors"]["residual"]
+    sent = torch.from_numpy(seen) - torch.stack([residual[name] for name in sync.cells])
+    dist.all_reduce(sent)
+    assert np.abs(sent.numpy() / 2 - taken).max() < 1e-5
+    sync.close()
+
+
+def test_tapes_of_some_variables(tensorflow_pool: Pool) -> None:
+    tensorflow_pool.run(2, tapes_of_some_variables)
 
 
 def a_rank_fails() -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from gradwire.attach.elsewhere import CPU, Array, Cell, dtype_of, stand_in
 from gradwire.attach.foreign import Foreign
 from gradwire.attach.given import Named
 from gradwire.engine import Choices, Methods
+from gradwire.engine.guards import Unused
 from gradwire.errors import ConfigurationError, GradwireError
 
 ALIGNMENT = 64 // 4
@@ -63,12 +64,14 @@ class ArraySynchronizer(Foreign, Bucketed):
 
         hyper = {name: value for name, value in options.items() if name not in vars(choices)}
         super().__init__(named, method, process_group, choices, hyper, alignment)
+        self._unused = Unused(self.engine.give_back, ask=False)
+        self.engine.guards.append(self._unused)
         self.numels = [unit.numel for unit in self._buckets.units]
         self.failed: BaseException | None = None
         self._one_at_a_time = threading.Lock()
 
     def named(self, gradients: Sequence[Any]) -> dict[str, Any]:
-        """Gradients by name, of one of each array, in their order; None is left out.
+        """Gradients by name, of one of each array, in their order.
 
         Raises:
             ConfigurationError: If there are not as many.
@@ -78,16 +81,18 @@ class ArraySynchronizer(Foreign, Bucketed):
                 f"there are {len(gradients)} gradients for {len(self.cells)} parameters; give one of each, in their "
                 "order"
             )
-        return {name: each for name, each in zip(self.cells, gradients, strict=True) if each is not None}
+        return dict(zip(self.cells, gradients, strict=True))
 
     def kinds(self, gradients: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of each array's average: its own shape, and the dtype of its gradient if one is given.
+        """Shape and dtype of each average: its array's own shape, and the dtype of its gradient unless that is None.
 
         Raises:
             ConfigurationError: Unless gradients are shaped as their arrays, and of real numbers of up to 32 bits.
         """
-        kinds = {name: (cell.shape, cell.dtype) for name, cell in self.cells.items()}
+        kinds = {name: (self.cells[name].shape, self.cells[name].dtype) for name in gradients}
         for name, each in gradients.items():
+            if each is None:
+                continue
             (wanted, _), shape, dtype = kinds[name], tuple(each.shape), dtype_of(each)
             if shape != wanted:
                 raise ConfigurationError(
@@ -104,7 +109,7 @@ class ArraySynchronizer(Foreign, Bucketed):
         return ChainMap(*self._buckets.views(buffers))
 
     def average_arrays(
-        self, buffers: Sequence[Tensor], given: Mapping[str, Tensor], after: int | None = None
+        self, buffers: Sequence[Tensor], given: Mapping[str, Tensor], taken: Iterable[str], after: int | None = None
     ) -> Mapping[str, Tensor]:
         """Averages one step's arrays in buckets, one step at a time; what is missing counts as zero.
 
@@ -113,6 +118,7 @@ class ArraySynchronizer(Foreign, Bucketed):
         Args:
             buffers: ``float32[numel]`` for each bucket, to be overwritten.
             given: Arrays by name.
+            taken: The names of averages that are used, on all ranks the same; what memories sent of others goes back.
             after: How many averages there have been, by the framework's count; None if it has none.
 
         Returns:
@@ -127,6 +133,7 @@ class ArraySynchronizer(Foreign, Bucketed):
                         "restore both together, and accumulate gradients before they are averaged, not in "
                         "optax.MultiSteps around it"
                     )
+                self._unused.names.update(self.cells.keys() - set(taken))
                 self._buckets.average(buffers, views, given)
             except BaseException as error:
                 self.failed = self.failed or error
@@ -135,9 +142,10 @@ class ArraySynchronizer(Foreign, Bucketed):
                 raise
         return ChainMap(*views)
 
-    def average_tensors(self, buffers: Sequence[Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def average_tensors(self, buffers: Sequence[Tensor], given: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """As :meth:`average_arrays`, for torch's own: averages are copies, in the dtypes of :meth:`kinds`."""
-        kinds, views = self.kinds(given), self.average_arrays(buffers, given)
+        present, kinds = {name: each.detach() for name, each in given.items() if each is not None}, self.kinds(given)
+        views = self.average_arrays(buffers, present, kinds)
         return {name: views[name].reshape(shape).to(getattr(torch, dtype)) for name, (shape, dtype) in kinds.items()}
 
     def steps(self) -> int:
@@ -165,10 +173,10 @@ class Rooms:
         self._rooms.append(([torch.zeros(numel) for numel in self._numels], []))
         return self._rooms[-1]
 
-    def average(self, handle: ArraySynchronizer, given: Mapping[str, Array]) -> list[Array]:
-        """Averages of all arrays, given by name, where they lie in a room."""
+    def average(self, handle: ArraySynchronizer, given: Mapping[str, Array], taken: Sequence[str]) -> list[Array]:
+        """Averages of the arrays that are taken, in that order, where they lie in a room."""
         buffers, lent = self.take()
-        views = handle.average_arrays(buffers, {name: torch.from_numpy(each) for name, each in given.items()})
-        averages = [views[cell.name].numpy().reshape(cell.shape) for cell in handle.cells.values()]
+        views = handle.average_arrays(buffers, {name: torch.from_numpy(each) for name, each in given.items()}, taken)
+        averages = [views[name].numpy().reshape(handle.cells[name].shape) for name in taken]
         lent += [weakref.ref(each) for each in averages]
         return averages

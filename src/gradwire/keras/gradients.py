@@ -33,12 +33,13 @@ class Handle(Attached, ArraySynchronizer):
 
     def _compile(self, *given: Any, **options: Any) -> None:
         super()._compile(*given, **options)
-        _check_gradients(self.optimizer, self.model)  # XLA may be on now
+        _check_gradients(self.optimizer, self.model)  # jit_compile may be True now
 
     def _apply(self, apply: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         order = self._variables if trainable_variables is None else list(trainable_variables)
-        scale = getattr(self.optimizer, "dynamic_scale", None)
-        return apply(self._averaged(grads, order, None if scale is None else scale.value), trainable_variables)
+        dynamic = getattr(self.optimizer, "dynamic_scale", None)
+        scale = self.optimizer.loss_scale_factor if dynamic is None else dynamic.value
+        return apply(self._averaged(grads, order, scale), trainable_variables)
 
     def _stateless_apply(self, apply: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         kept = zip(self.optimizer.variables, optimizer_variables, strict=True)
@@ -54,12 +55,13 @@ class Handle(Attached, ArraySynchronizer):
                 "compile the model again, and compress it again"
             )
         names = [self._names[id(variable)] for variable in order]
-        present = [(name, each) for name, each in zip(names, gradients, strict=True) if each is not None]
-        given = {name: ops.convert_to_tensor(each) for name, each in present}
+        given = dict(zip(names, gradients, strict=True))
+        present = {name: ops.convert_to_tensor(each) for name, each in given.items() if each is not None}
         if scale is None:
-            averages = self._average(given)
+            averages = self._average({**given, **present})
             return [averages[name] for name in names]
-        averages = self._average({name: each / ops.cast(scale, each.dtype) for name, each in given.items()})
+        unscaled = {name: each / ops.cast(scale, each.dtype) for name, each in present.items()}
+        averages = self._average({**given, **unscaled})
         return [averages[name] * ops.cast(scale, averages[name].dtype) for name in names]
 
 
@@ -114,9 +116,9 @@ def _check_gradients(optimizer: Any, model: Any) -> None:
         )
     if any(getattr(each, "overwrite_with_gradient", False) for each in optimizer._trainable_variables):
         raise ConfigurationError("variables are overwritten by their gradients (float8), which have no average")
-    if keras.backend.backend() == "tensorflow" and model is not None and model.jit_compile:
+    if keras.backend.backend() != "jax" and model is not None and model.jit_compile:
         raise ConfigurationError(
-            "jit_compile is True, and XLA cannot call gradwire from within TensorFlow; give "
+            f"jit_compile is True, and what is compiled for {keras.backend.backend()} cannot call gradwire; give "
             "model.compile(..., jit_compile=False)"
         )
 
@@ -134,4 +136,4 @@ def _averaging(handle: Handle) -> Callable[[Mapping[str, Any]], Mapping[str, Any
             return lambda given: averaged(handle, given)[0]
         case _:
             flats = [torch.zeros(numel, device=handle.engine.store.device) for numel in handle.numels]
-            return lambda given: handle.average_tensors(flats, {name: each.detach() for name, each in given.items()})
+            return partial(handle.average_tensors, flats)

@@ -72,7 +72,8 @@ class Attached(Foreign):
 
     def _fit(self, fit: Any, together: Together, *args: Any, **options: Any) -> Any:
         """The model's ``fit``, which must not leave other ranks waiting."""
-        bound = inspect.signature(fit).bind(*args, **options)
+        signature, keras_own = inspect.signature(fit), inspect.signature(partial(keras.Model.fit, self.model))
+        bound = (signature if "callbacks" in signature.parameters else keras_own).bind(*args, **options)
         given = bound.arguments.get("callbacks") or []
         callbacks = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given)
         alone = shared = self.engine.world_size == 1
