@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'grad
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton interprets here, and compiles nothing", allow_module_level=True)
 
-from compiling import check, compiled
+from compiling import check, launched
 
 from gradwire.kernels import Code, Compensated, codes, gpu, payload_bytes
 from gradwire.kernels.reference import elias_fano_bytes
@@ -43,10 +43,10 @@ CODES = {
 
 
 def check_all(call: Callable[[], object], target: str) -> None:
-    kernels = [kernel for _, kernel in compiled(call, target)]
-    assert kernels
-    for kernel in kernels:
-        check(kernel, target)
+    launches = launched(call)
+    assert launches
+    for launch in launches:
+        check(launch.compiled(target), target)
 
 
 CALLS: dict[str, Callable[[Block], object]] = {

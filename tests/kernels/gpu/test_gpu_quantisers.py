@@ -11,11 +11,11 @@ from interpreted import BLOCKS, LONG, by_the_gpu, of_all_kinds  # noqa: F401
 from codec_checks import cases, check_any_bytes, check_is_the_reference
 from gradwire.codecs.quantize import Quantiser
 from gradwire.kernels import Code, Compensated, codes, gpu, payload_bytes, reference
-from gradwire_bench.gpu import CODES
+from gradwire_bench.gpu_operations import CODES
 from guarded import copied, guarded, release
 from kernel_inputs import BUFFER, KEY, block_of, normal, same
 
-each_code = pytest.mark.parametrize("code", CODES, ids=str)
+each_code = pytest.mark.parametrize("code", [code for code, _ in CODES.values()], ids=str)
 
 
 @each_code
