@@ -27,8 +27,8 @@ from gradwire_bench.worker import ended_early, fingerprint, process_group, reaso
 RANKS = 2
 STEPS = 4
 BITS = "bits "
-TIMEOUT = 40.0
-"""Seconds that ranks may take: NCCL may refuse two on a GPU, or stall."""
+TIMEOUT = {"cuda": 40.0, "cpu": 300.0}
+"""Seconds that ranks may take: NCCL may refuse two on a GPU, or stall; gloo does neither."""
 
 WAYS: dict[str, tuple[str, dict[str, str]]] = {
     "NCCL, a host name a rank": ("nccl", {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}),
@@ -50,7 +50,7 @@ def _together(backend: str, environment: dict[str, str], device: torch.device) -
     command = [sys.executable, "-m", "gradwire_bench.gpu_ranks", backend, device.type]
     try:
         with Lab(RANKS, None) as lab:
-            outputs = lab.run(command, env=environment, timeout=TIMEOUT).outputs
+            outputs = lab.run(command, env=environment, timeout=TIMEOUT[device.type]).outputs
     except LabError as error:
         return {"reached": False, "found": ended_early(error)}
     first, second = (json.loads(said.splitlines()[-1]) for said in outputs)
@@ -66,7 +66,7 @@ def main(backend: str, kind: str) -> None:
     if "NCCL_NET" in os.environ:
         os.environ["NCCL_HOSTID"] = f"host{os.environ['RANK']}"
     found = {}
-    with process_group(TIMEOUT / 2, carried) as (rank, _):
+    with process_group(TIMEOUT[kind] / 2, carried) as (rank, _):
         for method, options in METHODS[:4]:
             torch.manual_seed(0)
             net = SMALL.make().to(device)

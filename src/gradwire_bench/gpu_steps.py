@@ -141,7 +141,7 @@ def overheads(task: Task, device: torch.device) -> Iterator[Subject]:
             "dense_milliseconds": 1e3 * alone,
             "overhead": more,
             "target": task.most_added,
-            "reached": more <= task.most_added,
+            "reached": None if device.type == "cpu" else more <= task.most_added,
         }
 
     with world_of_one(device):
