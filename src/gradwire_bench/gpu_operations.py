@@ -27,8 +27,9 @@ KEY = key_of(0, 0)
 QUANTISERS = "quantisers"
 SPARSE = "top-k"
 LOW_RANK = "low rank"
+SUMS = "sums of sparse rows"
 MEMORY = "memories"
-TARGETS = {QUANTISERS: 0.75, SPARSE: 0.6, LOW_RANK: 0.5, MEMORY: 0.85}
+TARGETS = {QUANTISERS: 0.75, SPARSE: 0.6, LOW_RANK: 0.5, SUMS: 0.5, MEMORY: 0.85}
 """The least share of a copy's bandwidth that each group promises, with 25 M values."""
 
 CODES: dict[str, tuple[Code, bool]] = {
@@ -192,7 +193,7 @@ def sparse(block: Block, values: Tensor) -> Iterator[Operation]:
     yield Operation("subtract 1 %", "", 20 * share, lambda: kernels.subtract(block, left, drawn[0], picked[0]), (left,))
     yield Operation(
         f"scatter sum of {ROWS} of 1 %",
-        LOW_RANK,
+        SUMS,
         8 + 20 * ROWS * share,
         lambda: kernels.scatter_sum(block, drawn, picked, total, 1 / ROWS),
         (total,),

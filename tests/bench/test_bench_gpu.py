@@ -195,8 +195,8 @@ def test_the_verdicts_come_first() -> None:
     )
     assert said[0].endswith("could not be measured: dynamic: encode")
     assert said[1].startswith("unknown  top-k")
-    assert said[4] == "reached  ResNet-50, a step at world size 1: at most 1% over DDP's: 1 of 1"
-    assert said[5].startswith("reached  two ranks on one GPU")
+    assert said[5] == "reached  ResNet-50, a step at world size 1: at most 1% over DDP's: 1 of 1"
+    assert said[6].startswith("reached  two ranks on one GPU")
     assert any("an illegal memory access" in line for line in said)
     assert any("gpu a GPU" in line for line in said)
 
