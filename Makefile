@@ -17,6 +17,7 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/integrations --ignore tests/frameworks
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) -rs tests/kernels/gpu
 
 test-integrations: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet "$(TORCH)" --editable ".[$(EXTRAS)]"
@@ -27,9 +28,9 @@ test-frameworks: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet "$(TORCH)" "tensorflow-cpu>=2.21" flax --editable ".[keras,jax]"
 	$(BIN)/python -m pytest $(PARALLEL) tests/frameworks -rs
 
-# Without a GPU: kernels in Triton's interpreter against the reference, then compiled for GPUs that are not here.
+# Of `make test` what is about kernels for GPUs: in Triton's interpreter against the reference, then compiled for GPUs
+# that are not here, and launched by a driver that has none.
 test-gpu-kernels: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --editable ".[gpu]"
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels/gpu
 	$(BIN)/python -m pytest $(PARALLEL) tests/kernels/gpu
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from gradwire_bench import report
+from gradwire_bench import origin
 from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.plan import Plan
 from gradwire_bench.suite.tables import PHASES, STAGES
 
-MACHINE = report.machine()
+MACHINE = origin.machine()
 
 
 def record(cell: Cell, why: str | None = None, **result: Any) -> Record:

@@ -1,89 +1,86 @@
-"""What is found out on a GPU: bits, speeds, host waits, steps of training."""
+"""What ``gradwire bench gpu`` found, in plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
+from gradwire_bench.gpu_operations import TARGETS
+from gradwire_bench.gpu_steps import TASKS
+from gradwire_bench.suite.cell import Record
 
-@dataclass(frozen=True)
-class Speed:
-    """A kernel's.
-
-    Attributes:
-        kernel: What was timed.
-        numel: Values of the gradient.
-        microseconds: Median by CUDA events, with a cold cache.
-        bytes_per_value: What it has to read and write at least.
-        of_copy: The bandwidth that makes, as a share of a copy's.
-        target: The least share that is promised, if any.
-    """
-
-    kernel: str
-    numel: int
-    microseconds: float
-    bytes_per_value: float
-    of_copy: float
-    target: float | None
+_NOT_SHOWN = ("reached", "target", "found", "group", "streams", "copy_gbps", "bytes_per_value")
+_NAMED = 3
+"""Subjects that a verdict names."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether something is as it must be, and what is not."""
-
-    subject: str
-    holds: bool
-    found: str
-
-
-@dataclass(frozen=True)
-class Step:
-    """A training step's median at world size 1, and what a method adds to DDP's own."""
-
-    model: str
-    method: str
-    milliseconds: float
-    overhead: float
-    target: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """All of it.
-
-    Attributes:
-        machine: Device, driver and versions.
-        missing: Kernels that run by the reference there, slowly.
-        copy: Bandwidth of a copy in GB/s, what is read and what is written together.
-        bits: Each kernel against the reference on the CPU.
-        speeds: Each kernel's.
-        waits: Each method's step with waits for the device forbidden.
-        steps: Each model's.
-        failures: Parts that came to no end, and why.
-    """
-
-    machine: dict[str, Any]
-    missing: tuple[str, ...]
-    copy: float
-    bits: list[Verdict]
-    speeds: list[Speed]
-    waits: list[Verdict]
-    steps: list[Step]
-    failures: list[str]
+def claims(part: str) -> dict[str, str]:
+    """What a part is to show, by the group of subjects that show it."""
+    kind, _, what = part.partition(":")
+    match kind:
+        case "kernels":
+            numel = f"{int(what) / 1e6:g} M values"
+            return {
+                group: f"{group}, {numel}: at least {target:.0%} of a copy's bandwidth"
+                for group, target in TARGETS.items()
+                if int(what) > 10**6
+            }
+        case "step":
+            return {"": f"{what}, a step at world size 1: at most {TASKS[what].most_added:.0%} over DDP's"}
+        case "bits":
+            return {"": "bits of every kernel are the CPU's"}
+        case "waits":
+            return {"": "the host waits for nothing within a step"}
+        case "memory":
+            return {"": "memory is what docs/gpus.md states"}
+        case "ranks":
+            return {"": "two ranks on one GPU end with the same bits, one way or another"}
+        case _:
+            return {}
 
 
-def lines(report: Report) -> Iterator[str]:
-    """The report as plain text."""
-    yield ", ".join(f"{name} {value}" for name, value in report.machine.items())
-    yield f"copy: {report.copy:.0f} GB/s"
-    yield f"by the reference: {', '.join(report.missing) or 'nothing'}"
-    for verdict in (*report.bits, *report.waits):
-        yield f"{'ok ' if verdict.holds else 'BAD'}  {verdict.subject:44} {verdict.found}"
-    yield from (f"FAILED  {failure}" for failure in report.failures)
-    for speed in report.speeds:
-        target = "" if speed.target is None else f"  target {speed.target:.0%}"
-        yield f"{speed.kernel:36} {speed.numel / 1e6:6g} M {speed.microseconds:9.1f} us {speed.of_copy:6.0%}{target}"
-    for step in report.steps:
-        measured = f"{step.milliseconds:8.2f} ms {step.overhead:+7.1%}"
-        yield f"{step.model:12} {step.method:12} {measured}  target {step.target:.0%}"
+def verdicts(records: Sequence[Record]) -> Iterator[str]:
+    """A line for each target: whether it is reached, by how many of what was held to it, and what misses it."""
+    for part, group in groupby(records, key=lambda record: record.cell.workload):
+        own = list(group)
+        for name, claim in claims(part).items():
+            held = [each for each in own if not name or each.result.get("group") == name]
+            judged = [each for each in held if each.result.get("reached") is not None]
+            missed = [each.cell.method for each in judged if not each.result["reached"]]
+            broken = [each.cell.method for each in own if each.error]
+            enough = len(missed) < len(judged) if part == "ranks" else not missed
+            verdict = "unknown" if not judged else "reached" if enough else "MISSED "
+            news = f"{len(judged) - len(missed)} of {len(judged)}"
+            news += f"; not: {_few(missed)}" if missed else ""
+            yield f"{verdict}  {claim}: {news}" + (f"; could not be measured: {_few(broken)}" if broken else "")
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def lines(records: Sequence[Record]) -> Iterator[str]:
+    """All of it, the verdicts first."""
+    yield from verdicts(records)
+    if records:
+        yield ""
+        yield ", ".join(f"{name} {_value(value)}" for name, value in records[0].machine.items())
+    for part, group in groupby(records, key=lambda record: record.cell.workload):
+        yield f"\n{part}"
+        for record in group:
+            yield f"  {record.cell.method:36} {record.error or _figures(record.result)}"
+
+
+def _figures(result: dict[str, Any]) -> str:
+    shown = [f"{name} {_value(value)}" for name, value in result.items() if name not in _NOT_SHOWN]
+    if result.get("target") is not None:
+        shown.append(f"target {result['target']:g}")
+    if result.get("reached") is not None:
+        shown.append("reached" if result["reached"] else f"MISSED {result.get('found', '')}".rstrip())
+    return ", ".join(shown)
+
+
+def _value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else ", ".join(value) if isinstance(value, list) else str(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gradwire.errors import GradwireError
-from gradwire_bench import periodic, periodic_plans, periodic_results, pictures, report
+from gradwire_bench import origin, periodic, periodic_plans, periodic_results, pictures, report
 from gradwire_bench.data import Dataset
 from gradwire_bench.periodic import Optimizer
 from gradwire_bench.periodic_plans import Run
@@ -200,7 +200,7 @@ class Bench:
 
     def _leave(self, section: str, **content: object) -> None:
         path = self._write(section, **content)
-        self.console.print(f"[dim]{report.machine_line()}[/dim]")
+        self.console.print(f"[dim]{origin.machine_line()}[/dim]")
         self._wrote(path)
 
     def _write(self, section: str, **content: object) -> Path:
@@ -212,7 +212,7 @@ class Bench:
             "steps": self.steps,
             "batch": self.batch,
         }
-        report.write_json(path, report.document("bench.periodic", **facts, **content))
+        origin.write_json(path, origin.document("bench.periodic", **facts, **content))
         return path
 
     def _wrote(self, path: Path) -> None:

@@ -1,111 +1,24 @@
-"""What a benchmark leaves: tables for the terminal, and a JSON that says where it was measured."""
+"""What a benchmark shows: tables for the terminal."""
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
-import json
-import os
-import platform
-import shlex
 import statistics
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
-from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.errors import ConfigurationError
 from gradwire_bench.sync import SyncRow
 from gradwire_bench.train import TrainRow
 
 if TYPE_CHECKING:
     from gradwire.local.analysis import Analysis
-    from gradwire_bench import gpu_report, periodic_results
+    from gradwire_bench import periodic_results
     from gradwire_bench.kernels import Row as KernelRow
 
 _MB = 1e6
 _NOTHING = "-"
-
-
-def machine() -> dict[str, Any]:
-    """The machine and the software that a number was measured on."""
-    return {
-        "system": f"{platform.system()} {platform.release()}",
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "python": platform.python_version(),
-        **{package: metadata.version(package) for package in ("gradwire", "torch", "numpy", "numba")},
-    }
-
-
-def command() -> str:
-    """What was typed."""
-    return shlex.join(["gradwire", *sys.argv[1:]])
-
-
-def document(kind: str, **content: Any) -> dict[str, Any]:
-    """The envelope of every JSON that gradwire writes.
-
-    Args:
-        kind: What the document holds, such as ``"bench.sync"``.
-        **content: The document's own fields; dataclasses become objects, their properties included.
-    """
-    return {
-        "schema": f"gradwire.{kind}/1",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command(),
-        "machine": machine(),
-        **{field: _plain(value) for field, value in content.items()},
-    }
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a document, making the folder where needed.
-
-    Raises:
-        ConfigurationError: If the path cannot be written.
-    """
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a text, making the folder where needed.
-
-    Raises:
-        ConfigurationError: If the path cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}; choose another path") from error
-
-
-def require(*libraries: str) -> None:
-    """Makes sure that libraries are there that come with the extra ``bench``.
-
-    Raises:
-        ConfigurationError: If one is not installed.
-    """
-    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
-        raise ConfigurationError(
-            f"{', '.join(missing)} is not installed; install it with: pip install 'gradwire[bench]'"
-        )
-
-
-def machine_line() -> str:
-    """The machine in one line, for under a table."""
-    facts = machine()
-    return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']:g} GiB, "
-        f"torch {facts['torch']}"
-    )
 
 
 def sync_table(rows: Sequence[SyncRow], title: str) -> Table:
@@ -174,28 +87,6 @@ def kernels_table(rows: Sequence[KernelRow], title: str) -> Table:
             _number(row.peak_extra_bytes, "{:.1f}", _MB),
         )
     return table
-
-
-def gpu_tables(measured: gpu_report.Report) -> Iterator[Table]:
-    """What must hold, how fast each kernel is, and what each method adds to a step."""
-    facts = ", ".join(f"{name} {value}" for name, value in measured.machine.items())
-    table = _table(facts, "must hold", "", "found")
-    for verdict in (*measured.bits, *measured.waits):
-        table.add_row(Text(verdict.subject), _verdict("holds", reached=verdict.holds), Text(verdict.found))
-    yield table
-    table = _table(f"Kernels, copy {measured.copy:.0f} GB/s", "kernel", "M values", "us", "of copy", "target")
-    for speed in measured.speeds:
-        target = Text()
-        if speed.target is not None:
-            target = _verdict(f">= {speed.target:.0%}", reached=speed.of_copy >= speed.target)
-        numbers = (f"{speed.numel / 1e6:g}", f"{speed.microseconds:.1f}", f"{speed.of_copy:.0%}")
-        table.add_row(Text(speed.kernel), *numbers, target)
-    yield table
-    table = _table("A step at world size 1, bfloat16", "model", "method", "ms", "more than DDP", "target")
-    for step in measured.steps:
-        target = _verdict(f"<= {step.target:.0%}", reached=step.overhead <= step.target)
-        table.add_row(step.model, Text(step.method), f"{step.milliseconds:.2f}", f"{step.overhead:+.1%}", target)
-    yield table
 
 
 def periodic_table(rows: Sequence[periodic_results.Row], title: str) -> Table:
@@ -330,26 +221,3 @@ def _targets(row: SyncRow) -> Text:
 
 def _verdict(wanted: str, *, reached: bool) -> Text:
     return Text.assemble(wanted, (" reached", "green") if reached else (" missed", "red"))
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can say of a value: dataclasses become objects, with their properties."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        properties = (name for name, member in vars(type(value)).items() if isinstance(member, property))
-        return fields | {name: _plain(getattr(value, name)) for name in properties}
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return [_plain(entry) for entry in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigurationError
-from gradwire_bench import data, pictures, report, shapes, sync, text, train
+from gradwire_bench import data, origin, pictures, report, shapes, sync, text, train
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.nets import ByteNet, ConvNet
 from gradwire_bench.tasks import CONTEXT, ImageTask
@@ -181,8 +181,8 @@ def test_sync_measures_every_contender_and_keeps_the_row_of_one_that_fails(tmp_p
     assert by_method["dense"].metered_bytes == pytest.approx(gradient_bytes, rel=0.01)  # 2 (n - 1) / n of it, n = 2
     assert by_method["acpsgd:rank=2"].metered_bytes < gradient_bytes / 10
 
-    document = report.document("bench.gpu", rows=rows)
-    report.write_json(tmp_path / "new folder" / "gpu.json", document)
+    document = origin.document("bench.gpu", rows=rows)
+    origin.write_json(tmp_path / "new folder" / "gpu.json", document)
     read = json.loads((tmp_path / "new folder" / "gpu.json").read_text())
     assert read["schema"] == "gradwire.bench.gpu/1"
     assert {"date", "command", "machine"} < set(read)
@@ -226,7 +226,7 @@ def test_training_race_learns_and_leaves_pictures(tmp_path):
 def test_json_that_cannot_be_written_is_an_error_with_the_path(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"cannot write .*file/a\.json"):
-        report.write_json(Path(tmp_path / "file" / "a.json"), {})
+        origin.write_json(Path(tmp_path / "file" / "a.json"), {})
 
 
 def _text(table):

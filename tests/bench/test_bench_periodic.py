@@ -9,7 +9,7 @@ from rich.console import Console
 
 import gradwire
 from gradwire.errors import ConfigurationError
-from gradwire_bench import data, periodic, periodic_plans, periodic_results, pictures, report
+from gradwire_bench import data, origin, periodic, periodic_plans, periodic_results, pictures, report
 from gradwire_bench.periodic_plans import CLAIM, FULL, SPEEDUP, VOLUME, Plan, Run
 from gradwire_bench.periodic_report import Bench
 from gradwire_bench.periodic_results import Outcome
@@ -52,7 +52,7 @@ def test_trainings_of_all_kinds_send_what_their_plans_say(tmp_path):
     pictures.volume_plot(list(rows.values()), tmp_path / "new" / "volume.png", "a title", "a test")
     assert (tmp_path / "new" / "volume.png").read_bytes().startswith(b"\x89PNG")
     assert CLAIM[2].label in _text(report.periodic_table(list(rows.values()), "a title"))
-    document = report.document("bench.periodic", rows=list(rows.values()), outcomes=outcomes)
+    document = origin.document("bench.periodic", rows=list(rows.values()), outcomes=outcomes)
     assert json.loads(json.dumps(document))["outcomes"][0]["run"]["plan"]["label"] == FULL.label
 
 

@@ -41,7 +41,7 @@ def analyze(
     """
     from gradwire import methods as catalogue
     from gradwire.local import analysis
-    from gradwire_bench import data, report
+    from gradwire_bench import data, origin, report
     from gradwire_bench.contenders import Contender
     from gradwire_bench.gradients import real_gradients
 
@@ -59,5 +59,5 @@ def analyze(
             )
     for label, result in found.items():
         console.print(report.analysis_table(label, result))
-    console.print(f"[dim]gradients of a CNN on {source.name} after {steps} steps; {report.machine_line()}[/dim]")
-    write(json, report.document("analyze", dataset=source.name, steps=steps, draws=draws, analyses=found))
+    console.print(f"[dim]gradients of a CNN on {source.name} after {steps} steps; {origin.machine_line()}[/dim]")
+    write(json, origin.document("analyze", dataset=source.name, steps=steps, draws=draws, analyses=found))

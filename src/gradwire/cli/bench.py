@@ -61,7 +61,7 @@ def sync(
     """
     from rich.live import Live
 
-    from gradwire_bench import report
+    from gradwire_bench import origin, report
     from gradwire_bench import shapes as shape_sets
     from gradwire_bench import sync as bench_sync
     from gradwire_bench.suite import run
@@ -86,8 +86,8 @@ def sync(
         spent = (time.monotonic() - started) / len(rows_of_link)
         cells = [Cell("sync", shapes, row.method, workers=workers, link=each, steps=steps) for row in rows_of_link]
         for cell, (found, error) in zip(cells, run.averages(rows_of_link, cells[0]), strict=True):
-            records.append(Record.now(cell, found, spent, report.command(), error))
-    console.print(f"[dim]median of the steps, slowest worker; MB a worker and step; {report.machine_line()}[/dim]")
+            records.append(Record.now(cell, found, spent, origin.command(), error))
+    console.print(f"[dim]median of the steps, slowest worker; MB a worker and step; {origin.machine_line()}[/dim]")
     keep(json, records)
 
 
@@ -139,7 +139,7 @@ def train(
         json: Where the records go, one JSON a line; train.jsonl in the folder if not given.
     """
     from gradwire import lab
-    from gradwire_bench import pictures, placement, report
+    from gradwire_bench import origin, pictures, placement, report
     from gradwire_bench import train as bench_train
     from gradwire_bench.suite import run
     from gradwire_bench.suite.cell import Cell, Record
@@ -162,7 +162,7 @@ def train(
     rows = _race(console, task, source, workers, rate, racers, steps=steps, batch=batch, seed=seed, **ways)
     where = f"{workers} workers, link {link}, {source.name}, {steps} steps of {workers * batch} {task.samples}"
     console.print(report.train_table(rows, f"Training a {task.what}: {where}"))
-    console.print(f"[dim]median step; MB a worker and step; {report.machine_line()}[/dim]")
+    console.print(f"[dim]median step; MB a worker and step; {origin.machine_line()}[/dim]")
     drawn = pictures.train_plots(rows, out, where)
     for path in drawn:
         console.print(f"Wrote {path}", soft_wrap=True)
@@ -172,7 +172,7 @@ def train(
     found = [(cell, *run.figures(row)) for cell, row in zip(cells, rows, strict=True)]
     keep(
         json or out / "train.jsonl",
-        [Record.now(cell, result, spent, report.command(), error) for cell, result, error in found],
+        [Record.now(cell, result, spent, origin.command(), error) for cell, result, error in found],
     )
 
 

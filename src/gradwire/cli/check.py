@@ -33,7 +33,7 @@ def check(
         json: Write all findings to this file too.
     """
     from gradwire import local
-    from gradwire_bench import report
+    from gradwire_bench import origin
 
     console = new_console()
     colours = {True: "green", False: "bold red", None: "dim"}
@@ -48,6 +48,6 @@ def check(
             console.print(Text(line, style=colours[finding.holds]))
         found[each] = [dataclasses.asdict(finding) for finding in result.findings]
         broken += sum(finding.holds is False for finding in result.findings)
-    write(json, report.document("check", methods=found))
+    write(json, origin.document("check", methods=found))
     if broken:
         raise GradwireError(f"{broken} law{'s are' if broken > 1 else ' is'} broken; the lines above say how")

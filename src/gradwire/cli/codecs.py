@@ -9,8 +9,18 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gradwire.cli.arguments import Dataset, Json, Methods, Natural, Positive, Segments, WorkloadName
-from gradwire.cli.output import keep, new_console, write
+from gradwire.cli.arguments import (
+    Dataset,
+    Json,
+    Methods,
+    Natural,
+    OutputFile,
+    OutputFolder,
+    Positive,
+    Segments,
+    WorkloadName,
+)
+from gradwire.cli.output import keep, new_console
 
 
 def kernels(
@@ -33,7 +43,7 @@ def kernels(
         json: Write all measurements to this file too.
     """
     from gradwire_bench import kernels as bench_kernels
-    from gradwire_bench import report
+    from gradwire_bench import origin, report
     from gradwire_bench.suite.cell import Cell, Record
 
     console = new_console()
@@ -45,11 +55,11 @@ def kernels(
     console.print(
         report.kernels_table(rows, f"Inner loops, {numel / 1e6:g} M values, one thread, segments: {segments}")
     )
-    console.print(f"[dim]median of {repeats} rounds; {report.machine_line()}[/dim]")
+    console.print(f"[dim]median of {repeats} rounds; {origin.machine_line()}[/dim]")
     cells = [Cell("kernel", f"{segments}:{numel}", row.operation, workers=1, steps=repeats) for row in rows]
     spent = (time.monotonic() - started) / len(rows)
     pairs = zip(cells, rows, strict=True)
-    keep(json, [Record.now(cell, asdict(row), spent, report.command()) for cell, row in pairs])
+    keep(json, [Record.now(cell, asdict(row), spent, origin.command()) for cell, row in pairs])
 
 
 def codecs(
@@ -80,7 +90,7 @@ def codecs(
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         json: Write all measurements to this file too, one JSON a line.
     """
-    from gradwire_bench import report
+    from gradwire_bench import origin
     from gradwire_bench.suite.cell import Cell, Record
     from gradwire_bench.suite.plan import load
     from gradwire_bench.suite.run import measure
@@ -100,42 +110,39 @@ def codecs(
         for cell in cells:
             status.update(f"{len(records)} of {len(cells)}  {cell.workload}, {cell.steps} steps in: {cell.contender}")
             result, seconds, error = measure(cell, dataset)
-            records.append(Record.now(cell, result, seconds, report.command(), error))
+            records.append(Record.now(cell, result, seconds, origin.command(), error))
     for table in tables(records):
         console.print(table.shown())
-    console.print(f"[dim]no memory, payloads as sent; {report.machine_line()}[/dim]")
+    console.print(f"[dim]no memory, payloads as sent; {origin.machine_line()}[/dim]")
     keep(json, records)
 
 
-def gpu(*, json: Json = None) -> None:
-    """All that a GPU is needed for, in a few minutes: bits, speeds, waits for the device, overhead of a step.
+def gpu(
+    *,
+    json: Json = None,
+    plot: OutputFile | None = None,
+    docs: OutputFolder | None = None,
+    rehearse: bool = False,
+) -> None:
+    """All that a GPU is needed for, in less than eight minutes: bits, speeds, waits, memory, overhead of a step.
 
-    Bits of every code on the GPU are held against those on the CPU; kernels at 1, 25 and 125 M values against the
-    bandwidth of a copy; a step of each method must not wait for the device; DDP trains ResNet-50 and GPT-2 124M at
-    world size 1 over NCCL, with each method and without. Without a GPU it says so, and ends with 2.
+    Bits of every kernel are held against those on the CPU; speeds at 1, 25 and 125 M values against the bandwidth of a
+    copy; a step of each method must not wait for the device; DDP trains ResNet-50 and GPT-2 124M at world size 1 over
+    NCCL, with each method and without; two ranks share the GPU where NCCL lets them. Each part is a process of its own,
+    and every record is on disk at once. Without a GPU it says so, and ends with 2.
 
     ```
-    gradwire bench gpu --json gpu.json
+    gradwire bench gpu --json gpu.jsonl --plot gpu.png
+    gradwire bench gpu --rehearse
     ```
 
     Args:
-        json: Write all measurements to this file too.
+        json: Write all measurements to this file, one JSON a line, each as it comes.
+        plot: Draw speeds, and what ran beside backward, to this file.
+        docs: Write the tables in this folder's gpus.md and benchmarks.md; without a GPU from what was measured before,
+            or from estimates.
+        rehearse: Run everything small on the CPU, to see that it runs; its figures mean nothing.
     """
     from gradwire_bench import gpu as bench_gpu
-    from gradwire_bench import gpu_report, report
 
-    console = new_console()
-
-    def keep(found: gpu_report.Report) -> None:
-        if json is not None:
-            report.write_json(json, report.document("bench.gpu", report=found))
-
-    with console.status("starting") as status:
-        measured = bench_gpu.measure(told=status.update, keep=keep)
-    for table in report.gpu_tables(measured):
-        console.print(table)
-    if measured.missing:
-        console.print(f"By the reference, slowly: {', '.join(measured.missing)}", soft_wrap=True)
-    for failure in measured.failures:
-        console.print(f"Failed: {failure}", soft_wrap=True)
-    write(json, report.document("bench.gpu", report=measured))
+    bench_gpu.run(json, plot, docs, rehearse)

@@ -91,7 +91,7 @@ def simulate(
     from gradwire.cost.scene import Scene
     from gradwire.cost.simulation import plain
     from gradwire.cost.simulation import simulate as run
-    from gradwire_bench import report
+    from gradwire_bench import origin
 
     scene = Scene(shapes, workers, link, latency, step_time, device, gpus, near, sites, far, far_latency, lost, slowest)
     model = scene.model()
@@ -112,7 +112,7 @@ def simulate(
 
         cost_pictures.bandwidth_plot(scene, model, tried, plot)
         console.print(f"Wrote {plot}", soft_wrap=True)
-    write(json, report.document("simulate", scene=scene, predictions=[advice.as_plain(row) for row in rows]))
+    write(json, origin.document("simulate", scene=scene, predictions=[advice.as_plain(row) for row in rows]))
 
 
 def advise(
@@ -155,7 +155,7 @@ def advise(
     """
     from gradwire.cost import advice
     from gradwire.cost.scene import Scene
-    from gradwire_bench import report
+    from gradwire_bench import origin
 
     scene = Scene(model or shapes, workers, link, latency, step_time or "0.3", device, gpus, near=near)
     if (group := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
@@ -181,7 +181,7 @@ def advise(
         console.print(f"[dim]encoding and decoding are not measured: {setting.profile.about}[/dim]")
     write(
         json,
-        report.document(
+        origin.document(
             "advise",
             scene=scene,
             recommended=found.chosen.label if found.chosen else None,
@@ -308,7 +308,7 @@ def validate(
     """
     import json
 
-    from gradwire_bench import report
+    from gradwire_bench import origin
     from gradwire_bench import validate as bench_validate
 
     console = new_console()
@@ -330,8 +330,8 @@ def validate(
                     f"{1e3 * point.predicted:8.1f} ms, measured {1e3 * point.measured:8.1f} ms, "
                     f"{100 * point.error:+.0f} %"
                 )
-            measured = report.document("bench.validate", fit=bench_validate.Fit(), points=points, probes=probes)
-            report.write_json(out / "validate.json", measured)  # for --again, if this is broken off
+            measured = origin.document("bench.validate", fit=bench_validate.Fit(), points=points, probes=probes)
+            origin.write_json(out / "validate.json", measured)  # for --again, if this is broken off
         first, other = bench_validate.parted(points)
         fit = bench_validate.calibrated(first, probes, status.update) if other else bench_validate.Fit()
     nothing_fitted = bench_validate.again(points, probes, bench_validate.Fit())
@@ -348,6 +348,6 @@ def validate(
     console.print(f"calibrated by half of the settings: {fit}")
     reported = held_out or points
     bench_validate.scatter_plot(reported, out / "validate.png", bench_validate.errors(reported)["median"])
-    document = report.document("bench.validate", fit=fit, errors=errors, points=points, probes=probes)
-    report.write_json(out / "validate.json", document)
+    document = origin.document("bench.validate", fit=fit, errors=errors, points=points, probes=probes)
+    origin.write_json(out / "validate.json", document)
     console.print(f"Wrote {out / 'validate.json'} and {out / 'validate.png'}", soft_wrap=True)

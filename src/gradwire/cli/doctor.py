@@ -27,7 +27,7 @@ def doctor(*, json: Json = None) -> None:
         json: Write the findings to this file too.
     """
     from gradwire.cli import diagnosis
-    from gradwire_bench import report
+    from gradwire_bench import origin
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         _group(json)
@@ -45,7 +45,7 @@ def doctor(*, json: Json = None) -> None:
             Text(finding.remedy),
         )
     new_console().print(table)
-    write(json, report.document("doctor", findings=findings))
+    write(json, origin.document("doctor", findings=findings))
     if any(finding.state == "broken" for finding in findings):
         raise GradwireError("gradwire cannot work here; see what is broken above")
 
@@ -55,7 +55,7 @@ def _group(json: Path | None) -> None:
     import torch.distributed as dist
 
     from gradwire.cost import group, pairs
-    from gradwire_bench import report
+    from gradwire_bench import origin
 
     rank, workers, device = group.join()
     try:
@@ -68,4 +68,4 @@ def _group(json: Path | None) -> None:
     console = new_console()
     for sentence in (said := pairs.sentences(found)):
         console.print(sentence, soft_wrap=True)
-    write(json, report.document("doctor.group", workers=workers, pairs=found, said=said))
+    write(json, origin.document("doctor.group", workers=workers, pairs=found, said=said))

@@ -40,7 +40,7 @@ def frontier(
         json: Write all figures to this file too.
     """
     from gradwire_bench import frontier as bench
-    from gradwire_bench import frontier_report, report
+    from gradwire_bench import frontier_report, origin
     from gradwire_bench.contenders import Contender
     from gradwire_bench.gradients import real_gradients
     from gradwire_bench.workloads import WORKLOADS
@@ -61,9 +61,9 @@ def frontier(
         found = bench.measure(recordings, chosen, lambda done, total, now: status.update(f"{done} of {total}  {now}"))
     for each in found:
         console.print(frontier_report.table(each))
-    where = f"no memory, payloads as sent; {report.machine_line()}"
+    where = f"no memory, payloads as sent; {origin.machine_line()}"
     console.print(f"[dim]{where}[/dim]")
     if picture is not None:
         frontier_report.draw(found, picture, where)
         console.print(f"Wrote {picture}", soft_wrap=True)
-    write(json, report.document("frontier", steps=list(steps), frontiers=found))
+    write(json, origin.document("frontier", steps=list(steps), frontiers=found))

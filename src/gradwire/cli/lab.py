@@ -42,7 +42,7 @@ def lab(
         json: Write what was counted to this file too.
     """
     from gradwire.lab import Lab
-    from gradwire_bench import report
+    from gradwire_bench import origin
 
     if not command:
         raise ConfigurationError("there is no command to run; write one after --, as in gradwire lab -- ls")
@@ -65,4 +65,4 @@ def lab(
     console.print(table)
     console.print("[dim]as the kernel counts on each interface, headers included[/dim]")
     links = [{"name": name, "rate": rate, "counters": each} for name, rate, each in counted]
-    write(json, report.document("lab", seconds=result.seconds, links=links))
+    write(json, origin.document("lab", seconds=result.seconds, links=links))

@@ -41,7 +41,7 @@ def methods(
         accuracy: Training results of gradwire bench train, whose accuracies the page is to show.
         json: Write what is known, and what was measured, to this file too.
     """
-    from gradwire_bench import catalogue, data, handbook, pictures, report
+    from gradwire_bench import catalogue, data, handbook, origin, pictures
     from gradwire_bench.gradients import real_gradients
     from gradwire_bench.suite.ledger import Ledger
     from gradwire_bench.suite.measures import gains
@@ -64,16 +64,16 @@ def methods(
     else:
         console.print(*map(handbook.description, entries), sep="\n\n")
     if measured:
-        console.print(f"[dim]one thread, {numel / 1e6:g} M values, 4 workers; {report.machine_line()}[/dim]")
+        console.print(f"[dim]one thread, {numel / 1e6:g} M values, 4 workers; {origin.machine_line()}[/dim]")
     if docs is not None:
-        where = f"{numel / 1e6:g} M values for the speeds; {report.machine_line()}"
+        where = f"{numel / 1e6:g} M values for the speeds; {origin.machine_line()}"
         if source is not None:
             about = f"{source.name}, gradients of a CNN after 30 steps, {catalogue.WORKERS} workers"
             pictures.size_error_plot(entries, measured, docs / handbook.PICTURE, about)
-        report.write_text(docs / "methods.md", handbook.page(entries, measured, where, accuracies))
+        origin.write_text(docs / "methods.md", handbook.page(entries, measured, where, accuracies))
         console.print(f"Wrote {docs / 'methods.md'}", soft_wrap=True)
     if not (measured or names):
         console.print(
             "\n[dim]gradwire methods NAME says all of one; --measure has sizes and speeds of this machine[/dim]"
         )
-    write(json, report.document("methods", numel=numel, methods=entries, measured=measured))
+    write(json, origin.document("methods", numel=numel, methods=entries, measured=measured))

@@ -28,10 +28,10 @@ def new_console() -> Console:
 
 def write(path: Path | None, content: dict[str, Any]) -> None:
     """Writes a JSON file if one is asked for, and says so."""
-    from gradwire_bench import report
+    from gradwire_bench import origin
 
     if path is not None:
-        report.write_json(path, content)
+        origin.write_json(path, content)
         new_console().print(f"Wrote {path}", soft_wrap=True)
 
 

@@ -38,7 +38,7 @@ def recipes(
         keeping: Only lines that keep the accuracy.
         json: Write the rows to this file too.
     """
-    from gradwire_bench import cookbook, report
+    from gradwire_bench import cookbook, origin
     from gradwire_bench import recipes as measured
 
     console = new_console()
@@ -49,7 +49,7 @@ def recipes(
     ]
     for table in cookbook.tables(rows):
         console.print(table)
-    write(json, report.document("recipes", rows=rows))
+    write(json, origin.document("recipes", rows=rows))
 
 
 @bench.command(name="recipes")
@@ -82,7 +82,7 @@ def bench_recipes(
         out: Where trainings are kept.
         docs: Write the page recipes.md and its picture to this folder.
     """
-    from gradwire_bench import cookbook, pictures, report
+    from gradwire_bench import cookbook, origin, pictures
     from gradwire_bench import recipes as measured
     from gradwire_bench.abreast import abreast
     from gradwire_bench.progress import bars
@@ -101,7 +101,7 @@ def bench_recipes(
             progress.reset(task, total=len(wanted), description=f"{len(wanted)} methods to settle")
             for trial, future in train(wanted):
                 done.append(future.result())
-                report.write_json(out, report.document("bench.recipes", trainings=measured.plain(done)))
+                origin.write_json(out, origin.document("bench.recipes", trainings=measured.plain(done)))
                 what = (
                     f"{trial.workload} {trial.optimizer} {trial.method} at {trial.learning_rate:g}, seed {trial.seed}"
                 )
@@ -112,5 +112,5 @@ def bench_recipes(
     console.print(f"Wrote {out}", soft_wrap=True)
     if docs is not None:
         pictures.recipes_plot(rows, docs / cookbook.PICTURE)
-        report.write_text(docs / "recipes.md", cookbook.page(rows, report.machine_line()))
+        origin.write_text(docs / "recipes.md", cookbook.page(rows, origin.machine_line()))
         console.print(f"Wrote {docs / 'recipes.md'}", soft_wrap=True)

@@ -65,7 +65,7 @@ def suite(
         plan: Only show the plan.
         report: Measure nothing: only write the report of what has been measured.
     """
-    from gradwire_bench.report import require, write_text
+    from gradwire_bench.origin import require, write_text
     from gradwire_bench.suite import page
     from gradwire_bench.suite.plan import load
 
@@ -170,7 +170,7 @@ def reproduce(
         plan: Only show the plan.
         report: Measure nothing: only judge, and write the page, of what has been measured.
     """
-    from gradwire_bench.report import require, write_text
+    from gradwire_bench.origin import require, write_text
     from gradwire_bench.suite import reproduction, verdicts
     from gradwire_bench.suite.plan import load, papers
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from gradwire.errors import ConfigurationError, did_you_mean
-from gradwire_bench import report, shapes
+from gradwire_bench import origin, shapes
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.kernels import Segments
 from gradwire_bench.placement import Backend, Device
@@ -18,11 +18,11 @@ from gradwire_bench.train import Framework
 from gradwire_bench.trial import OptimizerName
 from gradwire_bench.workloads import WORKLOADS
 
-Kind = Literal["trial", "train", "local", "sync", "codec", "kernel"]
+Kind = Literal["trial", "train", "local", "sync", "codec", "kernel", "gpu"]
 
 _KINDS_WITH: dict[str, tuple[Kind, ...]] = {
     "route": ("trial", "train", "local", "sync"),
-    "device": ("trial", "train"),
+    "device": ("trial", "train", "gpu"),
     "framework": ("train",),
     "backend": ("train",),
 }
@@ -41,10 +41,11 @@ class Cell:
     Attributes:
         kind: ``"trial"`` trains a small model with all workers in one process, for what it learns; ``"train"`` trains
             in real processes over a link, for time, too; ``"local"`` does so with local steps; ``"sync"`` times
-            averages of a model's shapes; ``"codec"`` compresses recorded gradients; ``"kernel"`` times an inner loop.
+            averages of a model's shapes; ``"codec"`` compresses recorded gradients; ``"kernel"`` times an inner loop;
+            ``"gpu"`` is a subject of ``gradwire bench gpu``, and nothing that a plan can ask for.
         workload: Of :data:`~gradwire_bench.workloads.WORKLOADS`; for ``"sync"`` the shapes; for ``"kernel"`` how a
-            gradient is cut, ``one`` or ``resnet``, and its values, ``one:25000000``.
-        method: A contender; for ``"kernel"`` the operation.
+            gradient is cut, ``one`` or ``resnet``, and its values, ``one:25000000``; for ``"gpu"`` the part.
+        method: A contender; for ``"kernel"`` the operation, for ``"gpu"`` the subject.
         granularity: Its granularity; empty for its own.
         optimizer: Of a training.
         rate: Learning rate at its peak, as a multiple of the workload's own.
@@ -90,7 +91,7 @@ class Cell:
             shapes.get(self.workload)
         elif self.kind == "kernel":
             cut(self.workload)
-        elif self.workload not in WORKLOADS:
+        elif self.kind != "gpu" and self.workload not in WORKLOADS:
             hint = did_you_mean(self.workload, list(WORKLOADS))
             raise ConfigurationError(f"workload={self.workload!r} is not known; {hint}choose one of {[*WORKLOADS]}")
         for name, least in (("workers", 1), ("steps", 0), ("batch", 0), ("every", 0)):
@@ -99,7 +100,7 @@ class Cell:
         if self.rate <= 0:
             raise ConfigurationError(f"rate={self.rate!r} is out of range; choose a multiple above 0")
         link_rate(self.link)
-        if self.kind == "kernel":
+        if not self.races:
             return
         if self.framework != "torch" and (not Contender.parse(self.method).is_ours or self.device != "cpu"):
             raise ConfigurationError(
@@ -115,6 +116,11 @@ class Cell:
         if not chosen or self.method == DDP:
             return self.method
         return f"{self.method}{',' if ':' in self.method else ':'}{','.join(chosen)}"
+
+    @property
+    def races(self) -> bool:
+        """Whether its method is a contender, and no name of something that is timed by itself."""
+        return self.kind not in ("kernel", "gpu")
 
     @property
     def is_baseline(self) -> bool:
@@ -190,7 +196,7 @@ class Record:
     def now(cls, cell: Cell, result: dict[str, Any], seconds: float, command: str, error: str | None = None) -> Record:
         """Of a measurement that has just ended on this machine."""
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(cell, result, round(seconds, 3), command, date, report.machine(), error)
+        return cls(cell, result, round(seconds, 3), command, date, origin.machine(), error)
 
     def plain(self) -> dict[str, Any]:
         """For a JSON."""

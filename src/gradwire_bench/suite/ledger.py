@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gradwire.errors import ConfigurationError
-from gradwire_bench import report
+from gradwire_bench import origin
 from gradwire_bench.suite.cell import Cell, Record
 
 FILE = "cells.jsonl"
@@ -19,7 +19,7 @@ def write(path: Path, records: Iterable[Record]) -> None:
     Raises:
         ConfigurationError: If it cannot be written.
     """
-    report.write_text(path, "".join(map(_line, records)))
+    origin.write_text(path, "".join(map(_line, records)))
 
 
 def _line(record: Record) -> str:

@@ -110,6 +110,8 @@ def cells_of(grid: dict[str, Any]) -> list[Cell]:
     """The product of a grid's lists, the seed outermost, so that a run that ends early has whole seeds."""
     if unknown := grid.keys() - AXES.keys():
         raise ConfigurationError(f"a grid has no axis {sorted(unknown)}; its axes are {', '.join(AXES)}")
+    if "gpu" in grid.get("kind", ()):
+        raise ConfigurationError("kind 'gpu' is not for a plan; run gradwire bench gpu, which leaves records of it")
     axes = {name: value if isinstance(value, list) else [value] for name, value in grid.items()}
     ordered = {"seed": axes.pop("seed", [0]), **axes}
     return [Cell(**dict(zip(ordered, values, strict=True))) for values in itertools.product(*ordered.values())]

@@ -60,7 +60,7 @@ class Plot:
 def plots(records: Sequence[Record]) -> Iterator[Plot]:
     """All that the records are enough for."""
     done = [each for each in records if not each.error]
-    styles = _styles([each for each in done if each.cell.kind != "kernel"])
+    styles = _styles([each for each in done if each.cell.races])
     made: tuple[tuple[str, Callable[[Sequence[Record], dict[str, Style]], Figure], str, str], ...] = (
         (
             "train",

@@ -20,8 +20,8 @@ PHASES = ("forward", "backward", "update", *STAGES, "idle")
 
 
 def label(cell: Cell) -> str:
-    """A contender's name by itself; of a kernel the operation."""
-    return cell.method if cell.kind == "kernel" else Contender.parse(cell.contender).label
+    """A contender's name by itself; what is timed by itself has its own."""
+    return Contender.parse(cell.contender).label if cell.races else cell.method
 
 
 def labels(records: Sequence[Record]) -> dict[Cell, str]:
@@ -36,7 +36,7 @@ def labels(records: Sequence[Record]) -> dict[Cell, str]:
 
 def shared(records: Sequence[Record]) -> set[tuple[str, Option]]:
     """Options that all of several methods of ours have."""
-    contenders = {_parsed(each.cell.contender) for each in records if each.cell.kind != "kernel"}
+    contenders = {_parsed(each.cell.contender) for each in records if each.cell.races}
     ours = [each for each in contenders if each.is_ours]
     if len({each.name for each in ours}) < 2:
         return set()

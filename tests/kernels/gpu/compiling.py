@@ -1,14 +1,15 @@
-"""Compiles for GPUs that are not here what kernels would launch."""
+"""What kernels launch, recorded by a driver that has no GPU, and compiled for GPUs that are not here."""
 
 from __future__ import annotations
 
-import inspect
 import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
-from triton.runtime.jit import JITFunction, mangle_type
+from triton.runtime import driver as drivers
+from triton.runtime import jit
 
 from gradwire.errors import PayloadError
 
@@ -25,36 +27,79 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-DIVISIBLE = 16
 
 
-def compiled(call: Callable[[], object], target: str) -> Iterator[tuple[str, CompiledKernel]]:
-    """What a call launches, compiled for a target, without being launched."""
-    launches: list[tuple[JITFunction, tuple[Any, ...], dict[str, Any]]] = []
+@dataclass(frozen=True)
+class Launch:
+    """What a driver is told."""
 
-    def record(kernel: JITFunction, *arguments: Any, **options: Any) -> None:
-        launches.append((kernel, arguments, options))
+    name: str
+    grid: tuple[int, int, int]
+    device: int
+    stream: int
+    arguments: tuple[Any, ...]
+    source: ASTSource
+    options: dict[str, Any]
 
-    with mock.patch.object(JITFunction, "run", record), suppress(PayloadError):  # nothing runs, nothing is decoded
+    def compiled(self, target: str) -> CompiledKernel:
+        chosen = {name: self.options[name] for name in ("num_warps", "enable_fp_fusion")}
+        return triton.compile(self.source, target=TARGETS[target], options=chosen)
+
+
+@dataclass
+class Driver:
+    """Stands for CUDA's: Triton specialises and launches as it does there, and nothing runs."""
+
+    device: int = 0
+    launches: list[Launch] = field(default_factory=list)
+    variants: int = 0
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int) -> int:
+        return 1000 + device
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGETS["sm_90"]
+
+    def compile(self, source: ASTSource, target: GPUTarget, options: dict[str, Any], **others: Any) -> Any:
+        self.variants += 1
+
+        def run(x: int, y: int, z: int, stream: int, function: Any, packed: Any, *rest: Any) -> None:
+            _, _, _, *arguments = rest
+            name = source.fn.fn.__name__
+            self.launches.append(Launch(name, (x, y, z), self.device, stream, tuple(arguments), source, options))
+
+        return SimpleNamespace(run=run, function=None, packed_metadata=None, launch_metadata=lambda *given: None)
+
+    @contextmanager
+    def device_of(self, tensor: torch.Tensor) -> Iterator[None]:
+        """As if tensors were on the second GPU."""
+        before, self.device = self.device, 1
+        yield
+        self.device = before
+
+
+@contextmanager
+def a_driver() -> Iterator[Driver]:
+    """Within it Triton has a driver, and has compiled nothing yet."""
+    driver = Driver()
+    with (
+        mock.patch.object(drivers, "_active", driver),
+        mock.patch("triton.compiler.compile", driver.compile),
+        mock.patch.object(torch.cuda, "device_of", driver.device_of),
+    ):
+        for each in jit._triton_jit_function_registry.values():
+            each.device_caches.clear()
+        yield driver
+
+
+def launched(call: Callable[[], object]) -> list[Launch]:
+    """What a call launches."""
+    with a_driver() as driver, suppress(PayloadError):  # nothing runs, nothing is decoded
         call()
-    for kernel, arguments, options in launches:
-        values = inspect.signature(kernel.fn).bind(*arguments, **{k: options[k] for k in options if k in names(kernel)})
-        signature, constants, attributes = {}, {}, {}
-        for number, parameter in enumerate(kernel.params):
-            value = values.arguments[parameter.name]
-            if parameter.is_constexpr:
-                signature[parameter.name], constants[parameter.name] = "constexpr", value
-                continue
-            signature[parameter.name] = mangle_type(value)
-            if isinstance(value, torch.Tensor) and not parameter.do_not_specialize_on_alignment:
-                attributes[(number,)] = [["tt.divisibility", DIVISIBLE]]
-        source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-        chosen = {name: options[name] for name in ("num_warps", "enable_fp_fusion")}
-        yield kernel.fn.__name__, triton.compile(source, target=TARGETS[target], options=chosen)
-
-
-def names(kernel: JITFunction) -> list[str]:
-    return [parameter.name for parameter in kernel.params]
+    return driver.launches
 
 
 def check(kernel: CompiledKernel, target: str) -> None:

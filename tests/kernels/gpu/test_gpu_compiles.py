@@ -12,12 +12,12 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'grad
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton interprets here, and compiles nothing", allow_module_level=True)
 
-from compiling import check, compiled
+from compiling import check, launched
 
 from gradwire.kernels import Code, Compensated, codes, gpu, payload_bytes
 from gradwire.kernels.reference import elias_fano_bytes
 from gradwire.layout import Block, Granularity, Slot
-from kernel_inputs import KEY, counts_of, normal
+from kernel_inputs import KEY, block_of, counts_of, normal
 
 LONG = Block.cut([Slot("weight", (8192,), 0)], Granularity("layer"))
 SMALL = LONG.divided(512)
@@ -44,10 +44,10 @@ CODES = {
 
 
 def check_all(call: Callable[[], object], target: str) -> None:
-    kernels = [kernel for _, kernel in compiled(call, target)]
-    assert kernels
-    for kernel in kernels:
-        check(kernel, target)
+    launches = launched(call)
+    assert launches
+    for launch in launches:
+        check(launch.compiled(target), target)
 
 
 CALLS: dict[str, Callable[[Block], object]] = {
@@ -91,7 +91,7 @@ def test_others_compile(call: str, block: Block) -> None:
 
 @pytest.mark.parametrize(("target", "code"), [(target, code) for target, all_of in CODES.items() for code in all_of])
 def test_codes_compile(target: str, code: Code) -> None:
-    block = SMALL if isinstance(code, codes.QSGD) and code.bits == 8 else LONG
+    block = SMALL if isinstance(code, codes.QSGD) and not code.euclidean else LONG
     payloads = torch.zeros(2, payload_bytes(code, block), dtype=torch.uint8)
     check_all(lambda: gpu.encode(code, block, Compensated(normal(), normal(1), 0.9, 1.0), payloads[0], KEY), target)
     check_all(lambda: gpu.decode(code, block, payloads, normal(), 0.5), target)
@@ -100,6 +100,31 @@ def test_codes_compile(target: str, code: Code) -> None:
 def test_all_shards_take_the_launches_of_one() -> None:
     code, shards = codes.OneBit(), LONG.shards(8)
     payloads = torch.zeros(8, payload_bytes(code, shards[0]), dtype=torch.uint8)
-    written = compiled(lambda: gpu.encode_each(code, shards, Compensated(normal(), normal(1)), payloads, KEY), "sm_90")
-    read = compiled(lambda: gpu.decode_each(code, shards, payloads, normal()), "sm_90")
-    assert [len([*each]) for each in (written, read)] == [3, 1]
+    written = launched(lambda: gpu.encode_each(code, shards, Compensated(normal(), normal(1)), payloads, KEY))
+    read = launched(lambda: gpu.decode_each(code, shards, payloads, normal()))
+    assert [len(each) for each in (written, read)] == [3, 1]
+
+
+WIDE = {
+    "accumulate": ("_leave", ("ld.global.v4", "st.global.v4")),
+    "narrow": ("_narrow", ("ld.global.v4", "st.global.v2")),
+    "topk": ("_count_digits", ("ld.global.v4", "st.global.v4")),
+    "encode": ("_write", ("ld.global.v4", "st.global.v4")),
+    "decode": ("_decode", ("st.global.v4",)),
+}
+"""Of kernels that touch every value, how they do it where tiles begin and end at 16 bytes."""
+
+
+@pytest.mark.parametrize("call", WIDE)
+def test_aligned_tiles_are_touched_16_bytes_at_a_time_and_others_are_not(call: str) -> None:
+    code, (kernel, wide) = codes.QSGD(4), WIDE[call]
+    for block, aligned in ((LONG, True), (block_of((8192,)), False)):
+        payload = torch.zeros(1, payload_bytes(code, block), dtype=torch.uint8)
+        calls = {
+            **CALLS,
+            "encode": lambda block, to=payload: gpu.encode(code, block, Compensated(normal(), normal(1)), to[0], KEY),
+            "decode": lambda block, to=payload: gpu.decode(code, block, to, normal(), 1.0),
+        }
+        launch = next(each for each in launched(lambda: calls[call](block)) if each.name == kernel)  # noqa: B023
+        ptx = launch.compiled("sm_90").asm["ptx"]
+        assert [access in ptx for access in wide] == [aligned] * len(wide)

@@ -164,8 +164,8 @@ def launch(kernel: Any, programs: int, *arguments: object, warps: int = 4, **con
 
 
 def warps(width: int) -> int:
-    """Warps for programs of so many elements."""
-    return max(width // 512, 2)
+    """Warps for programs of so many elements: one for the fewest, as more would wait for one another."""
+    return max(width // 512, 1)
 
 
 def halves(key: int) -> tuple[int, int]:

@@ -155,7 +155,7 @@ def _measure_tiles(
     tl.store(marks + at + 1, negatives)
 
 
-@triton.jit
+@jitted("scales")
 def _add_up(
     table,
     segments,
