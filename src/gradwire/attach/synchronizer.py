@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from gradwire.policy import DensePolicy
 
 _log = logging.getLogger("gradwire")
 
-_AVERAGED = WeakTensorKeyDictionary()
+_AVERAGED: MutableMapping[Tensor, tuple[object, ...]] = WeakTensorKeyDictionary()
 """Of the first gradient of a step: what tells its synchronizer from others, its version then, and the workers."""
 
 Tensors = Mapping[str, Tensor]

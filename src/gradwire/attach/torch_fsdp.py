@@ -236,7 +236,7 @@ class ShardedModel:
         names = {id(each): name for name, each in model.named_parameters()}
         try:
             self._states = list(dict.fromkeys(each._get_fsdp_state() for each in _sharded_modules(model)))
-            self._inner = inner = [each for state in self._states for each in state._fsdp_param_groups]
+            self._inner = inner = [each for state in self._states for each in _groups_of(state)]
             self._roots = [state._root_post_backward_final_callback for state in self._states]
             self.groups = [
                 ParameterGroup(each, names[id(each.fsdp_params[0].sharded_param)])
@@ -358,6 +358,13 @@ def went_through_fsdp(model: nn.Module) -> bool:
                 "after its parts, then gradwire.compress(model)"
             )
     return isinstance(model, fsdp.FSDPModule)
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """What a ``fully_shard`` call's parameters are reduced in: several groups from 2.13 on, one at most before."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _sharded_modules(model: nn.Module) -> list[Any]:
