@@ -80,6 +80,16 @@ def replicated(net: nn.Module | None = None) -> Any:
     return replicate(net, mesh=everyone())
 
 
+def divided(model: Any, factor: float) -> Any:
+    """Has sums over shards and replicas, divided by a factor; over shards FSDP needs their number for that on gloo."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for each in model.modules():
+        if isinstance(each, FSDPModule):
+            each.set_gradient_divide_factor(factor)
+    return model
+
+
 def train(model: nn.Module, steps: range, body: Callable[[nn.Module, int], None] | None = None) -> list[Tensor]:
     """Steps of SGD with momentum; what this rank has of each parameter after them."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -197,6 +197,24 @@ def test_models_that_are_refused() -> None:
     refused(lambda: gradwire.Synchronizer(meta.named_parameters(), "dense"), "on the meta device; materialise")
 
 
+@ranks(2)
+def test_two_synchronizers_of_the_same_workers() -> None:
+    """The second is refused what the first has averaged; by turns, or over other workers, both are right."""
+    net = nn.Linear(40, 40)
+    first, second = gradwire.Synchronizer(net, "dense"), gradwire.Synchronizer(net, "topk")
+    alone = gradwire.Synchronizer(net, "dense", process_group=dist.new_subgroups(1)[0])
+    for sync, other in ((first, second), (second, first)):
+        net.zero_grad()
+        net(torch.ones(2, 40)).sum().backward()
+        alone.synchronize()
+        sync.synchronize()
+        refused(other.synchronize, "gradient of 'weight' has been averaged by another Synchronizer.*call one of them")
+        sync.synchronize()
+        net(torch.ones(2, 40)).sum().backward()
+        other.synchronize()
+    assert [sync.stats().steps for sync in (first, second, alone)] == [3, 3, 2]
+
+
 class OnGPU(nn.Parameter):
     """A parameter that says so, also where there is no GPU."""
 

@@ -24,6 +24,7 @@ from pool import ranks
 from sharded import (
     Net,
     close,
+    divided,
     hsdp,
     hybrid,
     loss,
@@ -149,6 +150,8 @@ def policies() -> dict[str, Callable[[], Any]]:
         "reduced in bfloat16": lambda: hsdp(mp_policy=MixedPrecisionPolicy(bfloat16, bfloat16)),
         "bfloat16": lambda: hsdp(Net().bfloat16(), mp_policy=MixedPrecisionPolicy(bfloat16, float32)),
         "replicated": replicated,
+        "summed": lambda: divided(hsdp(), 2.0),
+        "replicated and summed": lambda: divided(replicated(), 3.0),
     }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import gradwire
 from gradwire import ConfigurationError
 from pool import ranks
-from sharded import Net, close, everyone, hsdp, loss, parts, same, same_on_replicas, train
+from sharded import Net, close, divided, everyone, hsdp, loss, parts, same, same_on_replicas, train
 
 STEPS = range(3)
 ALL_DENSE = gradwire.DensePolicy(below=1 << 30)
@@ -37,6 +37,19 @@ def gradients(model: Any) -> list[Tensor]:
     model.zero_grad()
     loss(model, 0).backward()
     return [each.grad.full_tensor().clone() for each in model.parameters()]
+
+
+@ranks(4)
+def test_sums_in_place_of_means() -> None:
+    """As TorchTitan asks for, over shards alone, and with replicas that FSDP sums over or gradwire does."""
+    for mesh, across in ((everyone(), False), (None, False), (None, True)):
+        exact, model = gradients(hsdp(mesh=mesh)), divided(hsdp(mesh=mesh), 0.5)
+        with closing(gradwire.compress_reduce_scatter(model, "qsgd", dense=ALL_DENSE)):
+            handle = gradwire.compress(model, "dense") if across else None
+            found = gradients(model)
+            if handle:
+                handle.close()
+        assert close(found, [8 * each for each in exact])
 
 
 @pytest.mark.parametrize(

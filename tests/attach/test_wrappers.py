@@ -102,6 +102,15 @@ def backward(model: nn.Module) -> list[Tensor]:
 
 
 @ranks(1)
+def test_an_engine_of_deepspeed_is_named() -> None:
+    engine = type("DeepSpeedEngine", (nn.Linear,), {"__module__": "deepspeed.runtime.engine"})(40, 40)
+    refused(
+        lambda: gradwire.compress(engine, "topk"),
+        r"DeepSpeedEngine, and DeepSpeed averages by itself.*no_sync\(\), and engine.step",
+    )
+
+
+@ranks(1)
 def test_models_in_wrappers() -> None:
     def compiled(module: nn.Module) -> Any:
         return torch.compile(module, backend="eager")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,6 +157,11 @@ def fits_again(folder: str) -> None:
     remembered = owed(each.attachment)
     trainer(folder, each, 1, limit_train_batches=0).fit(net, loader())
     assert torch.equal(owed(each.attachment), remembered)
+    (copied,) = copy.deepcopy([each])
+    assert not copied.attachment.handles
+    trainer(folder, copied, 1).fit(net, loader())
+    assert not torch.equal(owed(copied.attachment), owed(each.attachment))
+    copied.attachment.close()
     doubled = trainer(folder, each, 1)
     doubled.callbacks.append(callback("topk"))
     with pytest.raises(ConfigurationError, match=r"several GradwireCallbacks.*give one"):

@@ -256,6 +256,12 @@ def compress(
 def _checked(given: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> DistributedDataParallel:
     """The DDP model in what was given, if it can be attached to."""
     model = unwrapped_model(given) if isinstance(given, nn.Module) else given
+    if type(model).__module__.startswith("deepspeed."):
+        raise ConfigurationError(
+            f"model is a {type(model).__name__}, and DeepSpeed averages by itself, without hooks; at ZeRO's stage 0 "
+            "call gradwire.Synchronizer(engine.module, ...).synchronize() between engine.backward, within "
+            "engine.no_sync(), and engine.step(); or train the module inside under DDP or FSDP2"
+        )
     if not isinstance(model, DistributedDataParallel):
         raise ConfigurationError(
             f"model is a {type(given).__name__}; wrap it in torch.nn.parallel.DistributedDataParallel, or call "

@@ -65,6 +65,8 @@ class _Arrival:
                 parameter.grad = aside
                 continue
             gradient, average = local(parameter.grad), self.average[slot.offset : slot.stop].view(slot.shape)
+            if (factor := self.part.group.factors[1]) != 1:
+                average.mul_(factor)
             if gradient.data_ptr() != average.data_ptr() or gradient.dtype != average.dtype:
                 gradient.copy_(average)
             if aside is not None:

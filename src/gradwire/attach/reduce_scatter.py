@@ -124,6 +124,8 @@ class ReduceScatter(Handle):
             landed = wire.promise()
             wire.submit(begin, lambda: wire.keep(landed, reduced), lambda: None)  # FSDP waits: nothing to fuse with
             wire.wait(landed)
+        if (factor := part.group.factors[0]) != 1:
+            reduced.mul_(factor)
         if reduced is not average:
             average.copy_(reduced)
 

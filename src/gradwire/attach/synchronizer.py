@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradwire.attach.buckets import Bucketed
 from gradwire.attach.given import Named, check_left_out, check_named
@@ -27,6 +28,9 @@ from gradwire.memory import Memory
 from gradwire.policy import DensePolicy
 
 _log = logging.getLogger("gradwire")
+
+_AVERAGED: MutableMapping[Tensor, tuple[object, ...]] = WeakTensorKeyDictionary()
+"""Of the first gradient of a step: what tells its synchronizer from others, its version then, and the workers."""
 
 Tensors = Mapping[str, Tensor]
 """Tensors by the name of the parameter that they are shaped as."""
@@ -117,6 +121,7 @@ class Synchronizer(Bucketed):
             return self._named
 
         super().__init__(named, method, process_group, choices, options)
+        self._who = object()
         self._unused = Unused(self.engine.give_back, ask=False)
         self.engine.guards.append(self._unused)
         device = self.engine.store.device
@@ -131,7 +136,8 @@ class Synchronizer(Bucketed):
 
         Raises:
             ConfigurationError: If a gradient is sparse, a parameter was frozen at first and is not now, or the module
-                has another one in its place; no gradient is changed.
+                has another one in its place; or if another ``Synchronizer`` has just averaged them over the same
+                workers. No gradient is changed.
             WireError: If a collective fails, because a worker ended, stopped or failed, or takes longer than the
                 process group's timeout. An error of the method's own is raised as it is.
             GradwireError: If an earlier step failed.
@@ -157,6 +163,7 @@ class Synchronizer(Bucketed):
             )
         self._unused.names.update(name for name, each in self._named if not each.requires_grad)
         check_dense(gradients)
+        self._check_once(gradients)
         parameters = dict(self._named)
         self._buckets.average(
             self._flats,
@@ -164,6 +171,18 @@ class Synchronizer(Bucketed):
             {name: local(each) for name, each in gradients.items()},
             lambda name, average: _take_for_gradient(missing, parameters[name], average),
         )
+        for first in list(gradients.values())[:1]:
+            _AVERAGED[first] = self._who, _version(first), tuple(self.averaged.ranks)
+
+    def _check_once(self, gradients: Tensors) -> None:
+        """Raises ConfigurationError if another synchronizer has just averaged gradients over the same workers."""
+        for name, first in list(gradients.items())[:1]:
+            who, *when = _AVERAGED.get(first, (self._who,))
+            if who is not self._who and when == [_version(first), tuple(self.averaged.ranks)]:
+                raise ConfigurationError(
+                    f"the gradient of {name!r} has been averaged by another Synchronizer over the same workers, and "
+                    "nothing came to it since; call one of them in a step"
+                )
 
     def average(self, tensors: Tensors) -> dict[str, Tensor]:
         """Averages other tensors than gradients over all workers, and leaves them as they are.
@@ -190,6 +209,12 @@ class Synchronizer(Bucketed):
         check_dense(tensors)
         self._buckets.average(self._flats, self._views, {name: local(each) for name, each in tensors.items()})
         return {name: view for views in self._views for name, view in views.items()}
+
+
+def _version(gradient: Tensor) -> int:
+    """Counts what is written to it; inference tensors count nothing."""
+    part = local(gradient)
+    return -1 if part.is_inference() else part._version
 
 
 def check_dense(tensors: Tensors) -> None:

@@ -42,6 +42,7 @@ class ParameterGroup:
         self._name = name
         self._members = [each for each in inner.fsdp_params if each.sharded_param.requires_grad]
         self._numel = sum(each.padded_sharded_param_size.numel() for each in self._members)
+        self._copies = 1 if self.replicas is None else self.replicas.size()
         self.partial: Tensor | None = None
 
     @property
@@ -68,6 +69,13 @@ class ParameterGroup:
         """The workers over which its parameters are cut, if they are."""
         group: dist.ProcessGroup | None = getattr(self._inner.mesh_info, "shard_process_group", None)
         return group
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """What means over shards, and over replicas, are multiplied by: ``set_gradient_divide_factor`` has sums."""
+        divisor = self._inner.gradient_divide_factor
+        sharded = 1 if self.shards is None else self.shards.size()
+        return (1.0, 1.0) if divisor is None else (sharded / divisor, float(self._copies))
 
     @property
     def averages(self) -> bool:
@@ -143,11 +151,10 @@ class ParameterGroup:
             raise ConfigurationError(
                 "the model's offload_policy moves gradients to the CPU before they are averaged; fully_shard it without"
             )
-        if inner.gradient_divide_factor is not None or inner.force_sum_reduction_for_comms:
+        if inner.force_sum_reduction_for_comms:
             raise ConfigurationError(
-                f"the parameter group of {self._name!r} divides gradients by a factor of its own, and gradwire "
-                "averages over replicas; scale the loss instead of set_gradient_divide_factor, and leave out "
-                "set_force_sum_reduction_for_comms"
+                f"the parameter group of {self._name!r} divides gradients after they were summed, and gradwire "
+                "averages before; leave out set_force_sum_reduction_for_comms"
             )
         kinds = set()
         for each in self._members:
@@ -229,7 +236,7 @@ class ShardedModel:
         names = {id(each): name for name, each in model.named_parameters()}
         try:
             self._states = list(dict.fromkeys(each._get_fsdp_state() for each in _sharded_modules(model)))
-            self._inner = inner = [each for state in self._states for each in state._fsdp_param_groups]
+            self._inner = inner = [each for state in self._states for each in _groups_of(state)]
             self._roots = [state._root_post_backward_final_callback for state in self._states]
             self.groups = [
                 ParameterGroup(each, names[id(each.fsdp_params[0].sharded_param)])
@@ -351,6 +358,13 @@ def went_through_fsdp(model: nn.Module) -> bool:
                 "after its parts, then gradwire.compress(model)"
             )
     return isinstance(model, fsdp.FSDPModule)
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """What a ``fully_shard`` call's parameters are reduced in: several groups from 2.13 on, one at most before."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _sharded_modules(model: nn.Module) -> list[Any]:

@@ -133,5 +133,9 @@ class Attachment:
         self.handles = []
         self._logged = self.stats()
 
+    def __reduce__(self) -> tuple[type[Attachment], tuple[Methods, dict[str, Any]]]:
+        """A copy has the method, and no models yet: what averages stays with the one that was copied."""
+        return Attachment, (self._method, self._options)
+
     def __repr__(self) -> str:
         return f"gradwire.integrations.Attachment({', '.join(map(repr, self.handles)) or 'no model yet'})"
