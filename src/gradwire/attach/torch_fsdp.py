@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gradwire.errors import ConfigurationError
 from gradwire.wire.transport import described, failing, timeout_of
 
-TRIED = "2.13 to 2.15"
+TRIED = "2.11 to 2.15"
 """Versions of torch that have all this."""
 
 Parameters = Sequence[tuple[str, nn.Parameter]]
