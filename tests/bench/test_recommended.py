@@ -74,8 +74,8 @@ def test_without_an_optimizer_it_says_what_is_known(monkeypatch: pytest.MonkeyPa
         ConfigurationError, match=r"Name yours: 'recipe:sgd' takes .*'recipe:adamw' takes subspace:.*'auto'"
     ):
         library.written_out("recipe", 4)
-    monkeypatch.setattr(library, "EVERY", library.RECIPES["sgd"])
-    assert library.written_out("recipe", 64) == library.RECIPES["sgd"][-1].method
+    monkeypatch.setattr(library, "EVERY", library.RECIPES["adamw"])
+    assert library.written_out("recipe", 64) == library.RECIPES["adamw"][-1].method
     with pytest.raises(ConfigurationError, match="did you mean 'adamw'"):
         library.written_out("recipe:adam", 4)
     assert library.written_out("topk:ratio=0.1", 4) == "topk:ratio=0.1"
