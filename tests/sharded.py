@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -39,9 +40,14 @@ def loss(model: nn.Module, step: int) -> Tensor:
     return model(inputs(step)).float().square().mean()
 
 
+_numbers = count()
+
+
 @lru_cache(maxsize=4)
 def _mesh(world: dist.ProcessGroup, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    mesh._thread_id = next(_numbers)  # equals no mesh of a world before, with whose groups torch's caches would go on
+    return mesh
 
 
 def hybrid(of: str = "") -> DeviceMesh:

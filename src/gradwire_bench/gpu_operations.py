@@ -43,6 +43,7 @@ CODES: dict[str, tuple[Code, bool]] = {
     "8 bits, nearest, of 512": (codes.QSGD(8, nearest=True), True),
     "nuqsgd, 4 bits": (codes.NUQSGD(4), False),
     "nuqsgd, 8 bits": (codes.NUQSGD(8), False),
+    "fitted levels, 4 bits": (codes.NonUniform.powers(4), False),
     "ternary": (codes.TernGrad(), False),
     "ternary, clipped": (codes.TernGrad(clip=2.5), False),
     "3lc": (codes.ThreeLC(1.3), False),
@@ -244,6 +245,14 @@ def low_rank(block: Block, values: Tensor) -> Iterator[Operation]:
         lambda: kernels.write_product(matrix, given, given, out, left),
         (out, left),
         exact=False,
+    )
+    rows = torch.zeros(1, RANK, side, device=device)
+    yield Operation(
+        f"rank {RANK}: orthonormalise",
+        "",
+        12 * RANK * side / max(block.numel, 1),
+        lambda: kernels.orthonormalise(rows.copy_(given)),
+        (rows,),
     )
 
 

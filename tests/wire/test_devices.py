@@ -141,6 +141,7 @@ def test_a_group_of_ones_own_needs_nobody_elses_communicator() -> None:
         assert everybody.bound_device_id == CUDA
     finally:
         everybody.bound_device_id = None
+    dist.barrier()  # all have come to it
     dist.destroy_process_group(sibling)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ from gradwire.policy import DensePolicy
 _log = logging.getLogger("gradwire")
 
 _AVERAGED: MutableMapping[Tensor, tuple[object, ...]] = WeakTensorKeyDictionary()
-"""Of the first gradient of a step: what tells its synchronizer from others, its version then, and the workers."""
+"""Of the first gradient of a step: its synchronizer, its version then, and the workers."""
 
 Tensors = Mapping[str, Tensor]
 """Tensors by the name of the parameter that they are shaped as."""
@@ -121,7 +122,6 @@ class Synchronizer(Bucketed):
             return self._named
 
         super().__init__(named, method, process_group, choices, options)
-        self._who = object()
         self._unused = Unused(self.engine.give_back, ask=False)
         self.engine.guards.append(self._unused)
         device = self.engine.store.device
@@ -172,13 +172,15 @@ class Synchronizer(Bucketed):
             lambda name, average: _take_for_gradient(missing, parameters[name], average),
         )
         for first in list(gradients.values())[:1]:
-            _AVERAGED[first] = self._who, _version(first), tuple(self.averaged.ranks)
+            _AVERAGED[first] = ref(self), _version(first), tuple(self.averaged.ranks)
 
     def _check_once(self, gradients: Tensors) -> None:
-        """Raises ConfigurationError if another synchronizer has just averaged gradients over the same workers."""
+        """Raises ConfigurationError if another, open synchronizer has just averaged gradients over the same workers."""
         for name, first in list(gradients.items())[:1]:
-            who, *when = _AVERAGED.get(first, (self._who,))
-            if who is not self._who and when == [_version(first), tuple(self.averaged.ranks)]:
+            other, *when = _AVERAGED.get(first, (ref(self),))
+            if other() in (None, self) or not other()._attached:
+                return
+            if when == [_version(first), tuple(self.averaged.ranks)]:
                 raise ConfigurationError(
                     f"the gradient of {name!r} has been averaged by another Synchronizer over the same workers, and "
                     "nothing came to it since; call one of them in a step"
