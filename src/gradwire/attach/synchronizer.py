@@ -30,7 +30,7 @@ from gradwire.policy import DensePolicy
 
 _log = logging.getLogger("gradwire")
 
-_AVERAGED: MutableMapping[Tensor, tuple[object, ...]] = WeakTensorKeyDictionary()
+_AVERAGED: MutableMapping[Tensor, tuple[Any, ...]] = WeakTensorKeyDictionary()
 """Of the first gradient of a step: its synchronizer, its version then, and the workers."""
 
 Tensors = Mapping[str, Tensor]
@@ -177,10 +177,10 @@ class Synchronizer(Bucketed):
     def _check_once(self, gradients: Tensors) -> None:
         """Raises ConfigurationError if another, open synchronizer has just averaged gradients over the same workers."""
         for name, first in list(gradients.items())[:1]:
-            other, *when = _AVERAGED.get(first, (ref(self),))
-            if other() in (None, self) or not other()._attached:
-                return
-            if when == [_version(first), tuple(self.averaged.ranks)]:
+            by, *when = _AVERAGED.get(first, (ref(self),))
+            other: Synchronizer | None = by()
+            alike = when == [_version(first), tuple(self.averaged.ranks)]
+            if alike and other is not None and other is not self and other._attached:
                 raise ConfigurationError(
                     f"the gradient of {name!r} has been averaged by another Synchronizer over the same workers, and "
                     "nothing came to it since; call one of them in a step"
