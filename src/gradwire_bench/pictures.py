@@ -371,12 +371,14 @@ def _figure(inches: tuple[float, float] = (8, 4.8)) -> tuple[Figure, Axes]:
 def figure_of(inches: tuple[float, float], rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
     """An empty picture with its axes, row by row."""
     try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError(
             "matplotlib, which draws the pictures, is not installed; install it with: pip install 'gradwire[bench]'"
         ) from error
     figure = Figure(figsize=inches, layout="constrained")
+    FigureCanvasAgg(figure)  # which measures letters with one renderer; without it each word gets a canvas of its own
     found = [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
     for axes in (each for row in found for each in row):
         axes.tick_params(labelsize=9)
