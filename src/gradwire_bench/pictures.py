@@ -134,13 +134,14 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
     """
     shown = cookbook.compared(rows)
     panels = [list(group) for _, group in groupby(shown, key=lambda row: (row.workload, row.optimizer))]
-    columns = min(len(panels), 3)
+    columns = min(len(panels), 2 if len(panels) == 4 else 3)
     lines = -(-len(panels) // columns)
     figure, first = _figure((5.2 * columns, 4.2 * lines))
     first.remove()
-    places = figure.subplots(lines, columns, squeeze=False).flat
+    places = list(figure.subplots(lines, columns, squeeze=False).flat)
     for empty in places[len(panels) :]:
         empty.remove()
+    names: list[list[tuple[float, float, str]]] = []
     for place, ((dense, *others), axes) in enumerate(zip(panels, places, strict=False)):
         limit = recipes.limit(dense.workload)
         worst = min(max([3 * limit, *(1.2 * row.lost for row in others)]), 8 * limit)
@@ -159,7 +160,9 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
             axes.set_xlabel("times fewer bytes than dense (logarithmic)")
         axes.tick_params(labelsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-        label_points(figure, axes, [(row.fewer_bytes, min(row.lost, worst), cookbook.short(row)) for row in others])
+        names.append([(row.fewer_bytes, min(row.lost, worst), cookbook.short(row)) for row in others])
+    for axes, named in zip(places, names, strict=False):
+        label_points(figure, axes, named)
     _save(figure, path)
 
 

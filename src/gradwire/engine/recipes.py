@@ -51,7 +51,7 @@ MEASURED_WITH = 4
 RECIPES = {
     "sgd": (
         Recipe("subspace:bits=0.15", 105.0, 0.03, ("image",), gathered=True),
-        Recipe("qsgd:bits=4", 5.16, -0.11, ("image",)),
+        Recipe("acpsgd:rank=4,bits=16", 61.6, 0.16, ("image",)),
     ),
     "momentum": (
         Recipe("subspace:bits=0.15", 105.0, 0.07, ("image",), gathered=True),
