@@ -23,8 +23,14 @@ FORKING.set_forkserver_preload(["gradwire.kernels.cpu", "torch._dynamo", "torch.
 
 
 def copied(*modules: str) -> None:
-    """Has processes begin as copies of one that has imported these modules with the environment of now."""
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    """Has processes begin as copies of one that has imported these modules with the environment of now.
+
+    What they were copied from before is let go of: it ends with the last of its copies, for which stopping it would wait.
+    """
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_pid is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None
     FORKING.set_forkserver_preload(["gradwire.kernels.cpu", *modules])
 
 
