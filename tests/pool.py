@@ -25,7 +25,8 @@ FORKING.set_forkserver_preload(["gradwire.kernels.cpu", "torch._dynamo", "torch.
 def copied(*modules: str) -> None:
     """Has processes begin as copies of one that has imported these modules with the environment of now.
 
-    What they were copied from before is let go of: it ends with the last of its copies, for which stopping it would wait.
+    What they were copied from before is let go of: it ends with the last of its copies, and stopping it would wait for
+    them.
     """
     server: Any = forkserver._forkserver  # type: ignore[attr-defined]
     if server._forkserver_pid is not None:
