@@ -3,6 +3,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
+FRAMEWORKS := .venv-frameworks
 
 # What `make test-integrations` installs and tests.
 EXTRAS ?= accelerate,transformers,lightning,ray,torchft
@@ -23,10 +24,8 @@ test-integrations: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet "$(TORCH)" --editable ".[$(EXTRAS)]"
 	$(BIN)/python -m pytest tests/integrations -rs
 
-# The CPU's build of TensorFlow, which is smaller.
-test-frameworks: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet "$(TORCH)" "tensorflow-cpu>=2.21" flax --editable ".[keras,jax]"
-	$(BIN)/python -m pytest $(PARALLEL) tests/frameworks -rs
+test-frameworks: $(FRAMEWORKS)/ready
+	$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks -rs
 
 # Of `make test` what is about kernels for GPUs: in Triton's interpreter against the reference, then compiled for GPUs
 # that are not here, and launched by a driver that has none.
@@ -51,8 +50,16 @@ $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[bench,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[bench,dev,gpu]"
+	touch $@
+
+# The CPU's build of TensorFlow, which is smaller. Triton is not there: a process ends where both come to it.
+$(FRAMEWORKS)/ready: pyproject.toml
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --upgrade pip
+	$(FRAMEWORKS)/bin/python -m pip install --quiet "$(TORCH)"
+	$(FRAMEWORKS)/bin/python -m pip install --quiet "tensorflow-cpu>=2.21" flax --editable ".[bench,dev,keras,jax]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) results .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) results .pytest_cache .mypy_cache .ruff_cache
