@@ -120,13 +120,13 @@ def own_kernel(folder: Path) -> Dispatcher:
         return numba.njit(cache=True)(one_more)
 
 
-def test_one_process_compiles_and_others_wait_for_it(tmp_path: Path) -> None:
+def test_one_process_compiles_a_kernel_and_others_wait_for_it(tmp_path: Path) -> None:
     """Whoever holds the lock is as good as another process."""
-    kernel = own_kernel(tmp_path)
-    lock = Path(kernel._cache.cache_path) / compiling.LOCK
+    kernel, next_one = own_kernel(tmp_path), own_kernel(tmp_path / "next")
+    lock = compiling.lock_of(kernel)
     other = lock.open("a")
     fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(compiling.CompiledElsewhereError), compiling.compiling_alone():
+    with pytest.raises(compiling.CompiledElsewhereError), compiling.compiling_once():
         kernel(1)
     assert kernel.signatures == []
     released = []
@@ -137,8 +137,11 @@ def test_one_process_compiles_and_others_wait_for_it(tmp_path: Path) -> None:
 
     def compile_and_look(configuration: Configuration, device: torch.device) -> None:
         kernel(1)
-        with lock.open("a") as third, pytest.raises(BlockingIOError):
-            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with lock.open("a") as third:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            next_one(1)
+            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one kernel at a time is locked
 
     threading.Timer(0.5, release).start()
     with (
@@ -150,7 +153,7 @@ def test_one_process_compiles_and_others_wait_for_it(tmp_path: Path) -> None:
     assert kernel(1) == 2
     again = lock.open("a")
     fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with compiling.compiling_alone():
+    with compiling.compiling_once():
         kernel(2)  # needs no lock
     again.close()
 

@@ -52,7 +52,7 @@ def rehearse_all(configured: Configured, device: torch.device, *, aloud: bool = 
 
 @as_on_the_wire()
 def rehearse(configuration: Configuration, device: torch.device = CPU, *, aloud: bool = False) -> None:
-    """Runs a method for some steps. What must be compiled for the CPU one process of a machine compiles.
+    """Runs a method for some steps. Each kernel that must be compiled for the CPU one process of a machine compiles.
 
     What was rehearsed once in a process stays so: the same choices again return at once. On a GPU, kernels are compiled
     for each kind of layout, and most of them later: what is found out is that they can be.
@@ -69,12 +69,12 @@ def rehearse(configuration: Configuration, device: torch.device = CPU, *, aloud:
     choices = device.type, type(configuration.method), frozenset(configuration.describe().items())
     if choices in _rehearsed:
         return
-    from gradwire.attach.compiling import CompiledElsewhereError, compiling_alone  # imports Numba, which takes long
+    from gradwire.attach.compiling import CompiledElsewhereError, compiling_once  # imports Numba, which takes long
 
     with _explained(name_of(configuration.method)) if aloud else nullcontext():
         while choices not in _rehearsed:
             try:
-                with compiling_alone():
+                with compiling_once():
                     _run(configuration, device)
                 _rehearsed.add(choices)
             except GradwireError:
@@ -110,8 +110,8 @@ def _run(configuration: Configuration, device: torch.device) -> None:
 @contextmanager
 def _explained(method: str) -> Iterator[None]:
     text = (
-        "still preparing the kernels of %s: the first start on a machine compiles them in one process, which takes "
-        "up to half a minute, while others wait; later ones load them from the disk"
+        "still preparing the kernels of %s: the first start on a machine compiles each in one process, which takes "
+        "up to half a minute for all, while others wait; later ones load them from the disk"
     )
     note = threading.Timer(PATIENCE, _log.warning, [text, method])
     note.daemon = True
