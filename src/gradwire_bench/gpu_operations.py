@@ -13,6 +13,9 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.kernels import Code, Compensated, codes, reference
+from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
+from gradwire.kernels.reference._torch import LANES
+from gradwire.kernels.reference.deadzone_step import chunks_sampled
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.randomness import key_of
 
@@ -20,6 +23,7 @@ ROWS = 8
 """Payloads that are decoded at once."""
 
 BUCKET = 512
+DEAD_ZONE_BITS = 0.1
 DENSITY = 0.01
 RANK = 4
 KEY = key_of(0, 0)
@@ -256,6 +260,78 @@ def low_rank(block: Block, values: Tensor) -> Iterator[Operation]:
     )
 
 
+def dead_zone(block: Block, values: Tensor) -> Iterator[Operation]:
+    """A step that is a given one, and codes of a tenth of a bit for each value."""
+    tile, device = deadzone_tile(DEAD_ZONE_BITS), values.device
+    payloads = torch.zeros(ROWS, deadzone_payload_bytes(block, tile, DEAD_ZONE_BITS), dtype=torch.uint8, device=device)
+    residual, left, out, rounded = torch.ones_like(values), values.clone(), torch.zeros_like(values), values.clone()
+    room, scales = 8 * deadzone_room(block, tile, payloads[0]), torch.zeros(block.segment_count, device=device)
+    looked_at = int(chunks_sampled(block, room)[:, 1].sum())
+    sample = torch.zeros(-(-looked_at // LANES) * LANES, device=device)
+    yield Operation(
+        "dead zone: scales with residual",
+        "",
+        20,
+        lambda: scales.copy_(kernels.deadzone_scales(block, Compensated(values, residual, 0.9))),
+        (scales, residual),
+    )
+    yield Operation(
+        "dead zone: sample",
+        "",
+        8 * looked_at / max(block.numel, 1),
+        lambda: sample.copy_(kernels.deadzone_sample(block, values, scales, room)),
+        (sample,),
+    )
+    yield Operation(
+        "dead zone: round by chance",
+        "",
+        8,
+        lambda: kernels.deadzone_dither(block, values, scales * 4, KEY, rounded),
+        (rounded,),
+    )
+    yield Operation(
+        "dead zone: encode with residual",
+        "",
+        12,
+        lambda: kernels.deadzone_encode(block, left, True, scales * 4, (100, 128, 130), tile, payloads[0]),
+        (payloads[0], left),
+    )
+    payloads[1:] = payloads[0]
+    yield Operation(
+        f"dead zone: decode {ROWS}",
+        "",
+        16 * ROWS,
+        lambda: kernels.deadzone_decode(block, payloads, tile, out, 1 / ROWS),
+        (out,),
+    )
+
+
+def subspaces(block: Block, values: Tensor) -> Iterator[Operation]:
+    """Coordinates of the rows of the largest square that there are values for."""
+    side, device = math.isqrt(values.numel()), values.device
+    matrix = Block.cut(flat_slots([("matrix", (side, side))]), Granularity("layer"))
+    basis = torch.randn(RANK, side, generator=torch.Generator().manual_seed(1)).to(device)
+    found, back, combined = torch.zeros_like(basis), torch.zeros_like(values), torch.zeros_like(basis)
+    rest, finite = torch.zeros_like(values), torch.where(values.isfinite(), values, 1.0)
+    yield Operation(
+        f"rank {RANK}: split rows",
+        "",
+        4 * RANK + 8,
+        lambda: kernels.split_rows(matrix, Compensated(finite), basis, found, rest),
+        (found, rest),
+    )
+    yield Operation(
+        f"rank {RANK}: add product", "", 8, lambda: kernels.add_product(matrix, basis, basis, finite, back), (back,)
+    )
+    yield Operation(
+        f"rank {RANK}: combine rows",
+        "",
+        4 * RANK,
+        lambda: kernels.combine_rows(matrix, basis, finite, combined),
+        (combined,),
+    )
+
+
 def others(block: Block, values: Tensor) -> Iterator[Operation]:
     """What torch has, beside ours."""
     count, half = math.ceil(DENSITY * values.numel()), torch.zeros_like(values, dtype=torch.bfloat16)
@@ -272,4 +348,6 @@ FAMILIES: dict[str, Family] = {
     "sparse": sparse,
     "integer sums": integers,
     "low rank": low_rank,
+    "dead zone": dead_zone,
+    "subspaces": subspaces,
 }

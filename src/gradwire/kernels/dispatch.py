@@ -35,6 +35,7 @@ BY_THE_CPU = {
     "deadzone_decode": {"out"},
     "deadzone_dither": {"out"},
     "deadzone_encode": {"values", "payload"},
+    "deadzone_sample": set(),
     "deadzone_scales": {"source"},
     "deadzone_step": set(),
     "gaps_decode": {"positions"},

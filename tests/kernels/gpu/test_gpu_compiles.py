@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from compiling import check, launched
 
 from gradwire.kernels import Code, Compensated, codes, gpu, payload_bytes
-from gradwire.kernels.reference import elias_fano_bytes
+from gradwire.kernels.reference import deadzone_payload_bytes, elias_fano_bytes
 from gradwire.layout import Block, Granularity, Slot
 from kernel_inputs import KEY, block_of, counts_of, normal
 
@@ -64,6 +64,18 @@ CALLS: dict[str, Callable[[Block], object]] = {
     ),
     "write_product": lambda block: gpu.write_product(block, thin(64), thin(128), normal(), normal(1)),
     "orthonormalise": lambda block: gpu.orthonormalise(normal()[: 2 * 4 * 70].view(2, 4, 70)),
+    "deadzone": lambda block: (
+        gpu.deadzone_scales(block, Compensated(normal(), normal(1), 0.9, 1.0)),
+        gpu.deadzone_sample(block, normal(), normal(1)[: block.segment_count], 1000),
+        gpu.deadzone_dither(block, normal(), normal(1)[: block.segment_count], KEY, normal(2)),
+        gpu.deadzone_encode(block, normal(), True, steps(block), (100, 130, 128), 1024, levels(block)),
+        gpu.deadzone_decode(block, levels(block)[None].repeat(2, 1), 1024, normal(), 0.5),
+    ),
+    "subspace": lambda block: (
+        gpu.split_rows(block, Compensated(normal(), normal(1), 0.9, 1.0), thin(128), thin(64), normal(2)),
+        gpu.add_product(block, thin(64), thin(128), normal(1), normal(2)),
+        gpu.combine_rows(block, thin(64), normal(1), thin(128)),
+    ),
     "topk": lambda block: gpu.topk_select(
         block, Compensated(normal(), normal(1), 0.9, 1.0), counts_of(block, 0.1), places(block), normal()
     ),
@@ -76,6 +88,14 @@ def places(block: Block) -> torch.Tensor:
 
 def thin(length: int) -> torch.Tensor:
     return normal(2)[: 4 * length].view(4, length)
+
+
+def steps(block: Block) -> torch.Tensor:
+    return normal(3)[: block.segment_count].abs()
+
+
+def levels(block: Block) -> torch.Tensor:
+    return torch.zeros(deadzone_payload_bytes(block, 1024, 2.0), dtype=torch.uint8)
 
 
 def indices(block: Block) -> torch.Tensor:

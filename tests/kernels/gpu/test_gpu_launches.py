@@ -18,7 +18,7 @@ from compiling import Launch, a_driver, launched
 
 from gradwire.errors import PayloadError
 from gradwire.kernels import Compensated, dispatch, gpu, payload_bytes
-from gradwire.kernels.reference import elias_fano_bytes
+from gradwire.kernels.reference import deadzone_payload_bytes, elias_fano_bytes
 from gradwire.layout import Block, Granularity, Slot
 from gradwire_bench.gpu_operations import CODES, FAMILIES
 from kernel_inputs import KEY, block_of, counts_of, normal, strided
@@ -52,6 +52,14 @@ PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "rank 4: project rows with residual": [("_leave", 3)],
     "rank 4: project columns with residual": [("_leave", 3)],
     "rank 4: write product": [("_write", 24)],
+    "dead zone: scales with residual": [*MEASURED[:2], ("_leave", 4)],
+    "dead zone: sample": [("_sample", 37)],
+    "dead zone: round by chance": [("_dither", 4)],
+    "dead zone: encode with residual": [("_count", 4), ("_collect", 4), ("_follow", 1), ("_write", 1), ("_take", 4)],
+    "dead zone: decode 8": 8 * [("_read", 1), ("_add", 4)],
+    "rank 4: split rows": [("_project", 4 * 95), ("_add_multiples", 95)],
+    "rank 4: add product": [("_add_multiples", 95)],
+    "rank 4: combine rows": [("_combine", 4)],
 }
 """Kernels and how many programs of them, in the order of their launches."""
 
@@ -115,6 +123,15 @@ def thin(rank: int) -> torch.Tensor:
     return normal(2)[: 16 * rank * rank].view(rank, 16 * rank)
 
 
+def dead_zones(n: int) -> torch.Tensor:
+    size = deadzone_payload_bytes(BLOCK, 100 * n + 7, 2.0)
+    return torch.zeros(n + 1, 4 * n + size, dtype=torch.uint8)[:, 4 * n :]
+
+
+def rows(n: int) -> Block:
+    return Block.cut([Slot("matrix", (7, n), n)], Granularity("model"))
+
+
 def packed(count: int) -> torch.Tensor:
     return torch.zeros(elias_fano_bytes(count, BLOCK.positions), dtype=torch.uint8)
 
@@ -133,6 +150,17 @@ VARIED: dict[str, Callable[[int], object]] = {
         )
         for code, of_buckets in CODES.values()
     },
+    "dead zone": lambda n: (
+        gpu.deadzone_sample(BLOCK, normal(), normal(1)[:2], 1000 * n),
+        gpu.deadzone_dither(BLOCK, normal(), normal(1)[:2], KEY >> (63 * (n == 1)), normal()),
+        gpu.deadzone_encode(BLOCK, normal(), True, normal(1)[:2], (100 + n, 3, n), 100 * n + 7, dead_zones(n)[0]),
+        gpu.deadzone_decode(BLOCK, dead_zones(n), 100 * n + 7, normal(), 1 / n),
+    ),
+    "subspaces": lambda n: (
+        gpu.split_rows(rows(n), Compensated(normal(), normal(1), 1.0 / n), thin(n)[:, :n], thin(n)[:, :7], normal()),
+        gpu.add_product(rows(n), thin(n)[:, :7].contiguous(), thin(n)[:, :n].contiguous(), normal(), normal()),
+        gpu.combine_rows(rows(n), thin(n)[:, :7].contiguous(), normal(), thin(n)[:, :n].contiguous()),
+    ),
     "accumulate": lambda n: gpu.accumulate(BLOCK, normal(), normal(1), 1.0 / n, 0.3),
     "narrow": lambda n: gpu.narrow(BLOCK, normal(), normal().bfloat16(), KEY >> (63 * (n == 1))),
     "checksums": lambda n: gpu.checksums(torch.zeros(n, 16 * n, dtype=torch.int32), torch.zeros(n, dtype=torch.int64)),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.codecs.codec import Codec
+from gradwire.deferred import flag
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
 from gradwire.layout import Block
@@ -52,7 +53,8 @@ class DeadZone(Codec):
         scales = kernels.deadzone_scales(block, feedback.source(gradient))
         values = feedback.buffer(gradient)
         room = 8 * deadzone_room(block, self.tile, payload)
-        step, points = kernels.deadzone_step(block, values, scales, self.tile, room)
+        sample = kernels.deadzone_sample(block, values, scales, room)
+        step, points = kernels.deadzone_step(block, sample, self.tile, room)
         kernels.deadzone_encode(block, values, feedback.residual is not None, scales * step, points, self.tile, payload)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
@@ -78,8 +80,9 @@ class Dithered(DeadZone):
         scales = kernels.deadzone_scales(block, feedback.source(gradient))
         values = feedback.buffer(gradient)
         room, rounded = 8 * deadzone_room(block, self.tile, payload), torch.empty_like(values)
-        step, _ = kernels.deadzone_step(block, values, scales, self.tile, room, key)
-        fits = False
+        sample = kernels.deadzone_sample(block, values, scales, room)
+        step, _ = kernels.deadzone_step(block, sample, self.tile, room, key)
+        fits = flag(False)
         while not fits:
             kernels.deadzone_dither(block, values, scales * step, key, rounded)
             fits = kernels.deadzone_encode(block, rounded, False, scales * step, EXACT, self.tile, payload)

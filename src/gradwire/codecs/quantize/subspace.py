@@ -176,13 +176,16 @@ class SubspaceDeadZone(DeadZone):
             kernels.split_rows(each.block, source, each.basis, each.own(coordinates), work)
         scales = kernels.deadzone_scales(home.whole, kernels.Compensated(work))
         room = 8 * deadzone_room(home.layout, tile, payload)
-        step, points = kernels.deadzone_step(home.whole, work, scales, tile, room)
+        sample = kernels.deadzone_sample(home.whole, work, scales, room)
+        step, points = kernels.deadzone_step(home.whole, sample, tile, room)
         steps = scales * step
         left = coordinates.clone()
         if len(left):
             room -= self._rounded(left, steps, points)
             home.add(left)
-            finest, _ = kernels.deadzone_step(home.values, work, scales, tile, max(room, 0))
+            room = max(room, 0)
+            sample = kernels.deadzone_sample(home.values, work, scales, room)
+            finest, _ = kernels.deadzone_step(home.values, sample, tile, room)
             steps = torch.cat((steps, scales * finest))
         kernels.deadzone_encode(home.layout, work, True, steps, points, tile, payload)
         if feedback.residual is None:

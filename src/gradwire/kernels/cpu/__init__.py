@@ -24,7 +24,7 @@ from gradwire.kernels.cpu.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.cpu.checksum import checksums
 from gradwire.kernels.cpu.deadzone import deadzone_dither, deadzone_encode, deadzone_scales
 from gradwire.kernels.cpu.deadzone_decode import deadzone_decode
-from gradwire.kernels.cpu.deadzone_step import deadzone_step
+from gradwire.kernels.cpu.deadzone_step import deadzone_sample, deadzone_step
 from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.gaps import gaps_decode, gaps_encode
 from gradwire.kernels.cpu.inceptionn import inceptionn_encode

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor, from_numpy
 
+from gradwire.deferred import Flag, flag
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     Float32Array,
@@ -51,13 +52,13 @@ def deadzone_scales(block: Block, source: Compensated) -> Tensor:
 
 def deadzone_encode(
     block: Block, values: Tensor, keeps: bool, steps: Tensor, points: tuple[int, int, int], tile: int, payload: Tensor
-) -> bool:
+) -> Flag:
     packed, head = array(payload), 4 * block.segment_count
     edge = packed.size - deadzone_room(block, tile, payload)
     packed[head:] = 0
     packed[:head].view(np.float32)[:] = array(steps)
     packed[head : head + 3] = points
-    fits: bool = _encode(
+    fits = _encode(
         block.runs,
         block.segments,
         array(values),
@@ -70,7 +71,7 @@ def deadzone_encode(
         packed[head + HEAD : edge].view(np.uint32),
         packed[edge:],
     )
-    return fits
+    return flag(fits)
 
 
 def deadzone_dither(block: Block, values: Tensor, steps: Tensor, key: int, out: Tensor) -> None:

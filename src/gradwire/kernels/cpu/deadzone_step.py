@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, array, compiled
 from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
@@ -13,10 +13,9 @@ from gradwire.kernels.reference.deadzone import LIMIT
 from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
 from gradwire.kernels.reference.deadzone_step import (
     HIGHEST_POINT,
-    MARGIN,
-    SAMPLED_CHUNK,
     STEPS,
-    sampling,
+    chunks_sampled,
+    room_of_sample,
     step_of,
     uniform,
 )
@@ -25,49 +24,34 @@ from gradwire.layout import Block, Int64Array
 _STEPS = np.array([step_of(index) for index in range(STEPS + 1)], np.float32)
 
 
+def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int) -> Tensor:
+    chunks = chunks_sampled(block, room)
+    sample = np.zeros(-(-int(chunks[:, 1].sum()) // LANES) * LANES, np.float32)
+    _take(chunks, array(values), array(scales), sample)
+    return from_numpy(sample)
+
+
 def deadzone_step(
-    block: Block, values: Tensor, scales: Tensor, tile: int, room: int, key: int | None = None
+    block: Block, sample: Tensor, tile: int, room: int, key: int | None = None
 ) -> tuple[float, tuple[int, int, int]]:
-    stride = sampling(block, room)
-    chunks = int((-(-block.runs[:, 1] // SAMPLED_CHUNK)).sum())
-    most = min(block.numel, -(-chunks // stride) * SAMPLED_CHUNK)
-    sample = np.zeros(-(-most // LANES) * LANES, np.float32)
-    taken = _take(block.runs, block.segments, array(values), array(scales), stride, sample)
-    share = 1 if taken == block.numel else taken / block.numel
-    target = room if share == 1 and key is None else int(room * share * MARGIN)
-    drawn = np.empty(0, np.float32) if key is None else array(uniform(key, taken, values.device))
-    rounded = sample if key is None else np.zeros_like(sample)
-    step, points = _STEPS[_choose(sample, drawn, rounded, _STEPS, tile, target, codes().lengths)], np.zeros(3, np.int64)
-    _points(sample, step, points, np.zeros(3, np.int64))
+    relative, target = array(sample), room_of_sample(block, room, key is not None)
+    drawn = np.empty(0, np.float32) if key is None else array(uniform(key, relative.size, sample.device))
+    rounded = relative if key is None else np.zeros_like(relative)
+    step = _STEPS[_choose(relative, drawn, rounded, _STEPS, tile, target, codes().lengths)]
+    points = np.zeros(3, np.int64)
+    _points(relative, step, points, np.zeros(3, np.int64))
     return float(step), (int(points[0]), int(points[1]), int(points[2]))
 
 
 @compiled
-def _take(
-    runs: Int64Array,
-    segments: Int64Array,
-    values: Float32Array,
-    scales: Float32Array,
-    stride: int,
-    sample: Float32Array,
-) -> int:
-    """Copies relative magnitudes of every so many chunks; returns how many."""
-    number, taken = 0, 0
-    for segment in range(segments.size - 1):
+def _take(chunks: Int64Array, values: Float32Array, scales: Float32Array, sample: Float32Array) -> None:
+    for number in range(len(chunks)):
+        start, count, segment, at = chunks[number]
         scale = scales[segment]
-        inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
-        for run in range(segments[segment], segments[segment + 1]):
-            start, stop = runs[run, 0], runs[run, 0] + runs[run, 1]
-            for first in range(start, stop, SAMPLED_CHUNK):
-                if number % stride == 0:
-                    chunk = values[first : min(first + SAMPLED_CHUNK, stop)]
-                    if scale > 0:
-                        magnitudes = sample[taken : taken + chunk.size]
-                        for i in range(magnitudes.size):
-                            magnitudes[i] = abs(chunk[i]) * inverse
-                    taken += chunk.size
-                number += 1
-    return taken
+        if scale > 0:
+            inverse, t, magnitudes = np.float32(1) / scale, values[start : start + count], sample[at : at + count]
+            for i in range(t.size):
+                magnitudes[i] = abs(t[i]) * inverse
 
 
 @compiled

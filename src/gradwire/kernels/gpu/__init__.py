@@ -20,6 +20,8 @@ from gradwire.kernels.gpu import (
     vote,
 )
 from gradwire.kernels.gpu.checksum import checksums
+from gradwire.kernels.gpu.deadzone import deadzone_dither, deadzone_sample, deadzone_scales
+from gradwire.kernels.gpu.deadzone_codes import deadzone_decode, deadzone_encode
 from gradwire.kernels.gpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.gpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.gpu.lowrank import project_columns, project_rows, write_product
@@ -28,4 +30,5 @@ from gradwire.kernels.gpu.narrow import narrow
 from gradwire.kernels.gpu.orthonormal import orthonormalise
 from gradwire.kernels.gpu.quantise import CODES, decode, decode_each, encode, encode_each
 from gradwire.kernels.gpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
+from gradwire.kernels.gpu.subspace import add_product, combine_rows, split_rows
 from gradwire.kernels.gpu.topk import topk_select

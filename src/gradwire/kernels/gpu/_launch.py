@@ -111,11 +111,11 @@ class Tiles:
         Segment, first choice of the piece, number of choices, choices of earlier segments, and the width of a nearly
         square table of the segment's elements. Kept until other numbers are asked for.
         """
-        return self._asked(f"pieces of {width}", counts, lambda: self._cut(counts, width))
+        return self.asked(f"pieces of {width}", counts, lambda: self._cut(counts, width))
 
     def wanted(self, counts: Int64Array) -> Tensor:
         """``int64[S, 2]``: ``counts[s]``, and their sum over earlier segments; kept as :meth:`pieces` are."""
-        return self._asked("wanted", counts, lambda: np.stack((counts, np.cumsum(counts) - counts), axis=1))
+        return self.asked("wanted", counts, lambda: np.stack((counts, np.cumsum(counts) - counts), axis=1))
 
     def _cut(self, counts: Int64Array, width: int) -> Int64Array:
         each = -(-counts // width)
@@ -125,12 +125,18 @@ class Tiles:
         number, before = np.minimum(counts[segment] - first, width), (np.cumsum(counts) - counts)[segment]
         return np.stack((segment, first, number, before, squares[segment]), axis=1)
 
-    def _asked(self, what: str, counts: Int64Array, make: Callable[[], Int64Array]) -> Tensor:
+    def asked(self, what: str, counts: Int64Array, make: Callable[[], Int64Array]) -> Tensor:
         numbers, table = self._kept.get(what, (b"", None))
         if table is None or numbers != counts.tobytes():
             table = self._moved(make())
             self._kept[what] = (counts.tobytes(), table)
         return table
+
+    @cached_property
+    def bases(self) -> Tensor:
+        """``int64[T]``: how many elements there are in the tiles before."""
+        counts = self.table[:, 1]
+        return counts.cumsum(0) - counts
 
     @cached_property
     def places(self) -> Tensor:

@@ -16,7 +16,7 @@ from gradwire.kernels.reference.deadzone import (
     deadzone_scales,
     deadzone_tile,
 )
-from gradwire.kernels.reference.deadzone_step import deadzone_dither, deadzone_step
+from gradwire.kernels.reference.deadzone_step import deadzone_dither, deadzone_sample, deadzone_step
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.gaps import gaps_decode, gaps_encode, gaps_low_bytes
 from gradwire.kernels.reference.inceptionn import inceptionn_decode, inceptionn_encode, inceptionn_payload_bytes

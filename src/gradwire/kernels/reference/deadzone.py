@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire.deferred import Flag, flag
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.reference._torch import as_bytes, flat_runs, keep_all, pieces_of, run_total
 from gradwire.kernels.reference.deadzone_codes import (
@@ -73,7 +74,7 @@ def deadzone_scales(block: Block, source: Compensated) -> Tensor:
 
 def deadzone_encode(
     block: Block, values: Tensor, keeps: bool, steps: Tensor, points: tuple[int, int, int], tile: int, payload: Tensor
-) -> bool:
+) -> Flag:
     """Writes values until the room is full, and takes what it wrote from them if they are a memory.
 
     Args:
@@ -120,7 +121,7 @@ def deadzone_encode(
     payload[4 * block.segment_count + HEAD : edge] = as_bytes(torch.tensor([*map(len, streams)], dtype=torch.int32))
     packed = torch.from_numpy(np.packbits(bits, bitorder="little"))
     payload[edge : edge + packed.numel()] = packed
-    return room >= 0
+    return flag(room >= 0)
 
 
 def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weight: float) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference._torch import flat_runs
+from gradwire.kernels.reference._torch import LANES, flat_runs
 from gradwire.kernels.reference.deadzone import LIMIT, THRESHOLD, Coder, class_of, levels_of
 from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
-from gradwire.layout import Block
+from gradwire.layout import Block, Int64Array
 from gradwire.randomness import hash32, run_keys
 
 SAMPLED_ELEMENTS = 2**18
@@ -34,8 +34,28 @@ HIGHEST_POINT = 204
 """A level stands for at most ``(HIGHEST_POINT - 128) / 256`` of a step more, lest a value be off by more than it is."""
 
 
+def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int) -> Tensor:
+    """Magnitudes of the :func:`chunks_sampled`, relative to the scale of their segment.
+
+    Args:
+        block: Which elements.
+        values: ``float32`` flat buffer of compensated values.
+        scales: As :func:`deadzone_scales` gave them.
+        room: Bits.
+
+    Returns:
+        ``float32[n]``, 0 where a scale is not positive, and zeros up to a multiple of :data:`LANES`.
+    """
+    found = []
+    for start, count, segment, _ in chunks_sampled(block, room).tolist():
+        scale, chunk = scales[segment], values[start : start + count].abs()
+        found.append(chunk * (1 / scale) if bool(scale > 0) else torch.zeros_like(chunk))
+    sample = torch.cat(found) if found else values.new_empty(0)
+    return torch.nn.functional.pad(sample, (0, -len(sample) % LANES))
+
+
 def deadzone_step(
-    block: Block, values: Tensor, scales: Tensor, tile: int, room: int, key: int | None = None
+    block: Block, sample: Tensor, tile: int, room: int, key: int | None = None
 ) -> tuple[float, tuple[int, int, int]]:
     """The finest step under which codes have room, by a sample of the values.
 
@@ -44,8 +64,7 @@ def deadzone_step(
 
     Args:
         block: Which elements.
-        values: ``float32`` flat buffer of compensated values.
-        scales: As :func:`deadzone_scales` gave them.
+        sample: As :func:`deadzone_sample` gave it.
         tile: Elements of a tile.
         room: Bits.
         key: Randomness, for values that :func:`deadzone_dither` is to round.
@@ -53,9 +72,8 @@ def deadzone_step(
     Returns:
         The step, relative to the segments' scales, and the points of levels 1, 2 and more.
     """
-    sample, share = _sample(block, values, scales, sampling(block, room))
-    target = room if share == 1 and key is None else int(room * share * MARGIN)
-    drawn = None if key is None else uniform(key, sample.numel(), values.device)
+    target = room_of_sample(block, room, key is not None)
+    drawn = None if key is None else uniform(key, sample.numel(), sample.device)
     low, high = 0, STEPS
     while low < high:
         middle = (low + high) // 2
@@ -78,6 +96,25 @@ def sampling(block: Block, room: int) -> int:
     return max(min(-(-block.numel // SAMPLED_ELEMENTS), -(-room // SAMPLED_BITS)), 1)
 
 
+def chunks_sampled(block: Block, room: int) -> Int64Array:
+    """``int64[C, 4]``: first element of a chunk that is looked at, number, segment, and elements of those before."""
+    start, length, _ = block.runs.T
+    counts = -(-length // SAMPLED_CHUNK)
+    ends = np.cumsum(counts)
+    number = np.arange(0, ends[-1] if len(ends) else 0, sampling(block, room))
+    run = np.searchsorted(ends, number, side="right")
+    first = (number - (ends - counts)[run]) * SAMPLED_CHUNK
+    taken = np.minimum(SAMPLED_CHUNK, length[run] - first)
+    segment = np.searchsorted(block.segments[1:], run, side="right")
+    return np.stack((start[run] + first, taken, segment, np.cumsum(taken) - taken), axis=1)
+
+
+def room_of_sample(block: Block, room: int, drawn: bool) -> int:
+    """Bits that the codes of a sample may take; what is drawn is another time drawn otherwise."""
+    taken = int(chunks_sampled(block, room)[:, 1].sum())
+    return room if taken == block.numel and not drawn else int(room * (taken / max(block.numel, 1)) * MARGIN)
+
+
 def step_of(index: int) -> float:
     """The float32 so many steps above the finest one, evenly spaced within an octave."""
     first = np.float32(FINEST).view(np.uint32)
@@ -97,21 +134,6 @@ def deadzone_dither(block: Block, values: Tensor, steps: Tensor, key: int, out: 
             levels = (relative + uniform(keys[run], stop - start, t.device, int(block.origins[run]))).floor()
             rounded = torch.where(relative < LIMIT, torch.where(t < 0, -1.0, 1.0) * (levels * step), t)
             out[start:stop] = rounded if bool(step > 0) and bool(step.isfinite()) else 0.0
-
-
-def _sample(block: Block, values: Tensor, scales: Tensor, stride: int) -> tuple[Tensor, float]:
-    """Magnitudes relative to their segment's scale, and which share of all they are."""
-    found, number = [], 0
-    for segment in range(block.segment_count):
-        scale = scales[segment]
-        for _, start, stop, _ in flat_runs(block, segment):
-            for first in range(start, stop, SAMPLED_CHUNK):
-                if number % stride == 0:
-                    chunk = values[first : min(first + SAMPLED_CHUNK, stop)].abs()
-                    found.append(chunk * (1 / scale) if bool(scale > 0) else torch.zeros_like(chunk))
-                number += 1
-    sample = torch.cat(found) if found else values.new_empty(0)
-    return sample, sample.numel() / max(block.numel, 1)
 
 
 def _rounded(sample: Tensor, index: int, drawn: Tensor | None) -> Tensor:
