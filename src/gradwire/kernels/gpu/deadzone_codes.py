@@ -27,9 +27,6 @@ from gradwire.layout import Block
 LEAST_BITS = 3
 """Of a value: the shortest code, and a sign."""
 
-FAR = 2**62
-"""Beyond all elements."""
-
 SIDE_BY_SIDE = 32
 """Tiles of codes that a program goes through."""
 
@@ -75,18 +72,19 @@ def deadzone_encode(
     counts = torch.empty(tiles.count, dtype=torch.int64, device=device)
     launch(_count, tiles.count, tiles.table, values, steps, counts, **shape)
     ends, most = counts.cumsum(0), min(block.numel, room // LEAST_BITS + 1)
-    elements = torch.full((most,), FAR, dtype=torch.int64, device=device)
+    kind = torch.int32 if block.numel + tile < 2**31 else torch.int64
+    elements = torch.full((most,), torch.iinfo(kind).max, dtype=kind, device=device)
     levels, bits, symbols = torch.empty((3, most), dtype=torch.int32, device=device)
     launch(
         *(_collect, tiles.count, tiles.table, values, steps, tiles.bases, ends, most, elements, levels, bits), **shape
     )
     lengths, words, _ = _codes(device)
-    firsts = torch.searchsorted(elements, tile * torch.arange(count + 1, device=device))
-    widths = torch.zeros(most, dtype=torch.int64, device=device)
+    firsts = torch.searchsorted(elements, tile * torch.arange(count + 1, dtype=kind, device=device))
+    widths = torch.zeros(most, dtype=torch.uint8, device=device)
     programs = triton.cdiv(count, SIDE_BY_SIDE)
     ahead = (_follow, programs, elements, levels, lengths, firsts, tile, count, symbols, widths)
     launch(*ahead, LANES=SIDE_BY_SIDE, warps=1)
-    stops = widths.cumsum(0)
+    stops = widths.cumsum(0, dtype=torch.int64)
     written = (elements, levels, bits, symbols, widths, stops, lengths, words, room, tile, most, body.view(torch.int32))
     launch(_write, triton.cdiv(most, _WIDTH), *written, WIDTH=_WIDTH)
     fitting = torch.searchsorted(stops, room, right=True)
@@ -214,7 +212,7 @@ def _follow(elements, levels, lengths, firsts, tile, count, symbols, widths, LAN
     activity = tl.zeros((LANES,), tl.int32)
     for _ in range(tl.max(stop - at, axis=0)):
         live = at < stop
-        element = tl.load(elements + at, mask=live, other=0)
+        element = tl.load(elements + at, mask=live, other=0).to(tl.int64)
         level = tl.load(levels + at, mask=live, other=1)
         gap_class = _class_of(tl.where(live, element - previous, 1))
         level_class = tl.where(level == _LIMIT, _RAW, _class_of(level))
@@ -222,7 +220,7 @@ def _follow(elements, levels, lengths, firsts, tile, count, symbols, widths, LAN
         rest = tl.where(level == _LIMIT, 32, _width_of(level_class) + 1)
         width = tl.load(lengths + symbol, mask=live, other=0) + _width_of(gap_class) + rest
         tl.store(symbols + at, symbol, mask=live)
-        tl.store(widths + at, width.to(tl.int64), mask=live)
+        tl.store(widths + at, width.to(tl.uint8), mask=live)
         activity = _following(activity, gap_class, level_class)
         previous = element
         at += 1
@@ -241,11 +239,11 @@ def _put(words, at, bits, mask):
 @jitted("room", "tile", "most", "body")
 def _write(elements, levels, bits, symbols, widths, stops, lengths, words, room, tile, most, body, WIDTH: tl.constexpr):
     k = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    width = tl.load(widths + k, mask=k < most, other=0)
+    width = tl.load(widths + k, mask=k < most, other=0).to(tl.int64)
     stop = tl.load(stops + k, mask=k < most, other=0)
     mask = (width > 0) & (stop <= room)
-    element = tl.load(elements + k, mask=mask, other=0)
-    before = tl.load(elements + k - 1, mask=mask & (k > 0), other=-1)
+    element = tl.load(elements + k, mask=mask, other=0).to(tl.int64)
+    before = tl.load(elements + k - 1, mask=mask & (k > 0), other=-1).to(tl.int64)
     gap = element - tl.maximum(before, element // tile * tile - 1)
     symbol = tl.load(symbols + k, mask=mask, other=0)
     level = tl.load(levels + k, mask=mask, other=1)
