@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from traceback import walk_stack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,9 @@ try:
     from jax.experimental.buffer_callback import buffer_callback
 except ImportError as error:
     raise ImportError(f"{error}; JAX comes with pip install 'gradwire[jax]'") from error
+
+
+_CONDITIONAL = {"apply_if_finite", "conditionally_mask", "conditionally_transform"}
 
 
 class State(NamedTuple):
@@ -77,12 +81,13 @@ class Synchronizer(ArraySynchronizer):
 
         Its state counts averages, which keeps them in order. A state that is not of as many as the handle has made
         raises in place of an average: parameters and handle were saved at different steps, or ``optax.MultiSteps``
-        around it averages every small step. ``optax.apply_if_finite``, which looks at what it is given, goes after it
-        in the chain, with ``rollback=True`` for the synchronizer: around it, ranks would decide each by itself.
+        around it averages every small step. ``optax.apply_if_finite`` goes after it in the chain, with
+        ``rollback=True`` for the synchronizer: around it ranks would decide each by itself, and it is refused.
         """
         import optax
 
         def update(updates: Any, state: State, params: Any = None) -> tuple[Any, State]:
+            _check_around()
             averages, step = self._average(updates, state.step)
             return averages, State(step)
 
@@ -111,12 +116,10 @@ class Periodic(Mirrored):
         """
         if any(isinstance(leaf, jax.core.Tracer) for leaf in tree_util.tree_leaves(params)):
             raise ConfigurationError("within jax.jit there are no values to average; call step between compiled steps")
-        if not self.due:
-            super().step()
-            return params, state
-        self._leaves.take(params, state)
+        if due := self.due:
+            self._leaves.take(params, state)
         super().step()
-        return self._leaves.tree()
+        return self._leaves.tree() if due else (params, state)
 
     def synchronize(self, params: Any = None, state: Any = ()) -> Any:
         """Parameters and state as :meth:`gradwire.Periodic.synchronize` leaves them."""
@@ -135,13 +138,6 @@ def periodic(params: Any, **options: Any) -> Periodic:
         params: Any tree of arrays, the same values on all ranks; :func:`broadcast` makes them so.
         **options: Of :func:`gradwire.periodic`, and so is what is raised. ``moments="reset"``, ``broadcast`` and
             ``buffers`` are refused: average a tree of statistics by a handle of its own.
-
-    Example::
-
-        local = gradwire.jax.periodic(params, every=8, method="qsgd", bits=4)
-        for batch in batches:
-            params, state = local.step(*train_step(params, state, batch))
-        params, state = local.synchronize(params, state)
     """
     leaves = _Leaves(params, options.get("moments") == "average")
 
@@ -180,10 +176,7 @@ def init_process_group(**options: Any) -> None:
 
         client, address = started.client, started.coordinator_address
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"jax {jax.__version__} keeps the store of jax.distributed elsewhere; start the processes by torchrun, and "
-            'call torch.distributed.init_process_group("gloo")'
-        ) from error
+        raise ConfigurationError(f"jax {jax.__version__} hides its store; start processes by torchrun") from error
     if client is None:
         raise ConfigurationError("jax.distributed is not initialized; call jax.distributed.initialize(...) first")
     rank, workers, key = started.process_id, started.num_processes, "gradwire/store"
@@ -197,6 +190,13 @@ def init_process_group(**options: Any) -> None:
 def check_devices() -> None:
     """Raises ConfigurationError unless this process has one device of JAX's."""
     elsewhere.check_one_device("JAX", jax.local_device_count(), "XLA_FLAGS=--xla_force_host_platform_device_count")
+
+
+def _check_around() -> None:
+    """Raises ConfigurationError within a transformation of optax' that calls those within it sometimes only."""
+    ours = (frame for frame, _ in walk_stack(None) if frame.f_globals.get("__name__", "").startswith("optax."))
+    if found := {frame.f_code.co_qualname.partition(".")[0] for frame in ours} & _CONDITIONAL:
+        raise ConfigurationError(f"within optax.{found.pop()} not all ranks average; chain it after the average")
 
 
 def averaged(handle: ArraySynchronizer, gradients: Mapping[str, Any], step: Any = -1) -> tuple[dict[str, Any], Any]:
@@ -237,14 +237,10 @@ class _Leaves:
         names = [tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in named]
         self.cells = [self._cell(place, name) for place, name in enumerate(names)]
 
-    def _cell(self, place: int, name: str) -> Cell:
-        leaf = self._values[place]
+    def _cell(self, at: int, name: str) -> Cell:
+        kind = name, jnp.shape(self._values[at]), jnp.result_type(self._values[at]).name
         return Cell(
-            name,
-            jnp.shape(leaf),
-            jnp.result_type(leaf).name,
-            read=lambda: np.asarray(self._values[place]),
-            write=lambda value: self._values.__setitem__(place, jnp.asarray(value)),
+            *kind, lambda: np.asarray(self._values[at]), lambda new: self._values.__setitem__(at, jnp.asarray(new))
         )
 
     def tree(self) -> Any:

@@ -196,6 +196,19 @@ def within_others() -> None:
         jax.block_until_ready(steps(optimizer, start(), optimizer.init(start()), good))
     sync.close()
 
+    sync, seldom = gradwire.jax.Synchronizer(start(), "topk", ratio=0.05), lambda step: step % 2 == 0
+    kinds = optax.conditionally_transform, optax.conditionally_mask, optax.apply_if_finite
+    for kind, when in zip(kinds, (seldom, seldom, 5), strict=True):
+        after = optax.chain(sync.transformation(), kind(optax.sgd(0.1), when))
+        params, _ = steps(after, start(), after.init(start()), good)
+        assert same(gradwire.jax.broadcast(params), params)
+        around = kind(optax.chain(sync.transformation(), optax.sgd(0.1)), when)
+        for scan in (False, True):
+            with pytest.raises(ConfigurationError, match=rf"optax\.{kind.__name__} not all ranks average; chain"):
+                steps(around, start(), around.init(start()), good, scan)
+    assert sync.steps() == 12
+    sync.close()
+
 
 def test_within_other_transformations(jax_pool: Pool) -> None:
     jax_pool.run(2, within_others)
