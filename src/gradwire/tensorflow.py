@@ -36,13 +36,7 @@ class Synchronizer(ArraySynchronizer):
     Example::
 
         sync = gradwire.tensorflow.Synchronizer(model.trainable_variables, "topk", ratio=0.01)
-
-        @tf.function
-        def step(inputs, labels):
-            with tf.GradientTape() as tape:
-                loss = loss_of(model(inputs, training=True), labels)
-            gradients = sync.average(tape.gradient(loss, model.trainable_variables))
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        gradients = sync.average(tape.gradient(loss, model.trainable_variables))
     """
 
     def __init__(self, variables: Sequence[Any], method: Methods, *, process_group: Any = None, **options: Any) -> None:
@@ -82,13 +76,6 @@ def DistributedGradientTape(tape: Any, synchronizer: Synchronizer) -> Any:  # no
 
     Returns:
         The tape, whose ``gradient`` raises ConfigurationError for what is none of the synchronizer's variables.
-
-    Example::
-
-        with tf.GradientTape() as tape:
-            loss = loss_of(model(inputs, training=True), labels)
-        tape = gradwire.tensorflow.DistributedGradientTape(tape, sync)
-        gradients = tape.gradient(loss, model.trainable_variables)
     """
     gradients_of = tape.gradient
     names = {_identity(each): name for each, name in zip(synchronizer.variables, synchronizer.cells, strict=True)}
@@ -110,11 +97,14 @@ def DistributedGradientTape(tape: Any, synchronizer: Synchronizer) -> Any:  # no
 
 def broadcast(variables: Sequence[Any], process_group: Any = None) -> None:
     """Gives variables the values of rank 0's; to be called on all ranks, outside of any ``tf.function``."""
+    check_surroundings()
     elsewhere.broadcast(elsewhere.cells(variables), process_group)
 
 
 def check_surroundings(strategy: Any = None) -> None:
-    """Raises ConfigurationError with several devices, or a ``tf.distribute`` strategy that is not the default."""
+    """Raises ConfigurationError in a ``tf.function``, with several devices, or a ``tf.distribute`` strategy."""
+    if not tf.executing_eagerly():
+        raise ConfigurationError("within a tf.function variables have no values yet; do this once, outside of it")
     now = tf.distribute.get_strategy()
     if tf.distribute.has_strategy() or strategy not in (None, now):
         raise elsewhere.averages_itself(f"{type(strategy or now).__name__} of tf.distribute")

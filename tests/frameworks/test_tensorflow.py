@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,12 @@ def kinds_of_gradients() -> None:
         gradwire.tensorflow.Synchronizer(other, "topk")
     gradwire.tensorflow.broadcast(other)
     gradwire.tensorflow.Synchronizer(other, "topk").close()
+    made, within = partial(gradwire.tensorflow.Synchronizer, other, "topk"), r"a tf\.function variables have no values"
+    for ours in (rank == 0, True):  # on one rank, and on all
+        with pytest.raises(Exception, match=within):
+            tf.function(lambda: made().averages)() if ours else made()
+    with pytest.raises(Exception, match=within):
+        tf.function(gradwire.tensorflow.broadcast)(other)
     with tf.GradientTape() as tape:
         loss = rank * tf.reduce_sum(other[0])
     tape = gradwire.tensorflow.DistributedGradientTape(tape, gradwire.tensorflow.Synchronizer(other, "dense"))
