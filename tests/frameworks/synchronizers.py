@@ -32,3 +32,17 @@ def attached(framework: str, method: str, arrays: Sequence[Any] = (), **options:
     sync = gradwire.jax.Synchronizer(given, method, **options)
     compiled = jax.jit(sync.average)
     return sync, lambda values: [np.asarray(each) for each in compiled(list(values))]
+
+
+def broadcast(framework: str, arrays: Sequence[Any]) -> None:
+    """Gives all ranks rank 0's arrays."""
+    if framework == "tensorflow":
+        import tensorflow as tf
+
+        import gradwire.tensorflow
+
+        gradwire.tensorflow.broadcast([tf.Variable(each) for each in arrays])
+    else:
+        import gradwire.jax
+
+        gradwire.jax.broadcast(list(arrays))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from arrays import gradients
-from synchronizers import FRAMEWORKS, attached
+from synchronizers import FRAMEWORKS, attached, broadcast
 
 from gradwire import ConfigurationError, WireError
 from pool import FORKING, Pool
@@ -61,6 +61,8 @@ def other_shapes(framework: str) -> None:
     more = [np.zeros((40, 40), "float32")] * (1 + rank)
     with pytest.raises(ConfigurationError, match=r"ranks differ: rank 0 has 'nothing', rank 1 has 'parameter 1"):
         attached(framework, "topk", more)
+    with pytest.raises(ConfigurationError, match=r"rank 0 has 'nothing', rank 1 has 'array 1 of shape \(40, 40\)"):
+        broadcast(framework, more)
 
 
 def test_other_shapes_are_told(framework: str, framework_pool: Pool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,21 @@ def uneven() -> None:
     )
     assert handle.stats().steps == before + 7
     assert_same_everywhere(flat(net))
+    handle.close()
+
+    handle = gradwire.keras.compress(net, "dense", process_group=dist.new_group(timeout=timedelta(seconds=4)))
+
+    def end_within(batch: int, logs: Any) -> None:
+        net.stop_training = rank == 1
+
+    told = "rank 0 of 2 did not come to end training after 1 batches within" if rank else "within the process group's"
+    with pytest.raises(Exception, match=told):
+        fit(net, inputs, labels, batch=16, callbacks=keras.callbacks.LambdaCallback(on_train_batch_end=end_within))
+    dist.barrier()
+    handle.close()
+
+    net = model()  # Keras on JAX has given the last one's arrays away
+    handle = gradwire.keras.compress(net, "dense")
     few = ((inputs[:16], labels[:16]) for _ in range(2 if rank else 9))
     with pytest.raises(Exception, match="ended after 2 of 4; give" if rank else "a worker ended or failed|was closed"):
         net.fit(few, steps_per_epoch=4, verbose=0)

@@ -148,6 +148,21 @@ def misused() -> None:
         net.add(keras.layers.Dense(3))
     net.compile("sgd", "mse")
     refused(net, r"ranks differ: rank 0 has 'nothing', rank 1 has 'parameter 8\.kernel")
+    alike = r"%s; give every rank the same model and optimizer"
+    for optimizers in (("sgd", "adam"), ("adam", "adamw")):
+        net = model(compiled=False)
+        net.compile(optimizers[dist.get_rank()], "mse")
+        refused(net, alike % r"rank 0 has '(SGD|Adam)', rank 1 has 'Adam(W?)'")
+        refused(net.optimizer, alike % r"rank 0 has '(SGD|Adam)', rank 1 has 'Adam(W?)'")
+    for normalised in (False, True):  # and what is trained looks alike
+        inner = [keras.layers.Dense(6) for _ in range(3)]
+        if normalised:
+            inner.insert(dist.get_rank(), keras.layers.BatchNormalization(scale=False, center=False))
+        else:
+            inner[dist.get_rank()].trainable = False
+        net = keras.Sequential([keras.Input((6,)), *inner])
+        net.compile("sgd", "mse")
+        refused(net, alike % r"rank 0 has 'array \d of shape .* rank 1 has 'array \d of shape .*")
     if keras.backend.backend() != "jax":
         refused(model(jit_compile=True), r"jit_compile is True.*give model\.compile\(\.\.\., jit_compile=False\)")
     if keras.backend.backend() == "tensorflow":
@@ -166,6 +181,20 @@ def misused() -> None:
 
     net = model()
     handle = gradwire.keras.compress(net, "topk")
+    changed = [(net, "jit_compile", True), (net.optimizer, "gradient_accumulation_steps", 2)]
+    for owner, name, value in changed[keras.backend.backend() == "jax" :]:
+        before = getattr(owner, name)
+        if dist.get_rank():
+            setattr(owner, name, value)
+        with pytest.raises(ConfigurationError, match=rf"{name} is .*; (leave it out, and )?give"):
+            fit(net, *own(64, 32), batch=16)
+        setattr(owner, name, before)
+    if keras.backend.backend() == "tensorflow":
+        with (
+            tf.distribute.OneDeviceStrategy("CPU:0").scope(),
+            pytest.raises(ConfigurationError, match=r"OneDeviceStrategy of tf\.distribute averages by itself"),
+        ):
+            fit(net, *own(64, 32), batch=16)
     refused(net, r"has a method of gradwire's already; close its handle first")
     with pytest.raises(ConfigurationError, match=r"would give the model another optimizer.*compress again"):
         net.compile("adam", "mse")
@@ -178,6 +207,10 @@ def misused() -> None:
             ConfigurationError, match=r"looks at this rank's metrics alone.*put gradwire\.keras\.Average"
         ):
             fit(net, *data, batch=16, callbacks=[callback, gradwire.keras.AverageMetrics()])
+        with pytest.raises(ConfigurationError, match=r"looks at this rank's metrics alone"):  # on all ranks
+            fit(net, *data, batch=16, callbacks=[callback] * dist.get_rank())
+    with pytest.raises(ConfigurationError, match=r"rank 0 has 'AverageMetrics among callbacks: False'.*give it"):
+        fit(net, *data, batch=16, callbacks=[gradwire.keras.AverageMetrics()] * dist.get_rank())
     with pytest.raises(ConfigurationError, match=r"TerminateOnNaN ends one rank's training and not the others'"):
         fit(net, *data, batch=16, callbacks=[gradwire.keras.AverageMetrics(), keras.callbacks.TerminateOnNaN()])
     if keras.backend.backend() != "jax":

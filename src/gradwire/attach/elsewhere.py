@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d
 from torch.nn import Parameter
 
 from gradwire.attach.given import default_group
+from gradwire.engine.agreement import check_same
 from gradwire.errors import ConfigurationError
 from gradwire.layout import as_matrix
 from gradwire.wire import ProcessGroupTransport
@@ -22,13 +23,14 @@ CPU = torch.device("cpu")
 
 
 class Cell(NamedTuple):
-    """An array that a framework trains: its dtype as numpy names it, its values now, and what replaces them."""
+    """An array of a framework's: its dtype as numpy names it, its values now, what replaces them, if it is trained."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], Array]
     write: Callable[[Array], object]
+    trained: bool = True
 
 
 def dtype_of(array: Any) -> str:
@@ -44,7 +46,8 @@ def cells(variables: Sequence[Any]) -> list[Cell]:
 
     def cell(place: int, variable: Any) -> Cell:
         name = f"{place}.{variable.name.rpartition('/')[2].partition(':')[0]}"
-        return Cell(name, tuple(variable.shape), dtype_of(variable), lambda: np.asarray(variable), variable.assign)
+        kind = name, tuple(variable.shape), dtype_of(variable)
+        return Cell(*kind, lambda: np.asarray(variable), variable.assign, variable.trainable)
 
     return [cell(*each) for each in enumerate(variables)]
 
@@ -61,16 +64,39 @@ def stand_in(cell: Cell, device: torch.device = CPU) -> Parameter:
     return Parameter(torch.zeros((), dtype=dtype, device=device).expand(as_matrix(cell.shape)))
 
 
+def check_alike(given: Iterable[Cell], process_group: Any = None, *more: str) -> None:
+    """Raises ConfigurationError on all ranks, unless they have arrays of the same kinds, and ``more`` is the same.
+
+    Names are not compared, as they depend on what else a rank has made.
+    """
+    kinds = [
+        f"array {place} of shape {cell.shape} and dtype {cell.dtype}, {'' if cell.trained else 'not '}to be trained"
+        for place, cell in enumerate(given)
+    ]
+    transport, device = _collectives(process_group)
+    check_same([*more, *kinds], transport, device, "give every rank the same model and optimizer")
+
+
+def _collectives(process_group: Any) -> tuple[ProcessGroupTransport, torch.device]:
+    """The group's own, and what they send from."""
+    group = default_group(process_group)
+    return ProcessGroupTransport(group), torch.device(distributed_c10d._get_object_coll_device(group))
+
+
 def bytes_of(array: Array) -> Tensor:
     """An array's memory, whatever its dtype."""
     return torch.from_numpy(array.reshape(-1).view(np.uint8))
 
 
 def broadcast(given: Iterable[Cell], process_group: Any = None) -> None:
-    """Overwrites arrays by those of rank 0; every rank must call it with arrays of the same shapes and dtypes."""
-    group = default_group(process_group)
-    transport, device = ProcessGroupTransport(group), distributed_c10d._get_object_coll_device(group)
-    for cell in given:
+    """Overwrites arrays by those of rank 0; to be called on all ranks.
+
+    Raises:
+        ConfigurationError: On all ranks, unless they have arrays of the same kinds.
+    """
+    cells, (transport, device) = list(given), _collectives(process_group)
+    check_alike(cells, process_group)
+    for cell in cells:
         value = np.array(cell.read())
         own = bytes_of(value)
         own.copy_(transport.broadcast(own.to(device, copy=True), 0)())

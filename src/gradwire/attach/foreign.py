@@ -9,6 +9,7 @@ import numpy as np
 
 from gradwire.attach.elsewhere import Cell, bytes_of
 from gradwire.attach.handle import Handle
+from gradwire.attach.roll_call import RollCall
 from gradwire.engine.agreement import check_equal, check_same
 from gradwire.errors import ConfigurationError
 from gradwire.state import parts
@@ -34,6 +35,10 @@ class Foreign(Handle):
                 raise ConfigurationError(f"{folder} has no states of gradwire; give the folder that save was given")
             self.load_state_dict(states[0])
             agreed.step = self.engine.step
+
+    def roll_call(self, purpose: str) -> RollCall:
+        """All ranks do something, or all raise what keeps one of them from it; see there."""
+        return RollCall(self._sibling(), purpose)
 
     def check_same(self, lines: Sequence[str], remedy: str) -> None:
         """Raises ConfigurationError on all ranks unless all have the same text."""

@@ -75,14 +75,21 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps = max(self._steps, batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Raises ConfigurationError, and on the others WireError, if this rank had fewer batches than it told."""
-        wanted = 0 if self._alone or self.model.stop_training else self.params["steps"]
-        if self._steps < wanted:
-            error = ConfigurationError(
-                f"this rank's batches ended after {self._steps} of {wanted}; give every rank as many in every epoch"
-            )
-            self._handle.wire.fail(error, raised=True)
-            raise error
+        """Raises ConfigurationError, and on the others WireError, if this rank had fewer batches than it told.
+
+        Where a callback ended training within the epoch it waits for the others to end theirs as well.
+        """
+        done, wanted = self._steps, self.params["steps"]
+        if self._alone or done >= wanted:
+            return
+        if self.model.stop_training:
+            with self._handle.roll_call(f"end training after {done} batches") as roll_call:
+                return roll_call.ready()
+        error = ConfigurationError(
+            f"this rank's batches ended after {done} of {wanted}; give every rank as many in every epoch"
+        )
+        self._handle.wire.fail(error, raised=True)
+        raise error
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Raises ConfigurationError if some ranks go on."""

@@ -31,9 +31,10 @@ class Handle(Attached, ArraySynchronizer):
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):  # else it calls apply
             methods["stateless_apply"] = partial(self._stateless_apply, self.optimizer.stateless_apply)
 
-    def _compile(self, *given: Any, **options: Any) -> None:
-        super()._compile(*given, **options)
-        _check_gradients(self.optimizer, self.model)  # jit_compile may be True now
+    def check_ready(self) -> None:
+        """Raises ConfigurationError if the model cannot be trained as it is now."""
+        super().check_ready()
+        _check_gradients(self.optimizer, self.model)
 
     def _apply(self, apply: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         order = self._variables if trainable_variables is None else list(trainable_variables)
@@ -57,12 +58,11 @@ class Handle(Attached, ArraySynchronizer):
         names = [self._names[id(variable)] for variable in order]
         given = dict(zip(names, gradients, strict=True))
         present = {name: ops.convert_to_tensor(each) for name, each in given.items() if each is not None}
-        if scale is None:
-            averages = self._average({**given, **present})
-            return [averages[name] for name in names]
-        unscaled = {name: each / ops.cast(scale, each.dtype) for name, each in present.items()}
-        averages = self._average({**given, **unscaled})
-        return [averages[name] * ops.cast(scale, averages[name].dtype) for name in names]
+        if scale is not None:
+            present = {name: each / ops.cast(scale, each.dtype) for name, each in present.items()}
+        averages = self._average({**given, **present})
+        made = [averages[name] for name in names]
+        return made if scale is None else [each * ops.cast(scale, each.dtype) for each in made]
 
 
 def compress(

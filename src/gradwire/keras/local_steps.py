@@ -59,12 +59,6 @@ def periodic(
         broadcast: Whether all ranks start from rank 0's weights and optimizer; weights must be equal if not.
         process_group: As in :func:`gradwire.periodic`, and so are the options and what is raised.
         **options: ``every``, ``method``, ``outer`` and all others; ``moments="reset"`` is refused.
-
-    Example::
-
-        handle = gradwire.keras.periodic(model, every=8, method="qsgd", bits=4)
-        model.fit(inputs, labels)
-        handle.synchronize()
     """
     model, optimizer = parts(target)
 

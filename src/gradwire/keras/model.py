@@ -18,8 +18,6 @@ from gradwire.keras.callbacks import AverageMetrics, Together
 _taken: weakref.WeakSet[Any] = weakref.WeakSet()
 """Optimizers that have a method."""
 
-_DECIDING = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
-
 
 class Attached(Foreign):
     """What a model or an optimizer has; :meth:`close` takes it off again.
@@ -35,8 +33,9 @@ class Attached(Foreign):
     used = True
 
     def hold(self, target: Any, broadcast: bool, process_group: Any) -> None:
-        """Gives all ranks the same weights and optimizer, and has neither lose its method."""
+        """Gives all ranks the same weights and optimizer, of the same kinds, and has neither lose its method."""
         self.model, self.optimizer = parts(target)
+        elsewhere.check_alike(self.everything(), process_group, type(self.optimizer).__name__)
         if broadcast:
             elsewhere.broadcast(self.everything(), process_group)
         _taken.add(self.optimizer)
@@ -61,6 +60,10 @@ class Attached(Foreign):
         weights = self.optimizer._trainable_variables if self.model is None else self.model.weights
         return elsewhere.cells([*weights, *self.optimizer.variables])
 
+    def check_ready(self) -> None:
+        """Raises ConfigurationError if the model cannot be trained as it is now."""
+        check_surroundings(self.model)
+
     def _compile(self, compile_model: Any, optimizer: Any = "rmsprop", *args: Any, **options: Any) -> None:
         """The model's ``compile``, which must not lose the method."""
         if optimizer is not self.optimizer:
@@ -69,6 +72,7 @@ class Attached(Foreign):
                 "and compress again; or compile with optimizer=model.optimizer"
             )
         compile_model(optimizer, *args, **options)
+        self.check_ready()
 
     def _fit(self, fit: Any, together: Together, *args: Any, **options: Any) -> Any:
         """The model's ``fit``, which must not leave other ranks waiting."""
@@ -77,15 +81,19 @@ class Attached(Foreign):
         given = bound.arguments.get("callbacks") or []
         callbacks = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given)
         alone = shared = self.engine.world_size == 1
-        for each in callbacks:
-            shared |= isinstance(each, AverageMetrics)
-            if isinstance(each, _DECIDING) and not shared:
-                raise ConfigurationError(
-                    f"{type(each).__name__} looks at this rank's metrics alone, and ranks would not do the same; put "
-                    "gradwire.keras.AverageMetrics() before it"
-                )
-            if isinstance(each, keras.callbacks.TerminateOnNaN) and not alone:
-                raise ConfigurationError("TerminateOnNaN ends one rank's training and not the others'; leave it out")
+        with self.roll_call("fit") as roll_call:
+            self.check_ready()
+            for each in callbacks:
+                shared |= isinstance(each, AverageMetrics)
+                if isinstance(each, keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau) and not shared:
+                    raise ConfigurationError(
+                        f"{type(each).__name__} looks at this rank's metrics alone, and ranks would not do the same; "
+                        "put gradwire.keras.AverageMetrics() before it"
+                    )
+                if isinstance(each, keras.callbacks.TerminateOnNaN) and not alone:
+                    raise ConfigurationError("TerminateOnNaN ends one rank's training and not the others'; drop it")
+            roll_call.ready()
+        self.check_same([f"AverageMetrics among callbacks: {shared}"], "give it to fit on all ranks or on none")
         bound.arguments["callbacks"] = [together, *(each for each in callbacks if each is not together)]
         history = fit(*bound.args, **bound.kwargs)
         if not self.used:
@@ -110,12 +118,17 @@ def check(optimizer: Any, model: Any) -> None:
         )
     if optimizer in _taken:
         raise ConfigurationError("the optimizer has a method of gradwire's already; close its handle first")
-    if keras.distribution.distribution() is not None:
-        raise elsewhere.averages_itself("keras.distribution")
+    check_surroundings(model)
     if model is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     if not optimizer.built:
         raise ConfigurationError("the optimizer is not built; call optimizer.build(model.trainable_variables) first")
+
+
+def check_surroundings(model: Any) -> None:
+    """Raises ConfigurationError if the framework averages, too, or a process has several devices."""
+    if keras.distribution.distribution() is not None:
+        raise elsewhere.averages_itself("keras.distribution")
     if keras.backend.backend() == "jax":
         from gradwire.jax import check_devices
 
