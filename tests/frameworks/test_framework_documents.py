@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gradwire import methods
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "frameworks.md").read_text()
 PACKAGES = ("jax", "keras", "optax", "tensorflow")
@@ -25,6 +27,15 @@ def test_every_example_is_there() -> None:
     told = set(re.findall(r"\(\.\./examples/(\w+\.py)\)", PAGE))
     assert len(told) == 3
     assert all((ROOT / "examples" / name).exists() for name in told)
+
+
+def test_the_study_is_whole() -> None:
+    section = PAGE.partition("\n## The sixteen methods of the GRACE study")[2].partition("\n## ")[0]
+    command = section.partition("gradwire bench train ")[2].partition("--framework keras-tf")[0]
+    rows = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+    assert rows == ["dense", *command.replace("\\", "").split()]
+    assert len(rows) == 17
+    assert all(row.partition(":")[0] in methods.names() for row in rows)
 
 
 def test_front_ends_are_small() -> None:
