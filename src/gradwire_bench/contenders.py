@@ -17,6 +17,7 @@ from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
 from gradwire.methods import parse
+from gradwire.methods.variance import Moments
 from gradwire.policy import DensePolicy
 
 DDP = "ddp"
@@ -80,7 +81,8 @@ class Contender:
         return self.name not in _OWN_OPTIONS
 
     def wrap(self, model: nn.Module, group: dist.ProcessGroup, *, init_sync: bool = True) -> Averaged:
-        """Wraps a model in DDP over ``group`` and attaches the method. Every rank calls it at the same time.
+        """Wraps a model in DDP over ``group`` and attaches the method, with squares of samples or of micro-batches where it asks
+        for them. Every rank calls it at the same time.
 
         DDP's broadcast of buffers is off: in every step nothing but gradients is to be sent.
 
@@ -110,7 +112,17 @@ class Contender:
             ddp.register_comm_hook(group, fp16_compress_hook)
         elif self.name != DDP:
             handle = gradwire.compress(ddp, self.name, **self.arguments())
+            if self.moments != "step":
+                gradwire.SecondMoments(ddp, handle, self.moments)
         return Averaged(ddp, handle)
+
+    @property
+    def moments(self) -> Moments:
+        """Where a method has the squares of gradients from; ``"step"`` for those that ask for none."""
+        if not self.is_ours:
+            return "step"
+        found: Moments = getattr(self.configuration().rules[0].method, "moments", "step")
+        return found
 
     def configuration(self, seed: int = 0) -> Configuration:
         """The choices of a method of gradwire, made valid.

@@ -19,7 +19,6 @@ from gradwire import SecondMoments
 from gradwire.engine.engine import Engine
 from gradwire.layout import flat_slots
 from gradwire.local import LocalWorld
-from gradwire.methods.variance import Moments
 from gradwire_bench import placement
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import Dataset, DataSource
@@ -231,11 +230,9 @@ class _Averages(_Workers):
     """
 
     def __init__(self, net: nn.Module, trial: Trial, steps: int) -> None:
-        super().__init__(net, trial, Contender.parse(trial.method))
-        self._local = _Local(net, trial, steps)
-        self._moments: Moments = "step"
-        if self._world is not None:
-            self._moments = getattr(self._world.engines[0].configuration.rules[0].method, "moments", "step")
+        contender = Contender.parse(trial.method)
+        super().__init__(net, trial, contender)
+        self._local, self._moments = _Local(net, trial, steps), contender.moments
 
     def step(self, inputs: Tensor, wanted: Tensor) -> float:
         total = 0.0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from gradwire.errors import ConfigurationError
 from gradwire_bench import data, origin, pictures, report, shapes, sync, text, train
@@ -14,6 +15,7 @@ from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.nets import ByteNet, ConvNet
 from gradwire_bench.tasks import CONTEXT, ImageTask
 from gradwire_bench.workloads import IMAGE, LANGUAGE
+from pool import ranks
 
 DIGITS = data.DataSource(data.DIGITS, None, "for the test")
 
@@ -155,6 +157,19 @@ def test_contender_reads_what_it_writes(text, label):
 def test_contender_quotes_what_is_wrong(text, quoted):
     with pytest.raises(ConfigurationError, match=quoted):
         Contender.parse(text)
+
+
+@ranks(1)
+def test_contender_that_goes_by_samples_is_told_their_squares():
+    for per, least in (("samples", 2.0), ("microbatches", 0.0), ("step", 0.0)):
+        contender = Contender.parse(f"variance:moments={per},dense_below=1")
+        averaged = contender.wrap(torch.nn.Linear(3, 1, bias=False), dist.group.WORLD)
+        images = torch.tensor([[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]])  # the gradients of the two take each other away
+        averaged.model(images).sum().backward()
+        kept = averaged.handle.state_dict()["tensors"]
+        assert ("squares" in kept) == (per != "step")
+        assert kept["second_moments"]["weight"].flatten().tolist() == pytest.approx([0.999 * least] * 3), per
+        averaged.close()
 
 
 def test_sync_always_has_the_baseline_and_each_contender_once():
