@@ -23,7 +23,7 @@ Found = TypeVar("Found")
 def abreast(
     work: Callable[[Given], Found], jobs: int
 ) -> Iterator[Callable[[Sequence[Given]], Iterator[tuple[Given, Future[Found]]]]]:
-    """So many processes, which stay until the end of the block and then are gone.
+    """So many processes, which stay until the end of the block and then are gone, at once where an exception ends it.
 
     What it gives takes items, and yields each with what came of it, in the order of their ends. Where a process dies,
     as for lack of memory, nobody says over which item: those that it may have been are done again one by one, and the
@@ -33,6 +33,7 @@ def abreast(
         work: What is done with an item; a function of a module, for it goes to other processes.
         jobs: How many.
     """
+    others = set(multiprocessing.active_children())
     pool = _pool(jobs)
 
     def run(items: Sequence[Given]) -> Iterator[tuple[Given, Future[Found]]]:
@@ -55,6 +56,10 @@ def abreast(
 
     try:
         yield run
+    except BaseException:
+        for each in set(multiprocessing.active_children()) - others:
+            each.terminate()  # else the interpreter would wait at its end for what they are at
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

@@ -7,6 +7,8 @@ import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import pytest
+
 from gradwire_bench.abreast import abreast
 
 
@@ -40,17 +42,20 @@ def _work_for_ever(folder: str) -> None:
         list(run([folder, folder]))
 
 
-def test_processes_end_where_their_parent_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_processes_end_where_their_parent_is_killed_or_interrupted(tmp_path: Path, how: signal.Signals) -> None:
     parent = multiprocessing.get_context("spawn").Process(target=_work_for_ever, args=(str(tmp_path),))
     parent.start()
     deadline = time.monotonic() + 120
     while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     working = [int(each.name) for each in tmp_path.iterdir()]
-    parent.kill()
-    parent.join()
+    assert parent.pid is not None
+    os.kill(parent.pid, how)
+    parent.join(max(deadline - time.monotonic(), 0))
     while any(map(_alive, working)) and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert parent.exitcode
     assert len(working) == 2
     assert not any(map(_alive, working))
 
