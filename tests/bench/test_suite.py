@@ -149,19 +149,28 @@ def test_a_ledger_keeps_what_was_measured_and_forgets_a_line_cut_off(tmp_path: P
     assert again.missing([first.cell, second.cell]) == [second.cell]  # what failed is tried again
     path = tmp_path / FILE
     path.write_text(path.read_text()[:-30])
-    assert Ledger(tmp_path).records() == [first]
+    cut_off = path.read_text()
     ledger = Ledger(tmp_path)
+    assert ledger.records() == [first]
+    assert path.read_text() == cut_off  # who reads writes nothing
     ledger.add(second)
     assert Ledger(tmp_path).records() == [first, second]
     assert json.loads(path.read_text().splitlines()[0])["schema"] == SCHEMA
     path.write_text(path.read_text().replace("cell/1", "cell/9"))
     with pytest.raises(ConfigurationError, match="cell/9"):
         Ledger(tmp_path)
-    path.write_text("{}\n")
-    with pytest.raises(ConfigurationError, match="lacks 'schema'"):
-        Ledger(tmp_path)
-    with pytest.raises(ConfigurationError, match="make it with gradwire bench suite"):
-        Ledger.read(tmp_path / "none")
+    for text, why in (
+        ("{}", "lacks 'schema'"),
+        ("[1]", "another form"),
+        ('{"schema', "is no record"),
+        ("\xff", "utf-8"),
+    ):
+        path.write_text(f"{text}\n", encoding="latin-1")
+        with pytest.raises(ConfigurationError, match=f"{why}.*; choose another folder"):
+            Ledger(tmp_path)
+    for name, made in (("none", "suite --out"), ("none.jsonl", "codecs --json")):
+        with pytest.raises(ConfigurationError, match=f"make it with gradwire bench .*{made} .*{name}"):
+            Ledger.read(tmp_path / name)
     write(tmp_path / "new" / "train.jsonl", [first, second])
     assert Ledger.read(tmp_path / "new" / "train.jsonl").records() == [first, second]
 

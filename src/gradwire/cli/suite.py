@@ -123,12 +123,15 @@ def compare(
         style = ("green" if change.better else "red") if change.beyond else "dim"
         texts = (measure.text(change.before), measure.text(change.after), f"{change.share:+.1%}")
         table.add_row(where, label(cell), measure.title, *texts, style=style)
-    console.print(table if table.row_count else "Nothing changed beyond chance.")
+    lost, gained = lost_and_found(first, second)
+    common = len({each.cell for each in first} & {each.cell for each in second})
+    nothing = "Nothing changed beyond chance." if common else "The two runs have no cell in common."
+    console.print(table if table.row_count else nothing)
     if not all and (chance := sum(not each.beyond for each in found)):
         console.print(f"{chance} figures differ by no more than chance may; --all lists them.")
     if counts := same_bits(first, second)[1]:
         console.print(f"{same_bits(first, second)[0]} of {counts} trainings ended with the same bits.")
-    for cells, what in zip(lost_and_found(first, second), ("only in the first", "only in the second"), strict=True):
+    for cells, what in zip((lost, gained), ("only in the first", "only in the second"), strict=True):
         if cells:
             console.print(f"{len(cells)} cells {what}, such as {cells[0].kind} {cells[0].workload} {label(cells[0])}.")
 

@@ -211,12 +211,11 @@ class Record:
         """
         try:
             if content["schema"] != SCHEMA:
-                raise ConfigurationError(
-                    f"a record has the schema {content['schema']!r}, and this release reads {SCHEMA!r}; run the suite "
-                    "into another folder"
-                )
+                raise ConfigurationError(f"it has the schema {content['schema']!r}, and this release reads {SCHEMA!r}")
             fields = {each.name: content[each.name] for each in dataclasses.fields(cls)}
             framework = content["result"].get("framework", "torch")  # where records had it before it was an axis
             return cls(**{**fields, "cell": Cell(**{"framework": framework, **content["cell"]})})
-        except (KeyError, TypeError) as error:
-            raise ConfigurationError(f"a record lacks {error}; run the suite into another folder") from error
+        except KeyError as error:
+            raise ConfigurationError(f"it lacks {error}") from error
+        except (AttributeError, TypeError) as error:
+            raise ConfigurationError(f"it is of another form: {error}") from error

@@ -29,7 +29,8 @@ def _line(record: Record) -> str:
 class Ledger:
     """Records in a file; a later record of a cell takes the place of an earlier one.
 
-    A line that was cut off, as by a full disk, is left out, and its cell measured again.
+    A last line that was cut off, as by a full disk, is left out, and its cell measured again; it goes when the next
+    record comes, for who only reads may find one that is being written.
 
     Args:
         place: The file, ``.jsonl``, or the folder in which it lies or is to be made.
@@ -41,8 +42,12 @@ class Ledger:
     def __init__(self, place: Path) -> None:
         self.path = place if place.suffix == ".jsonl" else place / FILE
         self._records: dict[Cell, Record] = {}
+        self._whole: str | None = None
         if self.path.exists():
-            *whole, rest = self.path.read_text(encoding="utf-8").split("\n")
+            try:
+                *whole, rest = self.path.read_text(encoding="utf-8").split("\n")
+            except (OSError, ValueError) as error:
+                raise ConfigurationError(f"{self.path} holds no records: {error}; choose another folder") from error
             for number, line in enumerate(whole, start=1):
                 try:
                     record = Record.of(json.loads(line))
@@ -52,7 +57,7 @@ class Ledger:
                     ) from error
                 self._records[record.cell] = record
             if rest:
-                self.path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+                self._whole = "".join(f"{line}\n" for line in whole)
 
     @classmethod
     def read(cls, place: Path) -> Ledger:
@@ -63,13 +68,17 @@ class Ledger:
         """
         ledger = cls(place)
         if not ledger.path.is_file():
-            raise ConfigurationError(f"{ledger.path} is not there; make it with gradwire bench suite --out {place}")
+            made = "sync, train, kernels or codecs --json" if place.suffix == ".jsonl" else "suite --out"
+            raise ConfigurationError(f"{ledger.path} is not there; make it with gradwire bench {made} {place}")
         return ledger
 
     def add(self, record: Record) -> None:
         """Keeps a record, on disk at once."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self._whole is not None:
+                self.path.write_text(self._whole, encoding="utf-8")
+                self._whole = None
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_line(record))
         except OSError as error:
