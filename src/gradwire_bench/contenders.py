@@ -81,10 +81,10 @@ class Contender:
         return self.name not in _OWN_OPTIONS
 
     def wrap(self, model: nn.Module, group: dist.ProcessGroup, *, init_sync: bool = True) -> Averaged:
-        """Wraps a model in DDP over ``group`` and attaches the method, with squares of samples or of micro-batches where it asks
-        for them. Every rank calls it at the same time.
+        """Wraps a model in DDP over ``group`` and attaches the method. Every rank calls it at the same time.
 
-        DDP's broadcast of buffers is off: in every step nothing but gradients is to be sent.
+        A method that asks for squares of samples or micro-batches is told them. DDP's broadcast of buffers is off: in
+        every step nothing but gradients is to be sent.
 
         Args:
             model: The plain module.

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from gradwire_bench.pictures import figure_of
-from gradwire_bench.suite import compare, page, reproduction
+from gradwire_bench.suite import compare, page, reproduction, run
 from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.ledger import Ledger, write
 from gradwire_bench.suite.plan import Plan, load
 from gradwire_bench.suite.plots import svg
 from gradwire_bench.suite.tables import tables
+from gradwire_bench.train import TrainRow
 from suite_records import of_every_kind, of_plan, record, trial
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -107,6 +110,23 @@ def test_rows_are_over_seeds_and_hooks_without_a_meter_have_their_interface() ->
         "acpsgd rank=4": "-2.00",
         "torch fp16_compress_hook": "-3.00",
     }
+
+
+def test_trainings_that_diverged_are_told_and_large_numbers_are_written_out() -> None:
+    cell = Cell("train", "alexnet", "ddp", link="1gbit")
+    lost = TrainRow("ddp", "DDP fp32", 0.5, loss=math.nan, losses=[2.5, math.inf], step_seconds=[12.3456])
+    figures, _ = run.figures(replace(lost, accuracy=0.1, dense_bytes=123_456_789.0))
+    assert (figures["loss"], figures["losses"]) == (None, [2.5, None])  # for JSON has no such numbers
+    old = {**figures, "loss": math.nan}
+    well = {**figures, "loss": 2.0}
+    for results, said in (([figures], "10.00 diverged"), ([well, old, well], "10.00 ± 0.00 1 of 3 diverged")):
+        records = [record(replace(cell, seed=seed), **result) for seed, result in enumerate(results)]
+        (table,) = tables(records)
+        shown = dict(zip(table.columns, (value.text for value in table.lines[0].values), strict=True))
+        assert shown["quality %"] == said
+        assert shown["ms a step"].partition(" ± ")[0] == "12350"
+        assert shown["kB a step"] == "123500"
+        assert list(compare.changes(records, records, 0.0)) == []
 
 
 def changed(

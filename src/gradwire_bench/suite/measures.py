@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -33,12 +34,14 @@ class Measure:
     form: str = "{:.3g}"
 
     def of(self, record: Record) -> float | None:
-        """The value of a record; None if it has none."""
-        return None if record.error else self.take(record)
+        """The value of a record; None if it has none, or one that is no number."""
+        value = None if record.error else self.take(record)
+        return value if value is None or math.isfinite(value) else None
 
     def text(self, value: float | None) -> str:
-        """As shown."""
-        return "" if value is None else self.form.format(self.scale * value)
+        """As shown: large numbers in full, not as powers of ten."""
+        text = "" if value is None else self.form.format(self.scale * value)
+        return f"{float(text):.0f}" if "e+" in text else text
 
 
 def times(record: Record) -> list[float]:

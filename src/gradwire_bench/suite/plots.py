@@ -17,6 +17,7 @@ from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, figure_of, label_p
 from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.suite.tables import by_seed, dense, labels, mean, phase
+from gradwire_bench.suite.targets import LEAST_POINTS
 from gradwire_bench.sync import link_rate
 from gradwire_bench.workloads import WORKLOADS
 
@@ -87,7 +88,8 @@ def plots(records: Sequence[Record]) -> Iterator[Plot]:
             "train",
             _curves,
             "Quality by steps, seconds and bytes",
-            "The same trainings against three costs; quality on a part of the held-out data.",
+            "The same trainings against three costs: means over seeds, on the left with their range; quality on a "
+            f"part of the held-out data. Trainings with fewer than {LEAST_POINTS} points are left out.",
         ),
         (
             "sync",
@@ -105,7 +107,10 @@ def plots(records: Sequence[Record]) -> Iterator[Plot]:
     )
     for kind, draw, title, about in made:
         chosen = [each for each in done if each.cell.kind == kind]
-        if chosen:
+        if draw is _curves:
+            chosen = [each for each in chosen if len(each.result["curve"]) >= LEAST_POINTS]
+        raced = draw not in (_overview, _bandwidth) or not all(each.cell.is_baseline for each in chosen)
+        if chosen and raced:
             yield Plot(title, about, svg(draw(chosen, styles)))
 
 
@@ -284,15 +289,19 @@ def _curves(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
         panels[0].set_title(f"{', '.join(place)}: {measure} in %", loc="left", fontsize=10)
         for group in here:
             style = styles[_line(group[0].cell)]
-            curve, sent = group[0].result["curve"], mean(group, "bytes")
-            quality = [100 * point["accuracy"] for point in curve]
-            for axes, xs in (
-                (panels[0], [point["step"] for point in curve]),
-                (panels[1], [point["seconds"] for point in curve]),
-                (panels[2], [1e-6 * (sent or 0.0) * point["step"] for point in curve]),
-            ):
-                if sent or axes is not panels[2]:
-                    lines[names[group[0].cell]] = axes.plot(xs, quality, style.dash, color=style.colour)[0]
+            points = list(zip(*(each.result["curve"] for each in group), strict=False))
+            steps = [of_seeds[0]["step"] for of_seeds in points]
+            seconds = [statistics.fmean(each["seconds"] for each in of_seeds) for of_seeds in points]
+            qualities = [[100 * each["accuracy"] for each in of_seeds] for of_seeds in points]
+            sent = mean(group, "bytes")
+            megabytes = [1e-6 * sent * step for step in steps] if sent else []
+            for axes, xs in zip(panels, (steps, seconds, megabytes), strict=True):
+                if xs:
+                    middle = [statistics.fmean(each) for each in qualities]
+                    lines[names[group[0].cell]] = axes.plot(xs, middle, style.dash, color=style.colour)[0]
+            if len(group) > 1:
+                reach = [min(each) for each in qualities], [max(each) for each in qualities]
+                panels[0].fill_between(steps, *reach, color=style.colour, alpha=0.12, linewidth=0)
         for axes in panels:
             if (target := mean(here[0], "target")) is not None:
                 axes.axhline(100 * target, color="#bbbbbb", linewidth=0.8, zorder=0)

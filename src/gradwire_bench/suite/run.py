@@ -223,4 +223,11 @@ def figures(row: train.TrainRow | sync.SyncRow) -> tuple[dict[str, Any], str | N
         return {}, row.error
     left_out = {"method", "label", "link", "framework", "error", "targets", "reached", "steps_begun", "steps_done"}
     left_out |= {"speedup", "ratio_to_ddp", "ratio_to_torch_powersgd"}
-    return {name: value for name, value in dataclasses.asdict(row).items() if name not in left_out}, None
+    return {name: _finite(value) for name, value in dataclasses.asdict(row).items() if name not in left_out}, None
+
+
+def _finite(value: Any) -> Any:
+    """None for what JSON has no number for: losses of a training that diverged."""
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

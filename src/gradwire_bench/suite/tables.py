@@ -11,7 +11,7 @@ from gradwire_bench.contenders import Contender, Option
 from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.suite.table import Line, Table, Value
-from gradwire_bench.suite.targets import SHARE
+from gradwire_bench.suite.targets import LEAST_POINTS, SHARE
 from gradwire_bench.workloads import WORKLOADS
 
 _LOOP_FIGURES = ("times_copy", "gigabytes_per_second")
@@ -119,8 +119,8 @@ def _training(records: Sequence[Record]) -> Table:
                     _text(cell.link),
                     _text(names[cell]),
                     *(_axis(cell, axis) for axis in axes),
-                    _spread(group, "quality"),
-                    _figure(group, "seconds"),
+                    _learnt(group),
+                    _spread(group, "seconds"),
                     _number(baseline / own if baseline and own else None, "{:.2f}"),
                     _figure(group, "throughput"),
                     _figure(group, "bytes"),
@@ -135,26 +135,26 @@ def _training(records: Sequence[Record]) -> Table:
         )
     return Table(
         "Training over a link",
-        "Real processes, the same start, batches and steps for every contender. Quality is the share of right answers "
-        "on held-out data in %, for segmentation intersection over union, for recommendation hits in ten. The target "
-        f"is {SHARE:.0%} of what dense averages have at the end of their curve, in %, where they had less at its first "
-        "point; seconds to it are to the first point of a training's own curve that is as good, of all its seeds. "
-        "Samples are of all workers together. Forward, "
-        "backward (until gradients are averaged) and update are of the training thread; encode, wire and decode are of "
-        "the wire thread, which works beside it and is idle for the rest of the step. "
+        "Real processes, the same start, batches and steps for every contender; after ± is half the range over "
+        "seeds. Quality is the share of right answers on held-out data, for segmentation intersection over union, "
+        f"for recommendation hits in ten. The target is {SHARE:.0%} of what dense averages have at the end of a "
+        f"curve of at least {LEAST_POINTS} points, where they had less at its first one; seconds to it are to the "
+        "first point of a training's own curve that is as good, of all its seeds. Samples are of all workers "
+        "together. Forward, backward (until gradients are averaged) and update are of the training thread; encode, "
+        "wire and decode are of the wire thread, which works beside it and is idle for the rest of the step. "
         "Peak is resident memory, Python and torch included.",
         [
             "workload",
             "link",
             "method",
             *axes,
-            "quality",
+            "quality %",
             "ms a step",
             "x DDP",
             "samples/s",
             "kB a step",
             "x fewer bytes",
-            "target",
+            "target %",
             "s to target",
             "peak MB",
             *(f"{name} ms" for name in PHASES),
@@ -177,7 +177,7 @@ def _reached(group: Sequence[Record]) -> Value:
     """Seconds to the target where all seeds came there; else how many did not."""
     missed = sum(MEASURES["target_seconds"].of(each) is None for each in group)
     if not missed:
-        return _figure(group, "target_seconds")
+        return _spread(group, "target_seconds")
     if mean(group, "target") is None:
         return Value("", None)
     return Value("not reached" if missed == len(group) else f"{missed} of {len(group)} not", None)
@@ -197,7 +197,7 @@ def _quality(records: Sequence[Record]) -> Table:
                     _text(cell.optimizer),
                     _text(names[cell]),
                     *(_axis(cell, axis) for axis in axes),
-                    _spread(group, "quality"),
+                    _learnt(group),
                     _number(lost, "{:+.2f}", 100),
                     _figure(group, "loss"),
                     _figure(group, "bytes"),
@@ -216,7 +216,7 @@ def _quality(records: Sequence[Record]) -> Table:
             "optimizer",
             "method",
             *axes,
-            "quality",
+            "quality %",
             "points",
             "loss in bits",
             "kB a step",
@@ -236,7 +236,7 @@ def _local(records: Sequence[Record]) -> Table:
                 _number(group[0].cell.workers, "{:.0f}"),
                 _text("every step" if not group[0].cell.every else f"every {group[0].cell.every} steps"),
                 _text(names[group[0].cell]),
-                _spread(group, "quality"),
+                _learnt(group),
                 _spread(group, "loss"),
                 _figure(group, "bytes"),
                 _figure(group, "fewer_bytes"),
@@ -248,7 +248,7 @@ def _local(records: Sequence[Record]) -> Table:
     return Table(
         "Local steps",
         "Real processes; what local steps changed is averaged now and then, the last of them at the end.",
-        ["workload", "workers", "average", "method", "quality", "loss in bits", "kB a step", "x fewer bytes"],
+        ["workload", "workers", "average", "method", "quality %", "loss in bits", "kB a step", "x fewer bytes"],
         lines,
     )
 
@@ -267,7 +267,7 @@ def _averages(records: Sequence[Record]) -> Table:
                     _text(cell.link),
                     _text(names[cell]),
                     *(_axis(cell, axis) for axis in axes),
-                    _figure(group, "seconds"),
+                    _spread(group, "seconds"),
                     _number(baseline / own if baseline and own else None, "{:.2f}"),
                     _figure(group, "bytes"),
                     *(_number(_mean(seconds), "{:.1f}", 1e3) for seconds in stages),
@@ -351,6 +351,15 @@ def _spread(group: Sequence[Record], name: str) -> Value:
     if len(values) > 1:
         text += f" ± {measure.text((max(values) - min(values)) / 2)}"
     return Value(text, mean(group, name))
+
+
+def _learnt(group: Sequence[Record]) -> Value:
+    """Quality, and how many trainings diverged: their last loss is no number."""
+    value = _spread(group, "quality")
+    if lost := sum("loss" in each.result and MEASURES["loss"].of(each) is None for each in group):
+        told = f"{lost} of {len(group)} diverged" if len(group) > 1 else "diverged"
+        return replace(value, text=f"{value.text} {told}".strip())
+    return value
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -10,18 +10,25 @@ from gradwire_bench.suite.cell import Cell, Record
 SHARE = 0.97
 """Of the quality at the last point of dense averages' curve."""
 
+LEAST_POINTS = 3
+"""Of a curve, below which it says nothing of when a training was how good."""
+
 
 def targeted(records: Sequence[Record]) -> list[Record]:
     """The same records, trainings over a link with the target of their heat and the seconds to it.
 
     The target is :data:`SHARE` of what dense averages have at the end of their own curve, in the same setting and
-    under the same seed. A training has none where dense averages were not measured, or were there at the first point
-    of their curve: then nothing was learnt that could be waited for.
+    under the same seed. A training has none where dense averages were not measured, have a curve of fewer than
+    :data:`LEAST_POINTS`, or were there at its first point: then nothing was learnt that could be waited for.
     """
     targets: dict[object, float] = {}
     for each in records:
         curve = each.result.get("curve", ())
-        if each.cell.is_baseline and curve and curve[0]["accuracy"] < SHARE * curve[-1]["accuracy"]:
+        if (
+            each.cell.is_baseline
+            and len(curve) >= LEAST_POINTS
+            and curve[0]["accuracy"] < SHARE * curve[-1]["accuracy"]
+        ):
             targets[_heat(each.cell)] = SHARE * curve[-1]["accuracy"]
     return [_with(each, targets.get(_heat(each.cell))) if "curve" in each.result else each for each in records]
 
