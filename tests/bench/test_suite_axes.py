@@ -92,6 +92,7 @@ def test_throughput_is_of_all_workers_and_of_the_median_step() -> None:
     assert table.lines[0].values[table.columns.index("samples/s")].text == "160.0"
 
 
+@pytest.mark.filterwarnings("error")  # of pictures without room for what is in them
 def test_the_target_is_that_of_dense_averages_in_the_same_heat() -> None:
     records = [
         trained("ddp", 0, (0.5, 0.7, 0.8)),

@@ -232,7 +232,7 @@ def _breakdown(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
     groups, names = by_seed(records), labels(records)
     places = list(dict.fromkeys(map(_place, groups)))
     most = max(sum(_place(group) == place for group in groups) for place in places)
-    figure, panels = _grid(len(places), 4.8, 0.6 + 0.36 * most)
+    figure, panels = _grid(len(places), 4.8, max(0.6 + 0.36 * most, 2.6))
     for place, axes in zip(places, panels, strict=True):
         here = [group for group in groups if _place(group) == place]
         least = min(_phase(group, "backward") for group in here)
