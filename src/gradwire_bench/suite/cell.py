@@ -147,8 +147,8 @@ class Cell:
 
     def command(self, command: str) -> str:
         """What measures this cell alone, of a command that measures it among others."""
-        changed = [f"{name}={value}" for name, value in dataclasses.asdict(self).items() if value != ""]
-        return f"{command} {shlex.join(part for each in changed for part in ('--only', each))}"
+        axes = (f"{name}={value}" for name, value in dataclasses.asdict(self).items())
+        return f"{command} {shlex.join(part for each in axes for part in ('--only', each))}"
 
 
 def cut(workload: str) -> tuple[Segments, int]:

@@ -62,7 +62,7 @@ class Plan:
             cell for cell in self.cells if all(str(getattr(cell, axis)) in values for axis, values in wanted.items())
         ]
         if not chosen:
-            raise ConfigurationError(f"no cell of {self.name} has {' and '.join(filters)}; --list shows the plan")
+            raise ConfigurationError(f"no cell of {self.name} has {' and '.join(filters)}; --plan shows what it has")
         return chosen
 
 
