@@ -38,6 +38,7 @@ def _sleep(folder: str) -> None:
 
 
 def _work_for_ever(folder: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     with abreast(_sleep, 2) as run:
         list(run([folder, folder]))
 
