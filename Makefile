@@ -25,7 +25,7 @@ test-integrations: $(VENV)/ready
 	$(BIN)/python -m pytest tests/integrations -rs
 
 test-frameworks: $(FRAMEWORKS)/ready
-	$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) --dist loadgroup tests/frameworks -rs
+	$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks -rs
 
 # Of `make test` what is about kernels for GPUs: in Triton's interpreter against the reference, then compiled for GPUs
 # that are not here, and launched by a driver that has none.

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,13 +46,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Processes take whole files in that order, for what a file has set up and loaded serves all of its tests."""
+    """Processes take whole files in that order, for what a file has set up and loaded serves all of its tests.
+
+    Of frameworks they take all tests of a backend, which takes long to load; of JAX, which has most, in two parts.
+    """
     if config.getoption("dist") != "load":
         return None
     from xdist.scheduler import LoadFileScheduling
 
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            found = re.search(r"/frameworks/(test_keras)?.*\[(tensorflow|jax|torch)\b", nodeid)
+            if found is None:
+                return str(super()._split_scope(nodeid))
+            return f"{found[2]} {found[1]}" if found[2] == "jax" else found[2]
+
     config.option.loadscopereorder = False
-    return LoadFileScheduling(config, log)
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -24,17 +24,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("keras_pool", backends, indirect=True, scope="session")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests that have a backend's processes come to the same worker, JAX' to two of them: each loads it once."""
-    if needed := of(item):
-        loops = needed == "jax" and not item.path.name.startswith("test_keras")
-        item.add_marker(pytest.mark.xdist_group(f"{needed}, loops" if loops else needed))
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One backend after the other, as the processes of one end when those of another begin."""
-    order = ["", *NEEDED]
+    order = [*NEEDED, ""]
     items.sort(key=lambda item: order.index(of(item)))
 
 
