@@ -48,7 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Processes take whole files in that order, for what a file has set up and loaded serves all of its tests.
 
-    Of frameworks they take all tests of a backend, which takes long to load; of JAX, which has most, in two parts.
+    Of frameworks they take all tests of a backend, which takes long to load; of JAX, which has most, in two parts;
+    what needs no backend's processes comes last, one by one.
     """
     if config.getoption("dist") != "load":
         return None
@@ -58,7 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             found = re.search(r"/frameworks/(test_keras)?.*\[(tensorflow|jax|torch)\b", nodeid)
             if found is None:
-                return str(super()._split_scope(nodeid))
+                return nodeid if "/frameworks/" in nodeid else str(super()._split_scope(nodeid))
             return f"{found[2]} {found[1]}" if found[2] == "jax" else found[2]
 
     config.option.loadscopereorder = False
