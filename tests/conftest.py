@@ -20,7 +20,6 @@ FIRST = [
     "cli",
     "lab",
     "cost",
-    "attach/test_fsdp_laws.py",
     "state",
     "local_sgd",
     "wire",

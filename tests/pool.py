@@ -69,6 +69,8 @@ class Pool:
         results, errors = [], []
         for rank, (_, pipe) in enumerate(world):
             if not pipe.poll(SECONDS if not errors else 5):
+                told = [other.recv() for _, other in world[rank + 1 :] if other.poll()]
+                errors += [error for ok, error in told if not ok]
                 self.close()
                 raise WorkerError("\n".join([f"rank {rank} of {workers} did not answer", *errors]))
             ok, result = pipe.recv()

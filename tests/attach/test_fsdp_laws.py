@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,6 +33,14 @@ OTHERS = [
     if case.method not in {each.method for each in WITH_RESIDUAL}
 ]
 """Those that carry another memory, or none."""
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    """Processes of its own for each test: a world in which others ran before has been seen to wait for ever."""
+    workers = Pool()
+    yield workers
+    workers.close()
 
 
 def gradients(model: Any, step: int) -> list[Tensor]:
