@@ -103,6 +103,7 @@ def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weig
     _, _, symbols = _codes(device)
     levels = torch.empty(block.numel, dtype=torch.int32, device=device)
     raw = torch.empty(block.numel, dtype=torch.float32, device=device)
+    shape = {"WIDTH": tiles.width, "ALIGNED": tiles.aligned, "warps": warps(tiles.width)}
     for row, payload in enumerate(payloads):
         words = payload.view(torch.int32)
         sizes, body = words[(head + HEAD) // 4 :][:count], words[(head + HEAD) // 4 + count :]
@@ -112,7 +113,6 @@ def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weig
         launch(_read, triton.cdiv(count, SIDE_BY_SIDE), *read, LANES=SIDE_BY_SIDE, warps=1)
         added = (tiles.table, tiles.bases, levels, raw, payload[:head].view(torch.float32), payload[head:], out)
         last = weight if row == rows - 1 else 1.0
-        shape = {"WIDTH": tiles.width, "ALIGNED": tiles.aligned, "warps": warps(tiles.width)}
         launch(_add, tiles.count, *added, last, FIRST=not row, **shape)
 
 
