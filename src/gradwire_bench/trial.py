@@ -94,6 +94,7 @@ def run(
     dataset: Dataset = "auto",
     batch: int = 0,
     device: Device = "cpu",
+    averages: Callable[[nn.Module, Trial, int], Averages] | None = None,
 ) -> Result:
     """Trains. All workers share one model, since every average has the same bits on all of them, but for local steps.
 
@@ -105,6 +106,7 @@ def run(
         dataset: The images.
         batch: Samples a worker and step; 0 for the workload's own.
         device: Where the model computes.
+        averages: Makes what averages gradients in every step; of the trial's method if None.
 
     Raises:
         ConfigurationError: If there is no such device here.
@@ -118,7 +120,7 @@ def run(
         torch.manual_seed(trial.seed)
         net = workload.model(source, small=True).to(place)
     periods = Periods.parse(trial.method)
-    workers = _Averages(net, trial, steps) if periods is None else _LocalSteps(net, trial, steps, periods)
+    workers = (averages or Averages)(net, trial, steps) if periods is None else _LocalSteps(net, trial, steps, periods)
     for step, (inputs, wanted) in enumerate(islice(task.batches(), steps), start=1):
         losses = workers.step(inputs.to(place), wanted.to(place))
         on_step(step)
@@ -220,7 +222,7 @@ class _Worker:
     engine: Engine
 
 
-class _Averages(_Workers):
+class Averages(_Workers):
     """Each worker's gradient of its part of a batch, averaged for one optimizer.
 
     Args:
@@ -235,6 +237,7 @@ class _Averages(_Workers):
         self._local, self._moments = _Local(net, trial, steps), contender.moments
 
     def step(self, inputs: Tensor, wanted: Tensor) -> float:
+        """Takes the average of all workers' gradients, and returns the mean loss."""
         total = 0.0
         parameters = list(self._net.parameters())
         for rank, views in enumerate(self._views):
