@@ -34,7 +34,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "dgc": [{"ratio": 0.1}, {"ratio": 0.05, "warmup": 3, "indices": "entropy"}],
     "ef21": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],
     "ef21sgdm": [{"ratio": 0.1}, {"ratio": 0.2, "indices": "entropy"}],
-    "lioncub": [{"sync": 2}],
+    "lioncub": [{"sync": 2}, {"sync": 0, "bits": 4}, {"bits": 8}],
     "globalqsgd": [{}, {"bits": 4}],
     "gtopk": [{"ratio": 0.05}, {"ratio": 0.3, "indices": "raw"}],
     "sketchml": [

@@ -40,6 +40,9 @@ CODES: dict[str, tuple[Code, bool]] = {
     "sign": (codes.Sign(), False),
     "sign, euclidean": (codes.Sign(norm=2), False),
     "vote": (codes.Vote(), False),
+    "three votes": (codes.Ballot(), False),
+    "votes of 4 bits": (codes.Ballot(4), False),
+    "who wins": (codes.Ballot(signs=True), False),
     "two means": (codes.OneBit(), False),
     "2 bits of 512": (codes.QSGD(2), True),
     "4 bits of 512": (codes.QSGD(4), True),
@@ -58,7 +61,14 @@ CODES: dict[str, tuple[Code, bool]] = {
 }
 """Of every class one at least, and whether it has a scale for every 512 values; what the GPU's bits are held to."""
 
-TIMED = set(CODES) - {"sign, euclidean", "nuqsgd, 8 bits", "ternary, clipped", "natural, 9 bits"}
+TIMED = set(CODES) - {
+    "sign, euclidean",
+    "votes of 4 bits",
+    "who wins",
+    "nuqsgd, 8 bits",
+    "ternary, clipped",
+    "natural, 9 bits",
+}
 """What differs little from another is not."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,35 @@ def resumes(folder: str, method: str, options: dict[str, Any]) -> tuple[bytes, .
 def test_a_run_that_goes_on_gives_the_same_bits(pool: Pool, tmp_path: Path, method: str, options: Any) -> None:
     results = pool.run(2, resumes, str(tmp_path), method, options)
     assert len({each for result in results for each in result}) == 1
+
+
+@launched()
+def goes_on_from_a_signal(folder: str) -> bool:
+    """Six steps, and six that are told to end after the third and go on from what is saved then."""
+    from transformers import TrainerCallback
+
+    class Ended(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:  # as three seconds after a SIGTERM
+                for each in kwargs["ended"].callback_handler.callbacks:
+                    if manager := getattr(each, "jit_manager", None):
+                        manager.is_checkpoint_requested = True
+
+    weights = []
+    for arguments, resume in (({}, None), ({"enable_jit_checkpoint": True}, None), ({}, f"{folder}/checkpoint-3")):
+        trainer, attachment = trainer_in(folder, "topk", {"ratio": 0.05}, save_strategy="no", **arguments)
+        if arguments:
+            ending = Ended()
+            ending.on_step_end = partial(ending.on_step_end, ended=trainer)
+            trainer.add_callback(ending)
+        trainer.train(resume_from_checkpoint=resume)
+        weights.append(flat(trainer.model))
+        attachment.close()
+    return not weights[0].equal(weights[1]) and weights[0].equal(weights[2])
+
+
+def test_a_checkpoint_at_a_signal_has_the_states(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(2, goes_on_from_a_signal, str(tmp_path)) == [True, True]
 
 
 @launched()

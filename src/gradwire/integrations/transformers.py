@@ -55,6 +55,7 @@ def compress(trainer: Trainer, method: Methods, **options: Any) -> Attachment:
     callback = _Checkpoints(attachment)
     trainer.callback_handler.callbacks.insert(0, callback)  # before those that report logs
     trainer.train = callback.told_of(trainer.train)
+    trainer._save_checkpoint = callback.adding_to(trainer._save_checkpoint, trainer)
     return attachment
 
 
@@ -75,6 +76,17 @@ class _Checkpoints(TrainerCallback):  # type: ignore[misc]
 
         return resuming
 
+    def adding_to(self, save: Any, trainer: Trainer) -> Any:
+        """The trainer's saving of a checkpoint, and of this rank's file; at a SIGTERM ``on_save`` is not called."""
+
+        @wraps(save)
+        def saving(*args: Any, **kwargs: Any) -> None:
+            save(*args, **kwargs)
+            if not (trainer.args.save_only_model or trainer.state.is_hyper_param_search):
+                self._attachment.save(Path(trainer.args.output_dir, f"checkpoint-{trainer.state.global_step}"))
+
+        return saving
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Goes on from the checkpoint, when the model has been wrapped."""
         if workers() > 1 and not self._attachment.handles:
@@ -86,11 +98,6 @@ class _Checkpoints(TrainerCallback):  # type: ignore[misc]
         self._resumes_from = None
         if folder:
             self._attachment.load(folder)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Adds this rank's file to the checkpoint that was written."""
-        if not (args.save_only_model or state.is_hyper_param_search):
-            self._attachment.save(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         """Adds figures to the logs of training."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gradwire.kernels.reference.ballot import Ballot
 from gradwire.kernels.reference.dynamic import Dynamic
 from gradwire.kernels.reference.exponent import Exponent
 from gradwire.kernels.reference.integer import Integers
@@ -16,6 +17,7 @@ from gradwire.kernels.reference.threelc import ThreeLC
 from gradwire.kernels.reference.vote import Vote
 
 ALL: tuple[type, ...] = (
+    Ballot,
     Dynamic,
     Exponent,
     Integers,

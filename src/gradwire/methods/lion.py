@@ -75,29 +75,31 @@ class Lion(SignSGD):
 @register("lioncub")
 @dataclass(frozen=True, kw_only=True)
 class LionCub(Lion):
-    """Lion's updates in three levels instead of signs, the sign of their mean, and momenta averaged now and then.
+    """Lion's updates as whole votes of several sizes, the sign of their sum, and momenta averaged now and then.
 
-    ``beta1 m + (1 - beta1) g`` is sent as zero or plus or minus ``clip`` standard deviations, drawn so that nothing
-    within is biased: what is small votes less often. The vote on the mean goes back. Every ``sync`` steps momenta are
-    averaged densely, so that workers do not drift apart.
+    A worker votes on ``u = beta1 m + (1 - beta1) g`` with ``round(u / step)``, from -s to s, with a step of ``2 / s``
+    of the mean magnitude of a segment of u: with three votes, s = 1, whoever is below the mean abstains. The sign of
+    the sum is the average, 0 where nobody wins. Every ``sync`` steps momenta are averaged densely, so that workers do
+    not drift apart.
 
-    Of the paper only abstract and first figure were at hand: updates quantised to p bits in a way that suits Lion,
-    all-reduced and only then reduced to signs; and momenta synchronised of those layers alone that need it. Three
-    levels at about the mean magnitude are ours, and so is synchronising all momenta, seldom.
+    Of the paper abstract and first figure were at hand, and its authors' code: there votes are summed by an all-reduce
+    of 4 bits, with s = 1, or of 8, with s = 127 / n. It averages all momenta at steps that it is told, and by default
+    none, where the abstract has momenta of some layers.
 
     Attributes:
-        clip: The outer levels, in standard deviations of a segment.
+        bits: Bits a vote, 2, 4 or 8: s is 1, 7 or 127. With 2, five votes are in a byte.
         sync: Steps from one average of the momenta to the next; 0 for none.
     """
 
     citation = "Ishikawa et al. 2024, arXiv:2411.16462; Distributed Lion: Liu et al. 2024, arXiv:2404.00438"
     published = Published(
-        "Three levels, where the paper has p bits; momenta of all tensors are averaged seldom, there those of some "
-        "layers. Only its abstract was at hand."
+        "Votes go to owners of shares, so that their sums take no bits of their own. The authors' code averages all "
+        "momenta or none, the paper's abstract those of some layers.",
+        {"sync": 0},
     )
-    wire_bits = "8 * ceil(d / 5) + 32 + d + 32"
+    wire_bits = "(8 * ceil(d / 5) if bits == 2 else bits * d) + 8 * ceil(d / 5) + 128"
 
-    clip: float = 0.8
+    bits: int = 2
     sync: int = 100
 
     def __post_init__(self) -> None:
@@ -107,8 +109,12 @@ class LionCub(Lion):
             raise ConfigurationError(f"sync={self.sync!r} is out of range; choose a number of steps, or 0 for never")
 
     def codec(self) -> Quantiser:
-        """Three levels."""
-        return Quantiser(codes.TernGrad(self.clip))
+        """Votes."""
+        return Quantiser(codes.Ballot(self.bits))
+
+    def owner_codec(self, route: str) -> Quantiser:
+        """Who wins."""
+        return Quantiser(codes.Ballot(signs=True))
 
     def synchronize(self, gradient: Tensor, state: CodecState, step: int) -> Synchronization:
         """The chosen route, and now and then an average of the momenta after it."""

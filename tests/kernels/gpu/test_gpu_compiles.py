@@ -26,6 +26,8 @@ CODES = {
     "sm_90": (
         codes.Sign(),
         codes.Vote(),
+        codes.Ballot(),
+        codes.Ballot(8),
         codes.OneBit(),
         codes.QSGD(4),
         codes.QSGD(2, euclidean=True),

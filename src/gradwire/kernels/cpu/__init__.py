@@ -7,6 +7,7 @@ that nothing is left to compile within a training step.
 from __future__ import annotations
 
 from gradwire.kernels.cpu import (
+    ballot,
     dynamic,
     exponent,
     natural,

@@ -7,6 +7,7 @@ the reference does everything.
 from __future__ import annotations
 
 from gradwire.kernels.gpu import (
+    ballot,
     dynamic,
     exponent,
     natural,
