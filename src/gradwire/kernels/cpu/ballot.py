@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array
+from gradwire.kernels.cpu._packed import pack, unpack
 from gradwire.kernels.cpu._source import numel, peak
 from gradwire.kernels.cpu.qsgd import add_levels
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, pack_codes, sums, unpack_codes
-from gradwire.kernels.cpu.trits import add_trits, write_trits
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, sums
+from gradwire.kernels.cpu.trits import add_digits, put_trits
 from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.ballot import Ballot
 
@@ -43,21 +44,22 @@ def _put(code: Ballot, piece: Piece, scale: Float32Array, scratch: Scratch) -> N
 
 def _pack(code: Ballot, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     if code.bits == 2:
-        write_trits(code, position, count, body, scratch)
+        put_trits(body, position, scratch.codes[:count])
     else:
-        pack_codes(code, position, count, body, scratch)
+        pack(scratch.codes, count, code.bits, body[position * code.bits // 8 :])
 
 
 def _read(code: Ballot, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     if code.bits != 2:
-        unpack_codes(code, position, count, body, scratch)
+        begin = position * code.bits // 8
+        unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
 
 
 def _add(
     code: Ballot, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:
     if code.bits == 2:
-        add_trits(code, low, high, position, scale, body, scratch)
+        add_digits(body, position, scale[0], scratch.t[low:high])
     else:
         add_levels(scratch.codes[low:high], scale[0], (1 << (code.bits - 1)) - 1, scratch.t[low:high])
 

@@ -11,7 +11,7 @@ from gradwire.kernels.cpu.quantise import Scratch
 
 
 @compiled
-def _put_trits(packed: UInt8Array, position: int, digits: UInt8Array) -> None:
+def put_trits(packed: UInt8Array, position: int, digits: UInt8Array) -> None:
     """Adds the digits of consecutive positions to bytes in which they are 0."""
     done = 0
     while done < digits.size:
@@ -26,18 +26,24 @@ def _put_trits(packed: UInt8Array, position: int, digits: UInt8Array) -> None:
 
 def write_trits(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
     """Packs digits."""
-    _put_trits(body, position, scratch.codes[:count])
+    put_trits(body, position, scratch.codes[:count])
 
 
 def add_trits(
     code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
 ) -> None:
     """Adds scaled digits."""
-    done, total = 0, scratch.t[low:high]
+    add_digits(body, position, scale[0], scratch.t[low:high])
+
+
+@inlined
+def add_digits(body: UInt8Array, position: int, scale: np.float32, total: Float32Array) -> None:
+    """Adds scaled digits of consecutive positions."""
+    done = 0
     while done < total.size:
         row, byte = divmod(position + done, body.size)
         count = min(body.size - byte, total.size - done)
-        _add_row(body[byte : byte + count], row, scale[0], total[done : done + count])
+        _add_row(body[byte : byte + count], row, scale, total[done : done + count])
         done += count
 
 
