@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.errors import ConfigurationError
-from launched import launched, owed, scaled_by
+from launched import launched, owed, scaled_by, warnings_of_gradwire
 from models import batch, flat, network, same_everywhere
 from pool import Pool
 
@@ -277,6 +277,45 @@ def test_another_number_of_fabrics_workers_owes_as_much(pool: Pool, tmp_path: Pa
 
 
 @launched()
+def fabric_loads_before_it_wraps(folder: str) -> None:
+    first, fabric, model, optimizer = fabric_with("topk")
+    train_fabric(fabric, model, optimizer)
+    fabric.save(f"{folder}/fabric.ckpt", {"gradwire": first})
+    each = callback("topk")
+    fabric = fabric_of([each])
+    fabric.load(f"{folder}/fabric.ckpt", {"gradwire": each})
+    fabric.setup(network())
+    assert torch.equal(owed(each.attachment), owed(first.attachment))
+    for other in (first, each):
+        other.attachment.close()
+
+
+def test_fabric_loads_before_it_wraps(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, fabric_loads_before_it_wraps, str(tmp_path))
+
+
+@launched()
+def loads_no_states(folder: str) -> None:
+    run = trainer(folder, None, 1, callbacks=[])
+    run.fit(module(), loader())
+    run.save_checkpoint(f"{folder}/nothing.ckpt")
+    first, second = callback("topk"), callback("topk")
+    with warnings_of_gradwire() as told:
+        trainer(folder, first, 1).fit(module(), loader(), ckpt_path=f"{folder}/nothing.ckpt")
+        fabric = fabric_of([second])
+        fabric.save(f"{folder}/fabric.ckpt", {"gradwire": second})
+        fabric.setup(network())
+        fabric.load(f"{folder}/fabric.ckpt", {"gradwire": second})
+    assert sum("has no states of gradwire" in line for line in told) == 2 * (dist.get_rank() == 0)
+    for each in (first, second):
+        each.attachment.close()
+
+
+def test_a_checkpoint_without_states_starts_empty(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, loads_no_states, str(tmp_path))
+
+
+@launched()
 def fabric_scales_losses() -> None:
     from lightning.fabric.plugins import MixedPrecision
 
@@ -331,7 +370,11 @@ def alone(folder: str) -> None:
     run.save_checkpoint(f"{folder}/alone.ckpt")
     assert each.attachment.stats().steps == 0
     assert each.state_dict() == {}
+    with warnings_of_gradwire() as told:
+        trainer(folder, each, 1, strategy="auto").fit(module(), loader(), ckpt_path=f"{folder}/saved.ckpt")
+    assert any("a process that trains alone leaves them out" in line for line in told)
 
 
 def test_a_process_alone_sends_nothing(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, saved_by_all, str(tmp_path))
     pool.run(1, alone, str(tmp_path))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,6 +21,8 @@ try:
     from lightning.pytorch import Callback
 except ImportError as error:
     raise ImportError(f"{error}; Lightning comes with pip install 'gradwire[lightning]'") from error
+
+_log = logging.getLogger("gradwire")
 
 
 class GradwireCallback(Callback):  # type: ignore[misc]
@@ -55,17 +59,19 @@ class GradwireCallback(Callback):  # type: ignore[misc]
         """Attaches to the model that the strategy has just wrapped."""
         if sum(isinstance(each, GradwireCallback) for each in trainer.callbacks) > 1:
             raise ConfigurationError("the trainer has several GradwireCallbacks; DDP takes one hook, so give one")
-        states = own(self._saved) if self._saved else self.attachment.state()
-        self._saved = []
+        states = [] if self._saved else self.attachment.state()
         pl_module.zero_grad()  # of an earlier fit
         self.attachment.close()
         self._attach(trainer.strategy.model, trainer.strategy, getattr(trainer.precision_plugin, "scaler", None))
+        self._go_on()
         if states and self.attachment.handles:
             self._restore(states)
 
     def on_after_setup(self, fabric: Any, module: nn.Module) -> None:
         """Attaches to a model that Fabric has just wrapped."""
         self._attach(module, fabric.strategy, getattr(fabric.strategy.precision, "scaler", None))
+        if self._saved and len(self.attachment.handles) in (0, len(self._saved[0])):
+            self._go_on()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
         """Logs figures of this rank."""
@@ -77,11 +83,28 @@ class GradwireCallback(Callback):  # type: ignore[misc]
         return {"ranks": of_all_ranks(self.attachment.state())} if self.attachment.handles else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from what :meth:`state_dict` returned on rank 0; on all ranks, at once or when training starts."""
+        """Goes on from what :meth:`state_dict` returned on rank 0; on all ranks, at once or when models are wrapped.
+
+        Where there were no models to remember anything of, memories start empty, and a warning says so.
+        """
+        self._saved = state_dict.get("ranks", [])
         if self.attachment.handles:
-            self._restore(own(state_dict["ranks"]))
-        else:
-            self._saved = state_dict["ranks"]
+            self._go_on()
+        if "ranks" not in state_dict and workers() > 1 and dist.get_rank() == 0:
+            _log.warning("the checkpoint has no states of gradwire: what compression remembers starts empty")
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Told of a checkpoint of Lightning's, which hands no state on where it has none."""
+        if trainer.state.fn == "fit" and not checkpoint["callbacks"].get(self.state_key):
+            self.load_state_dict({})
+
+    def _go_on(self) -> None:
+        """Restores what was loaded, if anything was."""
+        saved, self._saved = self._saved, []
+        if saved and self.attachment.handles:
+            self._restore(own(saved))
+        elif saved:
+            _log.warning("the checkpoint has states of gradwire; a process that trains alone leaves them out")
 
     def _restore(self, states: list[Mapping[str, Any]]) -> None:
         with Agreed() as agreed:
