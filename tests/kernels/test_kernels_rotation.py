@@ -91,6 +91,24 @@ def test_the_table_is_the_best_of_all() -> None:
     assert Levels(15).table == tuple(range(16))
 
 
+@pytest.mark.parametrize(
+    ("grain", "shares", "published"),
+    [
+        (30, (16,), "0 2 4 6 8 10 12 14 16 18 20 22 24 26 28 30"),
+        (30, (32, 64), "0 3 5 7 9 11 13 14 16 17 19 21 23 25 27 30"),
+        (30, (128, 256), "0 4 6 8 10 12 13 14 16 17 18 20 22 24 26 30"),
+        (30, (512,), "0 4 7 9 11 12 13 14 16 17 18 19 21 23 26 30"),
+        (34, (16, 32, 64, 128), "0 3 6 8 10 12 14 16 18 20 22 24 26 28 31 34"),
+        (34, (256, 512), "0 4 7 9 11 13 15 16 18 19 21 23 25 27 30 34"),
+        (34, (1024,), "0 5 8 10 12 14 15 16 18 19 20 22 24 26 29 34"),
+    ],
+)
+def test_the_table_is_the_authors(grain: int, shares: tuple[int, ...], published: str) -> None:
+    """The tables of 16 levels in SophiaLi06/BytePS_THC, ``byteps/torch/tables``; one value in so many is clamped."""
+    for share in shares:
+        assert Levels(grain, 1 / share).table == tuple(map(int, published.split()))
+
+
 def test_rounding_is_unbiased_but_for_clamping() -> None:
     """With almost nothing clamped, the mean of many draws is the input within 5 standard errors."""
     numel, draws, levels = 512, 600, Levels(60, 1e-7)

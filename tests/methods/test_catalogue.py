@@ -79,6 +79,7 @@ def test_what_is_given_counts_more_than_the_preset() -> None:
     mixed = Configuration.make("terngrad", {"preset": "paper", "clip": 0.0}, route="sharded")
     assert mixed == Configuration.make("terngrad", {})
     assert str(Configuration.make("scalecom", {"preset": "paper"}).memory) == "lowpass(share=0.1)"
+    assert str(Configuration.make("gtopk", {"preset": "paper"}).granularity) == "model"
     with pytest.raises(gradwire.ConfigurationError, match="preset='author' is not known; choose 'paper'"):
         Configuration.make("terngrad", {"preset": "author"})
     with pytest.raises(gradwire.ConfigurationError, match="with a method's name"):

@@ -43,7 +43,7 @@ class LowPass(Memory):
     a smaller share some of what was not sent is given up: average and memory add up to the input no more. LoCo keeps 8
     bits a value; here it is float32, beside float32 scratch space that holds nothing between steps.
 
-    The defaults are LoCo's as DeepSpeed had them, ``err_beta=0.8`` and ``reset_T=1024``.
+    The defaults are LoCo's as DeepSpeed has them, ``err_beta=0.8`` and ``reset_T=1024``.
 
     Attributes:
         share: Weight of the newest error, in (0, 1]: ScaleCom's ``beta``, and ``1 - err_beta`` for LoCo.

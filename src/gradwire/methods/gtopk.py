@@ -19,17 +19,21 @@ from gradwire.wire.requests import Synchronization
 class GTopK(LocalTopK):
     """The k largest magnitudes of all workers' top-k sets added up, merged pair by pair: k values whatever n.
 
-    Local top-k, rounds of add-and-keep-k, and the rest back to the residual are as in the authors' code. There a tree
-    ends at rank 0, which broadcasts: 2 log2 n rounds; here both ranks of a pair merge, which gives the same set, since
-    the pairs are the same, in log2 n. There a worker's value counts as sent if its position is in the result, although
-    a merge may have dropped the value and the position come back from another worker; here it then stays in that
-    worker's residual, so nothing is lost. That code takes powers of two only; here n is any, and workers
-    beyond a power of two fold their sets in first and are told the result last. The paper's text was not at hand.
+    Verified against the authors' code (hclhkbu/gtopkssgd), not the paper's text: local top-k, rounds of add-and-keep-k,
+    and the rest back to the residual. There a tree ends at rank 0, which broadcasts: 2 log2 n rounds; here both ranks
+    of a pair merge, which gives the same set, since the pairs are the same, in log2 n. There a worker's value counts as
+    sent if its position is in the result, although a merge may have dropped the value and the position come back from
+    another worker; here it then stays in that worker's residual, so nothing is lost. That code takes powers of two
+    only; here n is any, and workers beyond a power of two fold their sets in first and are told the result last. It
+    chooses from the whole model at once, ``granularity="model"``, and takes ``ratio=0.004`` in the first epoch, 0.001
+    then.
     """
 
     citation = "Shi et al. 2019, arXiv:1901.04359"
     published = Published(
-        "Pairs exchange, where the paper's tree ends at one rank that broadcasts: the same result in half the rounds."
+        "Layers go out before the last gradient is there. Pairs exchange, where the paper's tree ends at one rank that "
+        "broadcasts: the same result in half the rounds. The authors' code begins with an epoch at `ratio=0.004`.",
+        {"granularity": "model"},
     )
     routes = ("merge",)
 

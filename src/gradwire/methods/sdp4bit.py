@@ -17,12 +17,12 @@ from gradwire.methods.registry import register
 class SDP4Bit(DrawnLevels):
     """QSGD's levels against the largest of 128 values, after a Hadamard transform of every 32, which spreads outliers.
 
-    Verified against the authors' code (jindajia/SDP4Bit): the transform without random signs, symmetric levels,
+    Verified against the authors' code (jindajia/SDP4Bit): the transform without random signs, 15 symmetric levels,
     stochastic rounding, blocks of 128 values for 4 bits between nodes. Within a node they send 8 bits of the same
-    transform in blocks of 512, ``inside="node:smoothed:8"``, add up, and quantise again without leaving the transform.
-    There workers own shards, as with ``gradwire.compress_reduce_scatter``; here owners return averages to all in twice
-    the bits. What of a tensor fills no 32 values is left as it is. Differences of weights in 4 bits, the other half of
-    the paper, are not here.
+    transform in blocks of 512, 128 in their scripts, ``inside="node:smoothed:8"``, add up, and quantise again without
+    leaving the transform. There workers own shards, as with ``gradwire.compress_reduce_scatter``; here owners return
+    averages to all in twice the bits. What of a tensor fills no 32 values is left as it is. Differences of weights in 4
+    bits, the other half of the paper, are not here.
     """
 
     citation = "Jia et al. 2024, arXiv:2410.15526"

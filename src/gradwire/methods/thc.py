@@ -37,11 +37,14 @@ class THC(Method):
     sums, in 8 bits while ``n * grain`` fits and in 16 beyond: 12 or 20 bits a value in all, and no second rounding. On
     the gather route everyone adds up all codes: 4 (n - 1) bits, less for two workers and equal for three.
 
-    Verified against the authors' code (SophiaLi06/BytePS_THC): feedback, random signs and rotation of 1024 values at a
-    time, scale by the largest norm, clamping at the share ``overflow`` = 1/32, integers from a table, their sum. There
-    one norm scales the whole tensor; here each rotated piece has its own. There the table is read from a file that is
-    not public; here it is computed for the variance the paper minimises. ``grain`` = 30 is taken from the paper by way
-    of others, its text was not at hand. Clamping makes it biased without a memory.
+    Verified against the authors' code (SophiaLi06/BytePS_THC), not the paper's text: feedback, random signs and
+    rotation of 1024 values at a time, scale by the largest norm, clamping at the share ``overflow`` = 1/32, ``grain`` =
+    30, 4 bits to the server and sums in 8 on the way back. The table, computed here for the variance the paper
+    minimises, is theirs at every ``overflow`` that they have one for with grains of 30 and 34; at 16 theirs names one
+    level twice. There one norm scales a partition of the server's, up to ``2**20`` values of all parameters laid end to
+    end, and signs are the same at every step; here each rotated piece has its own norm, and each step its signs. There
+    values are rounded to a grid of 1,001 points first and to levels then, here at once. Clamping makes it biased
+    without a memory.
 
     Attributes:
         grain: Largest integer of the table, the paper's granularity, from 15 to 255.
@@ -51,7 +54,7 @@ class THC(Method):
 
     citation = "Li et al. 2024, arXiv:2302.08545"
     published = Published(
-        "Longer rotations have fewer norms. Every rotation has a norm of its own, there the whole tensor one.",
+        "Longer rotations have fewer norms. Every rotation has a norm of its own, there up to `2**20` values have one.",
         {"rotation": 1024},
     )
     routes = ("sharded", "gather")
