@@ -20,8 +20,10 @@ class AdaComp(SignsByCriterion):
     bin; how many these are adapts by itself. Each goes as the sign of G, at a scale that is the mean over the segment's
     bins of that largest ``|G|``; what is left stays.
 
-    The paper's abstract was read, and a public implementation has the same test; widths of bins and the scale are from
-    memory. Runs of zeros are not sent. Indices are Elias-Fano instead of the paper's 8 or 16 bits within a bin.
+    Of the paper only the abstract was at hand. The authors' patent, US 11295208, has bins of one size, the largest of
+    each and one scale for a mini-batch; GradComp, by others, has the same test, but one bin, and sends H in full. The
+    widths of bins and that the scale is a mean are from memory. Runs of zeros are not sent. Indices are Elias-Fano
+    instead of the paper's 8 or 16 bits within a bin.
 
     Attributes:
         bin: Consecutive elements of a parameter that form a bin; None for 50 in parameters of three dimensions or more

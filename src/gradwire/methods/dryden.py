@@ -21,9 +21,11 @@ from gradwire.methods.registry import register
 class Dryden(CodecMethod):
     """The same share of positive and of negative values, the largest, each side as its mean, with error feedback.
 
-    That sides are apart, share one proportion and go as means is as in a public implementation, which estimates the two
-    thresholds from a sample; the paper was not at hand. Here the choice is exact, and the number fixed: the proportion
-    of the whole segment, divided as the segment's signs are.
+    The paper was not at hand, but its authors' code, LBANN's quantizer of July to October 2016: sides apart, one
+    proportion of each and at least one value, means, what is left added to the next gradient; at first for whole
+    matrices, since August for each column; thresholds from a sample. (In 2017 one threshold of magnitude for both sides
+    took their place.) Here the choice is exact, and the number fixed: the proportion of the whole segment, divided as
+    the segment's signs are, so that the smaller side may go without.
 
     Attributes:
         ratio: pi, the share of either side, in (0, 1].
@@ -31,7 +33,10 @@ class Dryden(CodecMethod):
     """
 
     citation = "Dryden et al. 2016, Communication Quantization for Data-parallel Training, doi:10.1109/MLHPC.2016.4"
-    published = Published("The choice is exact, where a public implementation takes thresholds from a sample.")
+    published = Published(
+        "The choice is exact and of a whole layer; the authors' code takes thresholds from a sample, and later has them "
+        "and means for each column of a matrix."
+    )
     memory = "residual"
     bias = "biased"
     wire_bits = "64 + k * (1 + 2 + log2(d / k))"

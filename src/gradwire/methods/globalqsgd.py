@@ -19,11 +19,12 @@ from gradwire.wire.requests import Synchronization
 class GlobalQSGD(Method):
     """Stochastic rounding against the largest magnitude of all workers, so that integers add up on the way.
 
-    Linear dithering as in the authors' code: one all-reduce of ``max |g|``, then one of integers that n workers' sum
-    fits. There a worker rounds ``127 g / (n max)``, which upwards may exceed its share of the byte; here n workers have
-    ``s = 127 // n`` levels each (``7 // n`` in four bits), and the sum never wraps. The code scales a whole DDP bucket,
-    ``granularity="bucket"``. Its exponential dithering needs a reduction of its own and is not here. The paper's text
-    was not at hand.
+    Linear dithering as in the authors' code, sands-lab/global-qsgd: one all-reduce of ``max |g|``, then one of integers
+    that n workers' sum fits. There a worker rounds ``127 g / (n max)``, which upwards may exceed its share of the byte;
+    here n workers have ``s = 127 // n`` levels each (``7 // n`` in four bits), and the sum never wraps. In four bits
+    the code has 3 levels whatever n: its own tree cuts sums off at 15 and divides the last one by n, at random up or
+    down, which suits four workers. It scales a whole DDP bucket, ``granularity="bucket"``. Exponential dithering, by
+    powers of two, needs a reduction of its own and is not here. Of the paper only the abstract was at hand.
 
     Attributes:
         bits: Bits a value on the wire, for the sum: 8, for up to 127 workers, or 4, for up to 7.
@@ -31,7 +32,8 @@ class GlobalQSGD(Method):
 
     citation = "Xin et al. 2023, arXiv:2305.18627"
     published = Published(
-        "A scale for every layer loses less. Exponential dithering is not here.",
+        "A scale for every layer loses less. In four bits n workers share 7 levels, in the authors' code each has 3. "
+        "Exponential dithering is not here.",
         {"granularity": "bucket"},
     )
     routes = ("allreduce",)

@@ -20,7 +20,7 @@ class Hybrid(SignsByCriterion):
 
     Then r loses that step and ``v = max(v - 2 |r| tau + tau**2, 0)``; elsewhere ``v *= decay``. One bit a value, as in
     :class:`gradwire.methods.Strom`; r, v and ``moments`` as in :class:`gradwire.methods.Variance`. That the paper
-    combines its method with Strom's was read in a summary by others; how is from memory.
+    combines its method with Strom's was read in a summary by others; how is from memory, and no public code has it.
 
     Attributes:
         threshold: tau, positive, in units of the gradient.

@@ -16,11 +16,11 @@ class INCEPTIONN(CodecMethod):
     """Values in 32, 16, 8 or 0 bits by their exponents, under an absolute error bound.
 
     From one on a value is sent as it is, below the bound not at all; half way between their exponents 16 bits become 8.
-    These edges are those of the public GRACE code; the paper itself was not at hand. In that code mantissas of both
-    lengths are shifted as far as that of a value of one is, so that 8 bits miss the bound. Here each length begins at
-    the largest value that it has to hold, and no error reaches the bound. Where steps of the bound do not reach up to
-    the edges, with bounds below ``2**-14``, the classes end before. Payloads are as long on every rank: what the room
-    leaves over is sent as zeros.
+    These edges are those of the public GRACE code; neither the paper nor code of its authors was at hand. There
+    mantissas of both lengths are shifted as far as that of a value of one is, so that 8 bits miss the bound. Here each
+    length begins at the largest value that it has to hold, and no error reaches the bound. Where steps of the bound do
+    not reach up to the edges, with bounds below ``2**-14``, the classes end before. Payloads are as long on every rank:
+    what the room leaves over is sent as zeros.
 
     Attributes:
         bound: The error bound, a power of two; the paper takes 2**-10, 2**-8 and 2**-6.

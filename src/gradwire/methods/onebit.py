@@ -17,7 +17,9 @@ class OneBit(CodecMethod):
     """One bit a value and the mean of each side, with error feedback on the way to the owner and back.
 
     The paper has a pair of means for every column of a weight matrix, there ``W^T x``, so for the weights of a unit:
-    ``granularity="row"``. It diverges without the memory. The paper's text was not at hand.
+    ``granularity="row"``. It diverges without the memory. Its authors' code, CNTK's ``ColumnQuantizer`` and
+    ``AllReduceDistGradAggregator``, agrees: zero counts as positive, means are of each side, workers and owners have
+    memories, and one's own share is quantised, too. Its columns are of ``W x``, so of the weights that leave an input.
     """
 
     citation = "Seide et al. 2014, 1-Bit Stochastic Gradient Descent, Interspeech"

@@ -25,14 +25,15 @@ class ScaleCom(LocalTopK):
     compensated values there are averaged: whatever n, k values and k indices travel. The paper's filter is
     ``memory=gradwire.memory.LowPass(share=beta, reset=0)``; ``"residual"``, which is ``beta = 1``, loses nothing.
 
-    The filter's form was compared with public third-party code, the rest is the paper's abstract and reviews; its text
-    was not at hand. The paper also describes a chunk-wise choice, ``granularity="block:N"`` with ``ratio=1/N`` here.
+    Leader, filter and ``beta = 0.1``, which the paper has for its large batches, agree with public notes on its text
+    and with third-party code; the text itself was not at hand. It also describes a chunk-wise choice,
+    ``granularity="block:N"`` with ``ratio=1/N`` here.
     """
 
     citation = "Chen et al. 2020, arXiv:2104.11125"
     published = Published(
-        "A plain residual loses nothing; the filter is for large batches, and its 0.1 is from memory. The paper "
-        'chooses in chunks, `granularity="block:N", ratio=1/N`.',
+        "A plain residual loses nothing; the filter is for large batches. The paper chooses in chunks, "
+        '`granularity="block:N", ratio=1/N`.',
         {"memory": LowPass(share=0.1, reset=0)},
     )
     routes = ("allreduce",)

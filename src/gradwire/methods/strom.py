@@ -15,9 +15,10 @@ from gradwire.methods.registry import register
 class Strom(SignsByCriterion):
     """Where the accumulated gradient exceeds tau, one step of tau with its sign; the rest accumulates on.
 
-    A value takes one bit, and tau itself 4 bytes a segment. The paper was not at hand: that a step is ``sign(r) tau``
-    and is taken from the residual is as in the many descriptions of it; that only ``|r| > tau`` counts, and not
-    equality, is from memory. Its word of 32 bits, index and sign together, is replaced by Elias-Fano indices.
+    A value takes one bit, and tau itself 4 bytes a segment. The paper was not at hand. That gradients add to a residual
+    and what exceeds a threshold is sent is as in the author's patent, US 10152676; that a step is ``sign(r) tau`` and
+    is taken from the residual as in LBANN's and MXNet's code, where equality counts, too. The word of 32 bits, index
+    and sign together, as LBANN has it, is replaced by Elias-Fano indices.
 
     Attributes:
         threshold: tau, positive, in units of the gradient.

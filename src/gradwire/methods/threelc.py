@@ -15,7 +15,9 @@ from gradwire.methods.registry import register
 class ThreeLC(CodecMethod):
     """The nearest of zero and plus or minus ``sparsity * max|t|``, five a byte, with error feedback both ways.
 
-    Runs of two to fourteen bytes of zeros take one byte. Payloads are as long on every rank: from the second step on
+    Runs of two to fourteen bytes of zeros take one byte. The paper's text and its authors' code were not at hand;
+    rounding and bytes are as in a public implementation in NumPy. Google's in TensorFlow Federated has the same scale
+    and lengths, but rounds at random and remembers nothing. Payloads are as long on every rank: from the second step on
     they have room for a quarter more than the neediest rank wanted in the step before, and at least half as much as in
     that step; what does not fit stays in the memory.
 

@@ -27,8 +27,10 @@ class Variance(ByCriterion):
     starts again at r = v = 0, elsewhere ``v *= decay``. With ``moments="step"`` the first step sends nothing if alpha
     is 1 or more, since there ``r**2 = v``.
 
-    Only the paper's abstract was at hand: the criterion, the decay, the defaults and values of 4 bits, powers of two
-    below the largest of a tensor, are from memory. What these lose stays in the residual, whereas r = 0 drops it.
+    Only the paper's abstract was at hand. The criterion, r = v = 0, the decay and both defaults are those of a reducer
+    that others wrote into PowerSGD's framework; it divides squares by B only once, so that its alpha is B times as
+    strict, and sends whole floats. Values of 4 bits, powers of two below the largest of a tensor, are from memory; what
+    these lose stays in the residual, whereas r = 0 drops it.
 
     Attributes:
         alpha: How unambiguous a coordinate must be, positive; 1 to 2 in the paper.

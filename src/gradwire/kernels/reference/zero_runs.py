@@ -1,8 +1,9 @@
 """Runs of zeros in packed trits, shortened as in 3LC: what is saved depends on the data.
 
-The paper's text and its authors' code were not at hand. Lengths and bytes are those of an independent public
-implementation: runs of 2 to 14 are bytes 243 to 255, longer ones are cut into runs of 14 first, and a single byte 121
-stays. There the first digit of a byte is the highest one, here the lowest; that changes no length.
+The paper's text and its authors' code were not at hand. Bytes are those of an independent public implementation in
+NumPy, lengths also those of Google's in TensorFlow Federated: runs of 2 to 14 are bytes 243 to 255, longer ones are cut
+into runs of 14 first, and a single byte 121 stays. There the first digit of a byte is the highest one, here the lowest;
+that changes no length.
 """
 
 from __future__ import annotations
