@@ -34,8 +34,8 @@ class Dryden(CodecMethod):
 
     citation = "Dryden et al. 2016, Communication Quantization for Data-parallel Training, doi:10.1109/MLHPC.2016.4"
     published = Published(
-        "The choice is exact and of a whole layer; the authors' code takes thresholds from a sample, and later has them "
-        "and means for each column of a matrix."
+        "The choice is exact and of a whole layer; the authors' code takes thresholds from a sample, and later has "
+        "them and means for each column of a matrix."
     )
     memory = "residual"
     bias = "biased"

@@ -37,9 +37,9 @@ class GradiVeQ(Method):
     numbers are sent, and a tail of less than a slice; with the defaults 30 % of a dense average's bytes over a whole
     turn.
 
-    No code is public; the paper's text was read. One basis for a layer, learning on averages for 100 steps, using it for
-    400, no memory, and an eighth of the numbers meanwhile are its own. Here slices are stretches of a tensor as it lies
-    in memory; there all filters' gradients of one place lie side by side, and a slice is a multiple of filters by
+    No code is public; the paper's text was read. One basis for a layer, learning on averages for 100 steps, using it
+    for 400, no memory, and an eighth of the numbers meanwhile are its own. Here slices are stretches of a tensor as it
+    lies in memory; there all filters' gradients of one place lie side by side, and a slice is a multiple of filters by
     depth. Here moments are about zero, of at most 64 slices a step, and every step counts alike; there they are of a
     layer's first slice, about its mean while learning, and each slice's mean is taken off before and added after. Here
     every tensor of two dimensions or more and two slices or more is taken, there convolutions alone. There the rank is
