@@ -194,13 +194,14 @@ def page(
     for entry in entries:
         lines.append(f"| `{entry.name}` | {_settings(entry, 0)} | {_settings(entry, 1)} | {entry.note} |")
     lines += ["", "## Measured", "", f"{where}.", "", f"![size against error]({PICTURE.as_posix()})", ""]
-    lines += ["| method | bits | encode GB/s | decode GB/s | error | accuracy |", "|---|---|---|---|---|---|"]
+    columns = ["method", "bits", "encode GB/s", "decode GB/s", "error", *(["accuracy"] if accuracies else [])]
+    lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     usual = {contender: gain for contender, gain in accuracies.items() if "memory=none" not in contender}
     for each in measured:
         gain = ", ".join(_gain(run, usual[run], each.name) for run in usual if run.partition(":")[0] == each.name)
         error = "" if each.error is None else f"{each.error:.2g}"
-        speeds = f"{each.encode_gbps:.2f} | {each.decode_gbps:.2f}"
-        lines.append(f"| `{each.name}` | {each.bits:.3g} | {speeds} | {error} | {gain} |")
+        cells = [f"`{each.name}`", f"{each.bits:.3g}", f"{each.encode_gbps:.2f}", f"{each.decode_gbps:.2f}", error, gain]
+        lines.append(f"| {' | '.join(cells[: len(columns)])} |")
     without = [f"`{run}` {gain:+.1f}" for run, gain in accuracies.items() if run not in usual]
     if without:
         lines += ["", f"Without the memory that the paper gives them: {', '.join(without)}."]
