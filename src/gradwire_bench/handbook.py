@@ -200,7 +200,8 @@ def page(
     for each in measured:
         gain = ", ".join(_gain(run, usual[run], each.name) for run in usual if run.partition(":")[0] == each.name)
         error = "" if each.error is None else f"{each.error:.2g}"
-        cells = [f"`{each.name}`", f"{each.bits:.3g}", f"{each.encode_gbps:.2f}", f"{each.decode_gbps:.2f}", error, gain]
+        speeds = f"{each.encode_gbps:.2f}", f"{each.decode_gbps:.2f}"
+        cells = [f"`{each.name}`", f"{each.bits:.3g}", *speeds, error, gain]
         lines.append(f"| {' | '.join(cells[: len(columns)])} |")
     without = [f"`{run}` {gain:+.1f}" for run, gain in accuracies.items() if run not in usual]
     if without:
