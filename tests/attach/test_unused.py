@@ -97,6 +97,29 @@ def test_ddp_throws_nothing_away(pool: Pool, view: bool, to_none: bool) -> None:
         pool.run(2, by_ddp, method, options, view, to_none)
 
 
+@ranks(2)
+def test_what_was_used_under_no_sync_alone_is_taken() -> None:
+    """DDP takes what accumulated, though the backward pass that it averages does not use the parameter."""
+    for method, options in [("dense", {}), *METHODS]:
+        net = Branches()
+        sums = Sums(net)
+        model = DistributedDataParallel(net, find_unused_parameters=True)
+        with closing(gradwire.compress(model, method, dense=ALL, **options)) as handle:
+            for step in range(4):
+                model.zero_grad()
+                with model.no_sync():
+                    sums.loss(model, step, 1).backward()
+                sums.loss(model, step, 0).backward()
+                sums.expect(step, 0)
+                sums.expect(step, 1)
+                for name, each in net.named_parameters():
+                    assert each.grad is not None
+                    assert each.grad.any() or name.endswith("bias")
+                    sums.came_out[name] += each.grad
+            if options.get("memory") != "lowpass":
+                sums.check(gradwire.Owed(handle, model).state_dict())
+
+
 def in_a_loop_of_ones_own(method: str, options: dict[str, Any]) -> None:
     net = Branches()
     sums = Sums(net)

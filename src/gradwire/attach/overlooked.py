@@ -93,10 +93,10 @@ class Overlooked:
 
     def on_gradient(self, name: str) -> None:
         """Told that a parameter has a gradient, which DDP is to be told of next."""
+        self._used.add(name)  # for DDP, too, passes under no_sync() count
         model = self._model()
         if model is None or not model.require_backward_grad_sync:
             return
-        self._used.add(name)
         if name == self._last:
             if self._waiting and self._aloud:
                 self._aloud = False
