@@ -75,6 +75,26 @@ def test_unfrozen_later() -> None:
 
 
 @ranks(2)
+def test_changed_between_wrapping_and_attaching() -> None:
+    """DDP averages what required gradients when it wrapped the model; it says nothing of what does since."""
+    for change, message in (
+        (
+            lambda net: net[0].requires_grad_(True),
+            r"parameter '0.weight' was frozen, or was not there, when DDP wrapped",
+        ),
+        (lambda net: net.append(nn.Linear(10, 4)), r"parameter '5.weight' was frozen, or was not there"),
+        (lambda net: net[2].requires_grad_(False), r"DDP wrapped 4 parameters .* of these 2 are there"),
+    ):
+        net = network()
+        net[0].requires_grad_(False)
+        model = DistributedDataParallel(net, find_unused_parameters=True)
+        change(net)
+        with pytest.raises(ConfigurationError, match=message):
+            gradwire.compress(model, "topk")
+    Trained(net).handle.close()
+
+
+@ranks(2)
 def test_parameters_that_ddp_ignores() -> None:
     for granularity in ("layer", "model"):
         net = network()

@@ -108,6 +108,23 @@ class Overlooked:
             self._waiting = True
 
 
+def check_wrapped(model: DistributedDataParallel, parameters: Named) -> None:
+    """Raises ConfigurationError unless DDP averages the gradients of these parameters, and of no others."""
+    buckets = model.reducer._get_zeros_like_grad_buckets()
+    wrapped = {id(each) for bucket in buckets for each in bucket.parameters()}
+    for name, each in parameters:
+        if id(each) not in wrapped:
+            raise ConfigurationError(
+                f"parameter {name!r} was frozen, or was not there, when DDP wrapped the model, so its gradient is not "
+                "averaged and ranks would drift apart; wrap the model anew, then attach"
+            )
+    if len(wrapped) > len(parameters):
+        raise ConfigurationError(
+            f"DDP wrapped {len(wrapped)} parameters that required gradients, and of these {len(parameters)} are there "
+            "and do now; freeze or replace parameters first, then wrap and attach"
+        )
+
+
 class _Loaded:
     """What a module calls when it has loaded a state; a copy of the module has nobody to tell."""
 
