@@ -123,6 +123,19 @@ def test_ranks_agree_with_residuals_of_half_the_size(pool: Pool) -> None:
     assert first == second
 
 
+@ranks(2)
+def test_buckets_may_be_larger_than_those_before_them() -> None:
+    """DDP forms several at once where parameters may be unused, and kernels have read the first before the next."""
+    for method, options in (("topk", {"memory": HALF}), ("lion", {})):
+        net = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.Linear(100, 20))
+        model = torch.nn.parallel.DistributedDataParallel(net, find_unused_parameters=True, bucket_cap_mb=0.001)
+        handle = gradwire.compress(model, method, **options)
+        model(gradient(dist.get_rank()).view(-1)[:640].view(10, 64)).square().sum().backward()
+        assert len(handle.buckets) > 1
+        assert all(each.grad is not None and each.grad.any() for each in net.parameters())
+        handle.close()
+
+
 def test_half_a_residual_has_one_dtype() -> None:
     with pytest.raises(gradwire.ConfigurationError, match="dtype='int8' is not possible; choose 'float32' or"):
         memory.Residual(dtype="int8")

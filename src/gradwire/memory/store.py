@@ -64,12 +64,10 @@ class Store:
         return torch.zeros(numel, dtype=dtype, device=self.device)
 
     def scratch(self, numel: int) -> Tensor:
-        """A float32 buffer that shares its memory with every other one: who writes to it may not let others run."""
-        storage = self._scratch.untyped_storage()
-        if storage.nbytes() < 4 * numel:
-            storage.resize_(4 * numel)
-        buffer: Tensor = torch.empty(0, dtype=torch.float32, device=self.device).set_(storage, 0, (numel,), (1,))
-        return buffer
+        """A float32 buffer that shares its memory with others: who writes to it may not let them run."""
+        if (had := self._scratch.numel()) < numel:  # what a kernel has read by NumPy can never grow
+            self._scratch = torch.empty(max(numel, 2 * had), dtype=torch.float32, device=self.device)
+        return self._scratch[:numel]
 
     def stacked(
         self,
