@@ -144,6 +144,20 @@ def test_what_is_frozen_for_some_steps_is_owed_as_much_after_them(pool: Pool) ->
 
 
 @ranks(2)
+def test_a_step_that_was_refused_freezes_nothing() -> None:
+    net, rates = Branches(), iter([0.1, float("nan"), 0.1])
+    with closing(gradwire.Synchronizer(net, "topk", dense=ALL, learning_rate=lambda: next(rates))) as sync:
+        net.first.requires_grad_(False)
+        with pytest.raises(gradwire.ConfigurationError, match="gave nan"):
+            sync.synchronize()
+        net.first.requires_grad_(True)
+        Sums(net).loss(net, 0, 0).backward()
+        sync.synchronize()
+        assert net.first.weight.grad is not None
+        assert net.first.weight.grad.any()
+
+
+@ranks(2)
 def test_nothing_that_is_not_finite_is_given_back() -> None:
     """A step that is not finite elsewhere leaves nothing in the memory of what took no part."""
     net = Branches()

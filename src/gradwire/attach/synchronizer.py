@@ -161,9 +161,9 @@ class Synchronizer(Bucketed):
                 "had nothing to train on, but where others took the parameters' places since, as fully_shard and "
                 "load_state_dict(assign=True) have them do, attach anew"
             )
-        self._unused.names.update(name for name, each in self._named if not each.requires_grad)
         check_dense(gradients)
         self._check_once(gradients)
+        self._unused.names = {name for name, each in self._named if not each.requires_grad}
         parameters = dict(self._named)
         self._buckets.average(
             self._flats,
