@@ -136,6 +136,24 @@ def test_buckets_may_be_larger_than_those_before_them() -> None:
         handle.close()
 
 
+@ranks(2)
+def test_buckets_borrow_no_more_than_they_need() -> None:
+    """DDP forms several of the one that its first step has, and then no room is kept for a whole model."""
+    net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+    model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.001)
+    handle = gradwire.compress(model, "topk", memory=HALF)
+    rooms = []
+    for _ in range(3):
+        model(torch.ones(2, 64)).sum().backward()
+        rooms.append(
+            handle.engine.store.scratch(0).untyped_storage().nbytes() / sum(each.nbytes for each in net.parameters())
+        )
+    assert len(handle.buckets) == 8
+    assert rooms[0] > 0.9
+    assert rooms[2] < 0.3
+    handle.close()
+
+
 def test_half_a_residual_has_one_dtype() -> None:
     with pytest.raises(gradwire.ConfigurationError, match="dtype='int8' is not possible; choose 'float32' or"):
         memory.Residual(dtype="int8")

@@ -84,6 +84,8 @@ class Buckets:
         identity = tuple(id(parameter) for parameter in parameters)
         known = self._units.get(index)
         if known is None or known[0] != identity:
+            if not index:  # DDP's first step has one bucket, and later ones need no room for a whole model
+                self._handle.engine.store.renew_scratch()
             slots = flat_slots([(self._names[id(each)], tuple(each.shape)) for each in parameters])
             known = (identity, self._handle.engine.unit(slots))
             self._units[index] = known

@@ -69,6 +69,10 @@ class Store:
             self._scratch = torch.empty(max(numel, 2 * had), dtype=torch.float32, device=self.device)
         return self._scratch[:numel]
 
+    def renew_scratch(self) -> None:
+        """The next one shares no memory with those before, which they keep for as long as they are in use."""
+        self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
+
     def stacked(
         self,
         field: str,
