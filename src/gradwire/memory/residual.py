@@ -55,9 +55,9 @@ class Residual(Memory):
         gamma: Weight of the gradient, positive.
         dtype: ``"float32"``, or ``"bfloat16"`` for half the memory. Then what was not sent is rounded at random to a
             neighbour in bfloat16, so that on average the memory is what was not sent and it is never further off than
-            the two neighbours lie apart. All buckets share float32 scratch space as large as the largest of them, so
-            nothing is gained where one buffer holds the whole model. A method that waits for others in between has its
-            residual rounded then, too.
+            the two neighbours lie apart. All buckets share float32 scratch space of up to four times the largest, so
+            nothing is gained where one buffer holds the whole model, as in DDP's first step. A method that waits for
+            others in between has its residual rounded then, too.
     """
 
     beta: float = 1.0
