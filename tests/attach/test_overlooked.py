@@ -183,6 +183,8 @@ def refused() -> None:
     }
     with pytest.raises(ConfigurationError, match="delay_all_reduce_named_params has DDP average these by itself"):
         gradwire.compress(DistributedDataParallel(net, **delayed), "topk")
+    with pytest.raises(ConfigurationError, match="skip_all_reduce_unused_params has DDP call no hook for some buckets"):
+        gradwire.compress(DistributedDataParallel(net, skip_all_reduce_unused_params=True), "topk")
 
 
 @pytest.mark.parametrize(

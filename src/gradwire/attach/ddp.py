@@ -285,6 +285,11 @@ def _checked(given: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> 
             "delay_all_reduce_named_params has DDP average these by itself, and it waits for them only by waiting for "
             "its own averages of the others; leave it out"
         )
+    if getattr(model, "skip_all_reduce_unused_params", False):
+        raise ConfigurationError(
+            "skip_all_reduce_unused_params has DDP call no hook for some buckets, and where that is the last one of a "
+            "step nobody would know of its end; leave it out"
+        )
     for hook in [hook.__qualname__ for hook, state in model._comm_hooks if not isinstance(state, _Detached)]:
         raise ConfigurationError(f"the model has the communication hook {hook!r} already; DDP takes one; wrap it anew")
     for name, module in model.module.named_modules():
