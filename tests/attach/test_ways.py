@@ -52,6 +52,27 @@ def test_static_graph() -> None:
         trained.end(4)
 
 
+class TwoTypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second = nn.Linear(48, 96), nn.Linear(96, 40, dtype=torch.bfloat16)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(values).bfloat16()).float()  # type: ignore[no-any-return]
+
+
+@ranks(2)
+def test_a_static_graph_of_several_buckets() -> None:
+    """In its first step DDP counts no buckets, of which there is one for each dtype."""
+    for method, options in METHODS:
+        trained = Trained(TwoTypes(), method, static_graph=True, **options)
+        for step in range(4):
+            trained.step(mean_square(trained.model, step))
+        assert len(trained.handle.buckets) > 1
+        trained.end(4)
+
+
 @ranks(2)
 def test_clipping() -> None:
     for method, options in METHODS:

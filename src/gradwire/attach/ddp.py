@@ -53,6 +53,8 @@ class _Hook:
         overlooked: Told of what DDP brings.
         names: Each parameter's name, by its id.
         checked: Buckets, by ids and strides, in which gradients were found in their parameters' memory order.
+        came: Parameters, by id, whose gradients came in the step under way. When a step begins and ends is known by
+            them: in the first one of a static graph DDP has every bucket for the first, and none for the last.
     """
 
     engine: Engine
@@ -61,25 +63,30 @@ class _Hook:
     overlooked: Overlooked
     names: dict[int, str]
     checked: set[tuple[tuple[int, tuple[int, ...]], ...]] = field(default_factory=set)
+    came: set[int] = field(default_factory=set)
 
     def __reduce__(self) -> tuple[type[_Detached], tuple[()]]:
         return _Detached, ()
 
     def on_bucket(self, bucket: GradBucket) -> TensorFuture:
         """Queues a bucket."""
-        if bucket.index() == 0:
+        if not self.came:
             self.overlooked.check()
             self.engine.before_step()
         self._check_order(bucket)
         self.overlooked.on_bucket(bucket)
+        self.came.update(map(id, bucket.parameters()))
+        last = len(self.came) == len(self.names)
+        if last:
+            self.came.clear()
         try:
-            future = self.averages.on_bucket(bucket)
+            future = self.averages.on_bucket(bucket, last)
         except GradwireError:
             raise
         except BaseException as error:  # an interrupt; DDP finishes its step, or it could begin no other
             self.wire.fail(error)
             future = self.wire.promise(otherwise=bucket.buffer())
-        if bucket.is_last():
+        if last:
             if torch._C._current_graph_task_id() >= 0:
                 _queue_callback(lambda: self._before_ddp(future))
             else:  # no backward pass: DDP follows the others' steps for a rank whose inputs have ended

@@ -33,21 +33,22 @@ class Buckets:
         self._first: tuple[str, ...] = ()
         self._resumed: Collected | None = None
 
-    def on_bucket(self, bucket: GradBucket) -> TensorFuture:
-        """Queues a bucket; its future holds the averaged buffer."""
+    def on_bucket(self, bucket: GradBucket, last: bool) -> TensorFuture:
+        """Queues a bucket, perhaps a step's last; its future holds the averaged buffer."""
         names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
         if not self._coming:
             self._begin(names)
+        index = len(self._coming)
         self._coming.append(names)
         resumed = self._resumed
-        if bucket.is_last():
+        if last:
             came, self._coming = tuple(self._coming), []
             if resumed is None:
                 self._handle.buckets = came
             elif came == self._handle.buckets:
                 self._resumed = None
             self._known = self._handle.buckets
-        return self._average(bucket) if resumed is None else resumed.on_bucket(bucket)
+        return self._average(bucket, index, last) if resumed is None else resumed.on_bucket(bucket, last)
 
     def _begin(self, names: tuple[str, ...]) -> None:
         """Before a step: has a state been loaded, or has DDP formed its buckets anew?"""
@@ -58,9 +59,9 @@ class Buckets:
         elif names != self._first:
             self._resumed = None
 
-    def _average(self, bucket: GradBucket) -> TensorFuture:
+    def _average(self, bucket: GradBucket, index: int, last: bool) -> TensorFuture:
         wire, engine = self._handle.wire, self._handle.engine
-        buffer, index, parameters, last = bucket.buffer(), bucket.index(), bucket.parameters(), bucket.is_last()
+        buffer, parameters = bucket.buffer(), bucket.parameters()
         future = wire.promise(otherwise=buffer)
         with wire.on_stream():
             staged = buffer if buffer.dtype == torch.float32 else torch.empty_like(buffer, dtype=torch.float32)
@@ -114,10 +115,10 @@ class Collected:
             self._places.update({slot.name: flat[slot.offset : slot.stop].view(slot.shape) for slot in slots})
         self._waiting: list[tuple[TensorFuture, Tensor, list[tuple[Tensor, Tensor]]]] = []
 
-    def on_bucket(self, bucket: GradBucket) -> TensorFuture:
+    def on_bucket(self, bucket: GradBucket, last: bool) -> TensorFuture:
         """Takes in a bucket; the last one of a step sets all of them going."""
         wire, engine = self._handle.wire, self._handle.engine
-        buffer, parameters, last = bucket.buffer(), bucket.parameters(), bucket.is_last()
+        buffer, parameters = bucket.buffer(), bucket.parameters()
         places = [self._places[self._names[id(parameter)]] for parameter in parameters]
         moves = list(zip(places, gradients(buffer, parameters), strict=True))
         future = wire.promise(otherwise=buffer)
