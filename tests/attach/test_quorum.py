@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -126,6 +127,30 @@ def gathered_among(tensor: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize(("method", "options"), METHODS)
 def test_what_those_who_stay_owe_is_conserved(pool: Pool, method: str, options: Any) -> None:
     pool.run(3, some_leave_and_come, method, options)
+
+
+def frozen_later(method: str, options: dict[str, Any]) -> None:
+    """What is frozen stays where it is, and what is owed to it waits."""
+    worker = Worker(method, options)
+    group, frozen = unknown_group(range(2), fresh_name()), dict(worker.parameters)["linear"]
+    for number in range(4):
+        worker.meet(group, 2, number)
+        owed = mean(worker.owed(), range(2))
+        frozen.requires_grad_(number != 2)
+        for name, each in worker.parameters:
+            each.grad = gradient(name, dist.get_rank(), number) if each.requires_grad else None
+        worker.averages.synchronize(True)
+        assert (frozen.grad is None) == (number == 2)
+        if number == 2:
+            first, left = math.prod(SHAPES["conv"]), mean(worker.owed(), range(2))
+            of_frozen = slice(first, first + frozen.numel())
+            torch.testing.assert_close(left[of_frozen], owed[of_frozen], rtol=1e-5, atol=2e-5)
+    worker.averages.close()
+
+
+@pytest.mark.parametrize(("method", "options"), METHODS)
+def test_what_is_frozen_later_is_left_alone(pool: Pool, method: str, options: Any) -> None:
+    pool.run(2, frozen_later, method, options)
 
 
 def not_taken(method: str, options: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guarding import Guarding
+from gradwire.engine.guards import Unused
 from gradwire.engine.mixture import Settled, configure
 from gradwire.engine.unit import Unit
 from gradwire.errors import ConfigurationError
@@ -144,7 +145,8 @@ class Averages:
         self.engine.meter = self._meter
         for name, each in owed.items():
             self.engine.store.put(OWED, name, each, Kind.MEAN)
-        self.engine.guards += self._guarding.guards(self.engine, self._named)
+        self._unused = Unused(self.engine.give_back, ask=False)
+        self.engine.guards += [*self._guarding.guards(self.engine, self._named), self._unused]
         self.wire = Wire(transport, self._meter, self._configuration.fuse_bytes, CPU, self.engine.later)
         self._units, self._arrived = {}, 0
         if self._named:
@@ -166,6 +168,8 @@ class Averages:
     def synchronize(self, takes_part: bool) -> None:
         """Averages the gradients of all parameters, in place; those of a worker that takes no part count as zero.
 
+        So do those of parameters that require none any more, whose ``grad`` is left alone.
+
         Raises:
             ConfigurationError: If a gradient is sparse, or the module has other parameters than it had; nothing is
                 changed.
@@ -174,18 +178,20 @@ class Averages:
         check_left_out(self._frozen)
         if self._tree is not None:
             self._tree.check()
-        gradients = {name: each.grad for name, each in self._named if each.grad is not None}
+        trained = {name: each for name, each in self._named if each.requires_grad}
+        gradients = {name: each.grad for name, each in trained.items() if each.grad is not None}
         check_dense(gradients)
-        for _, each in self._named:
+        for each in trained.values():
             if each.grad is None:
                 each.grad = torch.zeros_like(each)
+        self._unused.names = self.averaged.shapes.keys() - trained
         self._snapshot.take()
         self._began = self.engine.step
         weight = self.engine.world_size / self._share
-        parameters = dict(self._named)
 
         def take(name: str, average: Tensor) -> None:
-            parameters[name].grad.copy_(average if weight == 1 else average.mul_(weight))  # type: ignore[union-attr]
+            if name in trained:
+                trained[name].grad.copy_(average if weight == 1 else average.mul_(weight))  # type: ignore[union-attr]
 
         views = self._buckets.views(self._flats)
         self._buckets.average(self._flats, views, gradients if takes_part else {}, take)
