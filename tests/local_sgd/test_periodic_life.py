@@ -145,7 +145,9 @@ def test_buffers_are_averaged() -> None:
     for layer in net:
         layer.reset_parameters()  # type: ignore[operator]
     net.register_buffer("table", torch.linspace(0.1, 0.7, 33))
-    table = net.table.clone()
+    net.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+    net.register_buffer("unset", torch.full((3,), torch.nan))
+    table, mask = net.table.clone(), net.mask.clone()
     optimizer = sgd(net)
     handle = gradwire.periodic(optimizer, every=3, buffers=net, parameters=net.named_parameters())
     train(net, optimizer, range(2))
@@ -156,7 +158,10 @@ def test_buffers_are_averaged() -> None:
         mean = torch.stack(gathered(getattr(alone[1], name))).mean(0)
         torch.testing.assert_close(getattr(net[1], name), mean, rtol=1e-5, atol=1e-6)
         assert same_everywhere(getattr(net[1], name))
+    assert handle.dropped == 0
     assert torch.equal(net.table, table)
+    assert torch.equal(net.mask, mask)
+    assert net.unset.isnan().all()
     assert int(net[1].num_batches_tracked) == 3
     handle.close()
 

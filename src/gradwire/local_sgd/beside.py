@@ -93,7 +93,7 @@ class AveragedMoments(KeptMoments):
 class AveragedBuffers(Beside):
     """Averages the changes of a module's floating-point buffers, with the first fragment of a period.
 
-    What does not change, such as a table of constants, stays as it is to the last bit.
+    What does not change, such as a table of constants or a mask of infinities, stays as it is to the last bit.
 
     Args:
         module: Whose buffers.
@@ -115,10 +115,7 @@ class AveragedBuffers(Beside):
         """How far each buffer went since its last average."""
         if fragment.number:
             return {}
-        return {
-            _buffer(name): _wide(buffer).sub_(_wide(self.last[name].to(buffer.dtype)))
-            for name, buffer in self.buffers().items()
-        }
+        return {_buffer(name): _change(buffer, self.last[name]) for name, buffer in self.buffers().items()}
 
     def shared(self, fragment: Fragment) -> Values:
         """What each buffer's last average left."""
@@ -171,6 +168,13 @@ def in_step(steps: int, device: torch.device) -> Synchronization:
             f"ranks average after different local steps: {', '.join(map(str, taken))}, rank by rank; let every rank "
             "take every step, and every=f give all of them the same periods"
         )
+
+
+def _change(buffer: Tensor, last: Tensor) -> Tensor:
+    """How far a buffer went from its last average as its own precision has it: nowhere if still infinite or NaN."""
+    now, then = _wide(buffer), _wide(last.to(buffer.dtype))
+    still = torch.isclose(now, then, rtol=0, atol=0, equal_nan=True)
+    return now.sub_(then).masked_fill_(still, 0)
 
 
 def _moment(key: str, piece: Piece) -> str:
