@@ -93,7 +93,7 @@ def test_what_is_given_counts_more_than_the_preset() -> None:
 def test_analysis_has_the_bounds_of_the_paper() -> None:
     generator = torch.Generator().manual_seed(0)
     gradients = {"a": torch.randn(30, 40, generator=generator), "b": 10 * torch.randn(500, generator=generator)}
-    exact = gradwire.analyze(gradients, "dense", draws=1)
+    exact = gradwire.analyze({**gradients, "frozen": None}, "dense", draws=1)
     assert exact.layer_wise_bound == exact.entire_model_bound == 2
     assert exact.layer_wise_error == exact.entire_model_error == 0
     random = gradwire.analyze(gradients, "randomk", ratio=0.1, draws=200)

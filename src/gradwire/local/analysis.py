@@ -69,7 +69,7 @@ class Analysis:
 
 
 def analyze(
-    gradients: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor | None],
     method: str | Method,
     *,
     owner: str | Codec | None = None,
@@ -80,8 +80,8 @@ def analyze(
     """Measures what a method does to a model's gradients, without a memory.
 
     Args:
-        gradients: float32, float16 or bfloat16 gradients by parameter name; those that are zero everywhere are left
-            out, for they have no relative error.
+        gradients: float32, float16 or bfloat16 gradients by parameter name; those that are None or zero everywhere are
+            left out, for they have no relative error.
         method: A name of ``gradwire.methods.names()`` or a method object.
         owner: As in :func:`gradwire.compress`.
         draws: Steps of randomness to average over, at least 1.
@@ -101,7 +101,8 @@ def analyze(
     if draws < 1:
         raise ConfigurationError(f"draws={draws!r} is out of range; choose at least 1")
     chosen = make(method, options)
-    given = {name: gradient.float() for name, gradient in gradients.items() if gradient.count_nonzero()}
+    present = [(name, each) for name, each in gradients.items() if each is not None]
+    given = {name: gradient.float() for name, gradient in present if gradient.count_nonzero()}
     if not given:
         raise ConfigurationError("there is no gradient that is not zero; run a backward pass first")
 
