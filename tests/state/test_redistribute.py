@@ -12,6 +12,8 @@ import gradwire
 from catalogue import OPTIONS, Case, cases, possible_memories
 from gradwire import ConfigurationError, memory, methods
 from gradwire.engine import Configuration, DensePolicy
+from gradwire.engine.choices import Choices
+from gradwire.engine.mixture import configure
 from gradwire.layout import ALIGNMENT, aligned, flat_slots, shard_bounds
 from gradwire.local.world import LocalWorld
 from gradwire.memory import Kind
@@ -138,6 +140,24 @@ def test_nothing_owed_is_lost_and_training_goes_on(before: int, after: int) -> N
         new = world(case, after)
         load(new, made)
         steps(new, 2)
+
+
+def test_patterns_with_segments_of_their_own() -> None:
+    """What owners owe of each parameter is put together and cut as its own rule has it."""
+    rules = {"m*": "efsignsgd:granularity=block:100", "*": "efsignsgd"}
+    configuration: Any = configure(rules, {}, Choices(dense=EVERYTHING))
+    old, new = (LocalWorld(configuration, SLOTS, workers) for workers in (3, 2))
+    steps(old, 3)
+    states = states_of(old)
+    made = gradwire.redistribute(states, 2)
+    for name in PARAMETERS:
+        own = {"configuration": configuration.rule(name).describe()}
+        before, after = ([{**state, **own} for state in each] for each in (states, made))
+        whole = owned(before, "owner_residual", name)
+        assert whole.any()
+        assert torch.equal(owned(after, "owner_residual", name), whole)
+    load(new, made)
+    steps(new, 2)
 
 
 def test_every_field_is_of_its_kind() -> None:

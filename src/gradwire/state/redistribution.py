@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -216,13 +218,12 @@ def _the_same(field: str, kept: Sequence[Mapping[str, Tensor]]) -> dict[str, Ten
 
 def _cut_anew(kept: Sequence[Mapping[str, Tensor]], workers: int, state: State) -> list[dict[str, Tensor]]:
     """Puts the owners' shares of every parameter together, and cuts them for other owners."""
-    granularity = Granularity.parse(state["configuration"]["granularity"])
     fields: list[dict[str, Tensor]] = [{} for _ in range(workers)]
     for name in state["parameters"]:
         if not any(name in tensors for tensors in kept):
             continue
         shape = tuple(state["parameters"][name]["shape"])
-        block = Block.cut([Slot(name, shape, 0)], granularity)
+        block = Block.cut([Slot(name, shape, 0)], _granularity(name, state["configuration"]))
         whole = torch.zeros(math.prod(shape), dtype=torch.float32)
         for shard, tensors in zip(block.shards(len(kept)), kept, strict=True):
             size = int(shard.runs[-1, 1:].sum()) if len(shard.runs) else 0
@@ -240,3 +241,10 @@ def _cut_anew(kept: Sequence[Mapping[str, Tensor]], workers: int, state: State) 
             for start, length, position in shard.runs.tolist():
                 fresh[name][position : position + length] = whole[start : start + length]
     return fields
+
+
+def _granularity(name: str, configuration: Mapping[str, str]) -> Granularity:
+    """By what a parameter is cut; where there are patterns, by the first that its name matches."""
+    patterns = literal_eval(f"[{configuration.get('patterns', '')}]")
+    own = next((f"{each!r} granularity" for each in patterns if fnmatchcase(name, each)), "granularity")
+    return Granularity.parse(configuration[own])
