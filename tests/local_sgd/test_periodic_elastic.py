@@ -25,6 +25,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "averages on their way": {"every": 6, "method": "dense", "outer": nesterov, "fragments": 3, "delay": 4, "mix": 0.5},
     "memory of workers": {"every": 4, "method": "topk", "ratio": 0.1, "fragments": 2, "cut": "strided"},
     "memory of owners": {"every": 4, "method": "efsignsgd", "fragments": 2, "delay": 1, "outer": nesterov},
+    "guesses": {"every": 4, "method": "dense", "eager": True},
     "factors": {"every": 3, "method": "powersgd", "rank": 2, "fragments": 3, "cut": "layers", "moments": "average"},
 }
 
@@ -112,6 +113,28 @@ def test_how_many_work_changes_nothing_where_all_do_the_same(
     others = pool.run(after, several, gone_on, runs, str(tmp_path), before, 0)[0]
     for run, expected, found in zip(runs, alone, others, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=partial("{}: {}".format, run))
+
+
+def met(folder: str) -> dict[str, torch.Tensor]:
+    """The parameters once all have been averaged, before any further step."""
+    rank = dist.get_rank()
+    saved = [torch.load(Path(folder, f"guesses {each}"), weights_only=True) for each in range(3)]
+    net, _, handle = attached("guesses")
+    net.load_state_dict(saved[rank]["net"])
+    handle.load_state_dict(gradwire.redistribute([each["handle"] for each in saved], dist.get_world_size())[rank])
+    handle.synchronize()
+    handle.close()
+    return {name: each.detach() for name, each in net.named_parameters()}
+
+
+def test_eager_workers_go_on_from_their_own_guesses(pool: Pool, tmp_path: Path) -> None:
+    """What a worker changed since the last average was sent counts from where it then went, which differs."""
+    pool.run(3, several, begun, ["guesses"], str(tmp_path), None)
+    saved = [torch.load(tmp_path / f"guesses {each}", weights_only=True) for each in range(2)]
+    periodic = [each["handle"]["periodic"] for each in saved]
+    for name, found in pool.run(2, met, str(tmp_path))[0].items():
+        changes = [own["origins"][name] - each["net"][name] for own, each in zip(periodic, saved, strict=True)]
+        torch.testing.assert_close(found, periodic[0]["changes"][name] - torch.stack(changes).mean(0))
 
 
 def test_states_of_different_local_steps_are_refused(pool: Pool) -> None:

@@ -43,10 +43,10 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
     world     Left out, to be found anew: Ok-Topk's regions, which are even until they are next cut.
     ========= ============================================================================================
 
-    What a state of periodic averaging has besides is the same on all ranks: where the last averages left the model,
-    those on their way, and the outer optimizer's state. Let each rank load the model's and the optimizer's state of one
-    of the ranks that were. In the middle of a period they differ, and what local steps of the ranks left out changed
-    since then is lost; :meth:`gradwire.Periodic.synchronize` before saving loses nothing.
+    What a state of periodic averaging has besides goes by rank modulo workers, and so let each rank load the model's
+    and the optimizer's state: of rank ``rank % n`` of the n that were. In the middle of a period these differ, with
+    eager updates also where local steps began, and what local steps of the ranks left out changed since then is lost;
+    :meth:`gradwire.Periodic.synchronize` before saving loses nothing.
 
     In the state of an optimizer of :mod:`gradwire.optim` it is the compression's state that is redistributed. All else
     there must be the same on all ranks, as it always is with 1-bit Adam, and with 0/1 Adam after ``synchronize()``.
@@ -80,7 +80,10 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
             f"{workers}; go on with as many nodes of as many workers"
         )
     made: list[dict[str, Any]] = [
-        {**first, "rank": rank, "world_size": workers, "ranks": (), "kinds": {}, "tensors": {}}
+        {
+            **ordered[rank % len(ordered)],
+            **{"rank": rank, "world_size": workers, "ranks": (), "kinds": {}, "tensors": {}},
+        }
         for rank in range(workers)
     ]
     for field, kind in first["kinds"].items():
