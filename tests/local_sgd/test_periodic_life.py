@@ -163,6 +163,9 @@ def test_buffers_are_averaged() -> None:
     assert torch.equal(net.mask, mask)
     assert net.unset.isnan().all()
     assert int(net[1].num_batches_tracked) == 3
+    net.register_buffer("late", torch.zeros(2))
+    with pytest.raises(ConfigurationError, match=r"buffer 'late' of shape \(2,\) is new since averaging began"):
+        train(net, optimizer, range(3, 6))
     handle.close()
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import GradwireError
+from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.local_sgd.finite import finite
 from gradwire.local_sgd.fragments import Fragment, Piece
 from gradwire.wire import AllGather, AllReduceMean, Synchronization
@@ -112,10 +112,21 @@ class AveragedBuffers(Beside):
         self.last = {name: _wide(buffer) for name, buffer in self.buffers().items()}
 
     def collect(self, fragment: Fragment) -> Values:
-        """How far each buffer went since its last average."""
+        """How far each buffer went since its last average.
+
+        Raises:
+            ConfigurationError: If there are others now.
+        """
         if fragment.number:
             return {}
-        return {_buffer(name): _change(buffer, self.last[name]) for name, buffer in self.buffers().items()}
+        buffers = self.buffers()
+        for name, buffer in buffers.items():
+            if name not in self.last or self.last[name].shape != buffer.shape:
+                raise ConfigurationError(
+                    f"buffer {name!r} of shape {tuple(buffer.shape)} is new since averaging began, or was of another; "
+                    "give buffers= a module whose buffers stay, or attach once all are there"
+                )
+        return {_buffer(name): _change(buffer, self.last[name]) for name, buffer in buffers.items()}
 
     def shared(self, fragment: Fragment) -> Values:
         """What each buffer's last average left."""
