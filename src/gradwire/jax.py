@@ -238,9 +238,11 @@ class _Leaves:
         self.cells = [self._cell(place, name) for place, name in enumerate(names)]
 
     def _cell(self, at: int, name: str) -> Cell:
-        kind = name, jnp.shape(self._values[at]), jnp.result_type(self._values[at]).name
+        dtype = jnp.result_type(self._values[at])  # of numbers and numpy's arrays not the one that numpy gives them
         return Cell(
-            *kind, lambda: np.asarray(self._values[at]), lambda new: self._values.__setitem__(at, jnp.asarray(new))
+            *(name, jnp.shape(self._values[at]), dtype.name),
+            lambda: np.asarray(self._values[at], dtype),
+            lambda new: self._values.__setitem__(at, jnp.asarray(new)),
         )
 
     def tree(self) -> Any:
@@ -254,7 +256,8 @@ class _Leaves:
         def whole(node: Any) -> bool:
             return bool(tree_util.tree_structure(node) == self._params)
 
-        if [jnp.shape(leaf) for leaf in tree_util.tree_leaves(params)] != [cell.shape for cell in self.cells]:
+        given = [(jnp.shape(leaf), jnp.result_type(leaf).name) for leaf in tree_util.tree_leaves(params)]
+        if given != [(cell.shape, cell.dtype) for cell in self.cells]:
             raise ConfigurationError("the parameters are of another tree than those that periodic was given; give its")
         self._values, self._structure = tree_util.tree_flatten((params, state))
         self.moments = [dict[str, Cell]() for _ in self.cells]

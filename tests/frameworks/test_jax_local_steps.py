@@ -109,6 +109,26 @@ def test_all_ranks_drop_an_average_together(jax_pool: Pool) -> None:
     jax_pool.run(2, dropped)
 
 
+def given_by_numpy() -> None:
+    """JAX takes numpy's double precision, and Python's numbers, for its own float32."""
+    import gradwire.jax
+
+    rank = dist.get_rank()
+    mixed = {"a": np.ones((3, 4), None if rank else "float32"), "b": 0.5 + rank}
+    params = gradwire.jax.broadcast(mixed)
+    assert same(params, {"a": np.ones((3, 4)), "b": 0.5})
+    local = gradwire.jax.periodic({"a": np.ones((3, 4)), "b": 0.5}, every=1)
+    params, _ = local.step({"a": np.full((3, 4), 1.0 + rank), "b": params["b"] + rank})
+    assert same(params, {"a": np.full((3, 4), 1.5), "b": 1.0})
+    with pytest.raises(ConfigurationError, match="the parameters are of another tree than those that periodic"):
+        local.step({"a": params["a"].astype("bfloat16"), "b": params["b"]})
+    local.close()
+
+
+def test_parameters_given_by_numpy(jax_pool: Pool) -> None:
+    jax_pool.run(2, given_by_numpy)
+
+
 def misused() -> float:
     import jax
     import optax
