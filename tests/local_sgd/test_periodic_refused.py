@@ -119,7 +119,7 @@ def test_models_that_differ() -> None:
     refused("rank 0 has 'outer=none', rank 1 has 'outer=made by a function'", net, outer=nesterov if rank else None)
     if rank == 1:
         net.to(memory_format=torch.contiguous_format)
-    gradwire.periodic(sgd(net), broadcast=True).close()
+    gradwire.periodic(sgd(net), broadcast=True, mix=1 if rank else 1.0).close()
     assert same_everywhere(flat(net))
     assert torch.equal(flat(net), flat(network()))
 

@@ -114,7 +114,7 @@ class Schedule:
             "fragments": str(self.fragments),
             "cut": self.cut,
             "delay": str(self.delay),
-            "mix": str(self.mix),
+            "mix": str(float(self.mix)),
             "eager": str(self.eager),
             "warmup_steps": str(self.warmup_steps),
             "moments": self.moments,
