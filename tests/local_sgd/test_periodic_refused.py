@@ -119,8 +119,10 @@ def test_models_that_differ() -> None:
     refused("rank 0 has 'outer=none', rank 1 has 'outer=made by a function'", net, outer=nesterov if rank else None)
     if rank == 1:
         net.to(memory_format=torch.contiguous_format)
-    gradwire.periodic(sgd(net), broadcast=True, mix=1 if rank else 1.0).close()
+    net.register_buffer("places", torch.arange(4, dtype=torch.int16) + rank)  # gloo has no such numbers
+    gradwire.periodic(sgd(net), broadcast=True, buffers=net, mix=1 if rank else 1.0).close()
     assert same_everywhere(flat(net))
+    assert torch.equal(net.places, torch.arange(4, dtype=torch.int16))
     assert torch.equal(flat(net), flat(network()))
 
 

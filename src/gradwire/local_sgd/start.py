@@ -15,8 +15,8 @@ REMEDY = "choose broadcast=True to give all of them rank 0's, or attach before a
 
 
 def send_first(tensors: Tensors, transport: Transport) -> None:
-    """Overwrites tensors by those of rank 0; every rank must call it."""
+    """Overwrites tensors, of whatever dtype, by those of rank 0; every rank must call it."""
     for _, tensor in tensors:
         values = tensor.detach()
-        sent = values.clone(memory_format=torch.contiguous_format)
-        values.copy_(transport.broadcast(sent, 0)())
+        sent = values.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+        values.copy_(transport.broadcast(sent, 0)().view(values.dtype).view(values.shape))
