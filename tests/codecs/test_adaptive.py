@@ -237,6 +237,15 @@ def test_sidco_finds_its_ratio(power: int) -> None:
     assert abs(counts[-1] - 1000) < abs(counts[0] - 1000)
 
 
+def test_sidco_sends_all_at_a_ratio_of_one() -> None:
+    """Whose threshold is zero, which all but zeros reach; and the room is what is said, however large it is."""
+    tensor = torch.randn(500, generator=torch.Generator().manual_seed(2))
+    for options in ({"ratio": 1.0}, {"ratio": 0.7}, {"ratio": 0.1, "capacity": 0.5}):
+        found = gradwire.check("sidco", **options)
+        assert found.holds, str(found)
+    assert torch.equal(gradwire.roundtrip(tensor, "sidco", ratio=1.0).decoded, tensor)
+
+
 def test_variance_sends_nothing_at_first_and_what_agrees_later() -> None:
     """A constant gradient is unambiguous as soon as ``t**2 > alpha * t``; noise around zero is not."""
     store = Store(torch.device("cpu"))

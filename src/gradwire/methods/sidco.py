@@ -43,7 +43,7 @@ class SIDCo(CodecMethod):
     routes = ("gather",)
     memory = "residual"
     bias = "biased"
-    wire_bits = "32 + max(16, ceil(2 * ratio * d)) * (32 + 2 + log2(1 / (2 * ratio)))"
+    wire_bits = "32 + max(16, ceil(d * (capacity or min(1, 2 * ratio)))) * (34 - log2(capacity or min(1, 2 * ratio)))"
 
     ratio: float = 0.01
     capacity: float | None = None

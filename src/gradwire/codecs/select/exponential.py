@@ -53,7 +53,7 @@ class ExponentialTail(Thresholds):
         stages = self._stages(block)
         several = (stages > 1) & (self.ratio < FIRST_RATIO)
         aims = np.where(several, FIRST_RATIO, self.ratio)
-        thresholds = (-totals / block.segment_numels * np.log(aims)).astype(np.float32)
+        thresholds = (0 - totals / block.segment_numels * np.log(aims)).astype(np.float32)  # 0, and not -0, at ratio 1
         shares = (self.ratio / FIRST_RATIO) ** (1 / np.maximum(stages - 1, 1))
         for stage in range(1, int(stages[several].max(initial=1))):
             going = several & (stages > stage)
