@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import gradwire
-from catalogue import cases
+from catalogue import OPTIONS, cases
 from flat_world import FIRSTS, PLACES, ROUNDING, SLOTS, averaged, gradients_of, on_a_network, world_of
 from gradwire import methods
-from gradwire.layout import ALIGNMENT, shard_bounds
+from gradwire.engine.configuration import Configuration
+from gradwire.layout import ALIGNMENT, flat_slots, shard_bounds
 from gradwire.local.world import LocalWorld
+from gradwire.policy import DensePolicy
 from models import SHAPES
 from pool import Pool
 from together import together
@@ -101,6 +103,18 @@ def test_a_gradient_that_is_not_finite_reaches_every_rank_and_no_memory() -> Non
             for field, tensors in engine.store.state().items():
                 for name, tensor in tensors.items():
                     assert tensor.isfinite().all(), (str(case), field, name)
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_owners_of_nothing_change_no_average(name: str) -> None:
+    """More workers than a bucket's tensors have shares: the first options of each method, on each of its routes."""
+    slots = flat_slots([("vector", (11,))])
+    first = next(iter(OPTIONS.get(name, [{}])))
+    for route in methods.get(name).routes:
+        choice = Configuration.make(name, first, route=route, dense=DensePolicy(below=0, vectors=False))
+        world, gradients = LocalWorld(choice, slots, 5), [torch.full((11,), 0.5) for _ in range(5)]
+        averaged(world, gradients)
+        assert gradients[0].isfinite().all(), route
 
 
 VECTOR = torch.randn(4001, generator=torch.Generator().manual_seed(5))

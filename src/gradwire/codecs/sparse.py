@@ -147,7 +147,7 @@ def _chosen(select: Selector, block: Block) -> tuple[Int64Array, Block]:
     known = _CHOSEN.setdefault(block, {})
     if select not in known:
         counts = select.counts(block)
-        name = f"{block.slots[0].name}{block.slots[0].part}"
+        name = "".join(f"{slot.name}{slot.part}" for slot in block.slots[:1])  # an owner may own nothing
         streams = [f"values of segment {segment} with {name}" for segment in range(len(counts))]
         slots = flat_slots([(stream, (int(count),)) for stream, count in zip(streams, counts, strict=True)])
         if len(known) == _KEPT:  # a warm-up chooses otherwise in every step
