@@ -216,7 +216,7 @@ class Bench:
         return path
 
     def _wrote(self, path: Path) -> None:
-        self.console.print(f"Wrote {path}", soft_wrap=True)
+        self.console.print(f"Wrote {path}", soft_wrap=True, markup=False)
 
 
 def _news(outcomes: Sequence[Outcome]) -> str:

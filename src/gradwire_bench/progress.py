@@ -7,13 +7,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def bars(console: Console) -> Progress:
-    """Bars that go when they end; a task says what is new in its field ``news``."""
+    """Bars that go when they end; a task says what is new in its field ``news``, which may be what a library said."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[news]}"),
+        TextColumn("{task.fields[news]}", markup=False),
         console=console,
         transient=True,
     )

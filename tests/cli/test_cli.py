@@ -16,6 +16,7 @@ from gradwire import cli, methods
 from gradwire.lab import availability
 from gradwire.methods.families import FAMILIES
 from gradwire_bench import catalogue, handbook
+from gradwire_bench.progress import bars
 from gradwire_bench.suite import ledger
 from gradwire_bench.suite.cell import Cell, Record
 
@@ -200,6 +201,29 @@ def test_bad_options_are_one_clear_line_and_exit_code_2(arguments, said, monkeyp
     assert err.startswith("error: ")
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+def test_what_others_said_is_no_markup(tmp_path, monkeypatch, capsys):
+    """Names of files, and errors: gloo's begin with a path in brackets, which would end a style that never began."""
+    path = tmp_path / "a[/b].json"
+    code, out, _ = run("methods", "topk", "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, path.is_file()) == (0, True)
+    assert f"Wrote {path}" in out
+    said = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1234"
+    plan = tmp_path / "plan.toml"
+    cell = 'kind = "codec"\nworkload = "image"\nmethod = "topk"\nsteps = 3\nworkers = 1\n'
+    plan.write_text(f'title = "A plan"\nabout = "None."\n[[grid]]\n{cell}')
+    record = Record.now(Cell("codec", "image", "topk", steps=3, workers=1), {}, 1, "", said)
+    ledger.write(tmp_path / ledger.FILE, [record])
+    given = ("reproduce", str(plan), "--out", str(tmp_path), "--report")
+    code, out, _ = run(*given, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert said in " ".join(out.split())
+    screen = io.StringIO()
+    with bars(Console(file=screen, force_terminal=True, width=300)) as progress:
+        progress.add_task("topk", news=said)
+        progress.refresh()
+    assert said in screen.getvalue()
 
 
 def test_interrupt_ends_the_workers_and_exits_130(tmp_path):

@@ -12,7 +12,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from gradwire.cli.arguments import Backend, Dataset, Device, Json, Methods, OutputFolder, Positive, WorkloadName
-from gradwire.cli.output import keep, new_console
+from gradwire.cli.output import keep, new_console, wrote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,10 +153,10 @@ def train(
     racers = bench_train.contenders(method or (), framework)
     rate = None if link_rate(link) is None else link
     if rate is not None and not (allowed := lab.availability()).possible:
-        console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}")
+        console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}", markup=False)
         rate, link = None, NO_LINK
     source = task.locate(dataset)
-    console.print(f"Data: {source.name} ({source.reason}).")
+    console.print(f"Data: {source.name} ({source.reason}).", markup=False)
     started = time.monotonic()
     ways: dict[str, Any] = {"framework": framework, "device": device, "backend": backend}
     rows = _race(console, task, source, workers, rate, racers, steps=steps, batch=batch, seed=seed, **ways)
@@ -165,7 +165,7 @@ def train(
     console.print(f"[dim]median step; MB a worker and step; {origin.machine_line()}[/dim]")
     drawn = pictures.train_plots(rows, out, where)
     for path in drawn:
-        console.print(f"Wrote {path}", soft_wrap=True)
+        wrote(path)
     setting: dict[str, Any] = {"workers": workers, "link": link, "steps": steps, "batch": batch, "seed": seed}
     spent = (time.monotonic() - started) / len(rows)
     cells = [Cell("train", workload, row.method, **setting, **ways) for row in rows]
@@ -224,7 +224,7 @@ def periodic(
 
     console = new_console()
     if link_rate(link) is not None and not (allowed := lab.availability()).possible:
-        console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}")
+        console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}", markup=False)
         link = NO_LINK
     bench = Bench(console, link, range(seeds), steps, dataset, batch, out)
     chosen = [WORKLOADS[name] for name in dict.fromkeys(workload)]

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from gradwire.cli.arguments import Json, Methods, Natural, OutputFile, OutputFolder, Positive
 from gradwire.cli.bench import bench
-from gradwire.cli.output import new_console, write
+from gradwire.cli.output import new_console, write, wrote
 from gradwire.errors import GradwireError
 
 if TYPE_CHECKING:
@@ -103,15 +103,13 @@ def simulate(
         rows = [plain(setting), *(run(each.configuration, setting, each.label) for each in tried)]
     console = new_console()
     console.print(_table(rows, _title(scene, model.numel), setting.workload.seconds * slowest))
-    console.print(
-        f"[dim]encoding and decoding: {setting.profile.origin} on {setting.profile.device}, "
-        f"{setting.profile.about}[/dim]"
-    )
+    about = f"encoding and decoding: {setting.profile.origin} on {setting.profile.device}, {setting.profile.about}"
+    console.print(Text(about, "dim"))
     if plot is not None:
         from gradwire_bench import cost_pictures
 
         cost_pictures.bandwidth_plot(scene, model, tried, plot)
-        console.print(f"Wrote {plot}", soft_wrap=True)
+        wrote(plot)
     write(json, origin.document("simulate", scene=scene, predictions=[advice.as_plain(row) for row in rows]))
 
 
@@ -213,7 +211,7 @@ def _title(scene: Scene, numel: int) -> str:
 
 
 def _table(rows: Sequence[Prediction], title: str, computed: float) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=Text(title), title_justify="left", title_style="bold")
     for column in ("", "ms a step", "± ms", "of it exposed", "times DDP", "MB sent", "MB kept", "encode + decode ms"):
         table.add_column(column, justify="right" if column else "left")
     best = min(row.seconds for row in rows)
@@ -276,7 +274,7 @@ def costs(path: OutputFile, method: Methods = None, *, name: str = "here") -> No
     with console.status("measuring") as status:
         found = measure.measured([each.configuration for each in tried], name, status.update)
     found.write(path)
-    console.print(f"Wrote {path}", soft_wrap=True)
+    wrote(path)
 
 
 @bench.command
@@ -350,4 +348,4 @@ def validate(
     bench_validate.scatter_plot(reported, out / "validate.png", bench_validate.errors(reported)["median"])
     document = origin.document("bench.validate", fit=fit, errors=errors, points=points, probes=probes)
     origin.write_json(out / "validate.json", document)
-    console.print(f"Wrote {out / 'validate.json'} and {out / 'validate.png'}", soft_wrap=True)
+    wrote(out / "validate.json", out / "validate.png")

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gradwire.cli.arguments import Dataset, Json, Methods, Natural, OutputFile, WorkloadName
-from gradwire.cli.output import new_console, write
+from gradwire.cli.output import new_console, write, wrote
 
 
 def frontier(
@@ -65,5 +65,5 @@ def frontier(
     console.print(f"[dim]{where}[/dim]")
     if picture is not None:
         frontier_report.draw(found, picture, where)
-        console.print(f"Wrote {picture}", soft_wrap=True)
+        wrote(picture)
     write(json, origin.document("frontier", steps=list(steps), frontiers=found))

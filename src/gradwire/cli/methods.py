@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gradwire.cli.arguments import Json, OutputFolder, Values
-from gradwire.cli.output import new_console, write
+from gradwire.cli.output import new_console, write, wrote
 
 
 def methods(
@@ -71,7 +71,7 @@ def methods(
             about = f"{source.name}, gradients of a CNN after 30 steps, {catalogue.WORKERS} workers"
             pictures.size_error_plot(entries, measured, docs / handbook.PICTURE, about)
         origin.write_text(docs / "methods.md", handbook.page(entries, measured, where, accuracies))
-        console.print(f"Wrote {docs / 'methods.md'}", soft_wrap=True)
+        wrote(docs / "methods.md")
     if not (measured or names):
         console.print(
             "\n[dim]gradwire methods NAME says all of one; --measure has sizes and speeds of this machine[/dim]"

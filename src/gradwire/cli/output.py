@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.text import Text
 
 from gradwire.errors import GradwireError
 
@@ -26,13 +27,18 @@ def new_console() -> Console:
     return Console(highlight=False, width=max(console.width, _LEAST_WIDTH))
 
 
+def wrote(*paths: Path) -> None:
+    """Says which files are there now; brackets in their names are no markup."""
+    new_console().print(Text(f"Wrote {' and '.join(map(str, paths))}"), soft_wrap=True)
+
+
 def write(path: Path | None, content: dict[str, Any]) -> None:
     """Writes a JSON file if one is asked for, and says so."""
     from gradwire_bench import origin
 
     if path is not None:
         origin.write_json(path, content)
-        new_console().print(f"Wrote {path}", soft_wrap=True)
+        wrote(path)
 
 
 def keep(path: Path | None, records: Sequence[Record]) -> None:
@@ -45,6 +51,6 @@ def keep(path: Path | None, records: Sequence[Record]) -> None:
 
     if path is not None:
         ledger.write(path, records)
-        new_console().print(f"Wrote {path}", soft_wrap=True)
+        wrote(path)
     if all(each.error for each in records):
         raise GradwireError("no contender could be measured; the table says why")

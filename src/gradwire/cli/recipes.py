@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from gradwire.cli.arguments import Jobs, Json, Methods, OutputFile, OutputFolder, Positive, TunedWorkload
 from gradwire.cli.bench import bench
-from gradwire.cli.output import new_console, write
+from gradwire.cli.output import new_console, write, wrote
 from gradwire.errors import ConfigurationError, did_you_mean
 
 OptimizerName = Literal["sgd", "momentum", "adamw"]
@@ -109,8 +109,8 @@ def bench_recipes(
     rows = [row for row in measured.rows(done) if row.workload in workload and row.optimizer in optimizer]
     for table in cookbook.tables(rows):
         console.print(table)
-    console.print(f"Wrote {out}", soft_wrap=True)
+    wrote(out)
     if docs is not None:
         pictures.recipes_plot(rows, docs / cookbook.PICTURE)
         origin.write_text(docs / "recipes.md", cookbook.page(rows, origin.machine_line()))
-        console.print(f"Wrote {docs / 'recipes.md'}", soft_wrap=True)
+        wrote(docs / "recipes.md")

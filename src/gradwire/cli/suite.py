@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 
 from gradwire.cli.arguments import Dataset, Device, Jobs, OutputFolder
 from gradwire.cli.bench import bench
-from gradwire.cli.output import new_console
+from gradwire.cli.output import new_console, wrote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ def suite(
     records = _measure(new_console(), chosen, out, only, jobs, dataset, command, plan_only=plan, report_only=report)
     if records is not None:
         write_text(out / REPORT, page.html(records, chosen.title, chosen.about))
-        new_console().print(f"Wrote {out / REPORT}", soft_wrap=True)
+        wrote(out / REPORT)
 
 
 @bench.command
@@ -104,6 +104,7 @@ def compare(
         all: List changes that may be chance, too.
     """
     from rich.table import Table
+    from rich.text import Text
 
     from gradwire_bench.suite.compare import changes, lost_and_found, same_bits
     from gradwire_bench.suite.ledger import Ledger
@@ -113,7 +114,7 @@ def compare(
     console = new_console()
     first, second = (Ledger.read(place).records() for place in (before, after))
     found = list(changes(first, second, least))
-    table = Table(title=f"{before} to {after}", title_justify="left")
+    table = Table(title=Text(f"{before} to {after}"), title_justify="left")
     for column in ("cell", "method", "figure", "before", "after", "change"):
         table.add_column(column, justify="left" if column in ("cell", "method", "figure") else "right")
     for change in (each for each in found if all or each.beyond):
@@ -193,7 +194,7 @@ def reproduce(
     if docs is not None:
         verdicts.draw(found, docs.parent / reproduction.picture(chosen))
         write_text(docs / f"{chosen.name}.md", reproduction.page(chosen, records, found, command))
-        console.print(f"Wrote {docs / f'{chosen.name}.md'}", soft_wrap=True)
+        wrote(docs / f"{chosen.name}.md")
 
 
 def _placed(plan: Plan, command: str, device: Device) -> tuple[Plan, str]:
@@ -248,8 +249,10 @@ def _measure(
     records = ledger.records(plan.cells)
     failed = [each for each in records if each.error]
     if failed:
-        console.print(f"{len(failed)} cells failed, such as {failed[0].cell.contender}: {failed[0].error}")
-    console.print(f"{len(records) - len(failed)} of {len(plan.cells)} cells are in {ledger.path}", soft_wrap=True)
+        first = f"{failed[0].cell.contender}: {failed[0].error}"
+        console.print(f"{len(failed)} cells failed, such as {first}", markup=False)
+    done = f"{len(records) - len(failed)} of {len(plan.cells)} cells are in {ledger.path}"
+    console.print(done, soft_wrap=True, markup=False)
     return records
 
 
