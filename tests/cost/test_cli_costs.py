@@ -69,6 +69,11 @@ def test_advise_gives_a_line_that_can_be_pasted(monkeypatch, capsys) -> None:
         (["--workers", "4", "--lost", "4"], "of whom some are left"),
         (["--device", "h100"], "did you mean"),
         (["--every", "4", "--delay", "4"], "a delay of 0 to 3 steps"),
+        (["--fragments", "4"], "with every=1: give 1 to 1 fragments"),
+        (["--delay", "3"], "with every=1: give 1 to 1 fragments and a delay of 0 to 0 steps"),
+        (["--slowest", "inf"], "--slowest"),
+        (["--plot", "steps.foo"], "Its name must end in .png, .svg or .pdf"),
+        (["--plot", "steps"], "Its name must end in .png, .svg or .pdf"),
         (["tpok"], "did you mean"),
     ],
 )

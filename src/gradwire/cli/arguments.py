@@ -25,8 +25,15 @@ def _is_no_folder(kind: object, path: Path | None) -> None:
         raise ValueError("It is a folder; name a file.")
 
 
+def _is_a_picture(kind: object, path: Path | None) -> None:
+    """Raises ValueError unless a picture of that name can be drawn."""
+    if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError("Its name must end in .png, .svg or .pdf.")
+
+
 OutputFolder = Annotated[Path, Parameter(validator=_can_be_written)]
 OutputFile = Annotated[Path, Parameter(validator=(_is_no_folder, _can_be_written))]
+OutputPicture = Annotated[Path, Parameter(validator=(_is_no_folder, _can_be_written, _is_a_picture))]
 Json = Annotated[Path | None, Parameter(name="--json", validator=(_is_no_folder, _can_be_written))]
 Jobs = Annotated[int | None, Parameter(validator=Number(gte=1))]
 Methods = Annotated[list[str] | None, Parameter(name="--method", negative=())]

@@ -14,8 +14,8 @@ from gradwire.cli.arguments import (
     Json,
     Methods,
     Natural,
-    OutputFile,
     OutputFolder,
+    OutputPicture,
     Positive,
     Segments,
     WorkloadName,
@@ -120,7 +120,7 @@ def codecs(
 def gpu(
     *,
     json: Json = None,
-    plot: OutputFile | None = None,
+    plot: OutputPicture | None = None,
     docs: OutputFolder | None = None,
     rehearse: bool = False,
 ) -> None:

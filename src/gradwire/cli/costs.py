@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from itertools import product
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.cli.arguments import Json, Methods, Natural, OutputFile, OutputFolder, Positive
+from gradwire.cli.arguments import Json, Methods, Natural, OutputFile, OutputFolder, OutputPicture, Positive
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write, wrote
 from gradwire.errors import GradwireError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from gradwire.cost.scene import Scene
     from gradwire.cost.simulation import Prediction
 
-Factor = Annotated[float, Parameter(validator=Number(gte=1))]
+Factor = Annotated[float, Parameter(validator=Number(gte=1, lt=math.inf))]
 
 
 def simulate(
@@ -46,7 +47,7 @@ def simulate(
     every: Positive = 1,
     fragments: Positive = 1,
     delay: Natural = 0,
-    plot: OutputFile | None = None,
+    plot: OutputPicture | None = None,
     json: Json = None,
 ) -> None:
     """Say how long a training step would take on a network that is not here, with one method after another.
@@ -97,7 +98,7 @@ def simulate(
     model = scene.model()
     setting = scene.setting(model)
     tried = _candidates(method, gpus)
-    if every > 1:
+    if every > 1 or fragments > 1 or delay:
         rows = [spread_out(each, setting, every, fragments, delay) for each in [None, *tried]]
     else:
         rows = [plain(setting), *(run(each.configuration, setting, each.label) for each in tried)]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gradwire.cli.arguments import Dataset, Json, Methods, Natural, OutputFile, WorkloadName
+from gradwire.cli.arguments import Dataset, Json, Methods, Natural, OutputPicture, WorkloadName
 from gradwire.cli.output import new_console, write, wrote
 
 
@@ -16,7 +16,7 @@ def frontier(
     workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
     steps: Annotated[list[Natural], Parameter(negative=())] = [3, 60, 400],  # noqa: B006
     dataset: Dataset = "auto",
-    picture: OutputFile | None = None,
+    picture: OutputPicture | None = None,
     json: Json = None,
 ) -> None:
     """Measure bits against error of one gradient for many methods, and the bounds that they cannot get below.
@@ -36,7 +36,7 @@ def frontier(
         workload: Whose gradients: image is the CNN, language the GRU; may be repeated.
         steps: Dense training steps before a recording; may be repeated.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
-        picture: Draw bits against error to this PNG file.
+        picture: Draw bits against error to this file, a .png, .svg or .pdf.
         json: Write all figures to this file too.
     """
     from gradwire_bench import frontier as bench
