@@ -226,6 +226,15 @@ def test_what_others_said_is_no_markup(tmp_path, monkeypatch, capsys):
     assert said in screen.getvalue()
 
 
+def test_where_there_is_no_utf_8_it_goes_without(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(sys, "argv", ["gradwire", "recipes", "--workload", "image", "--optimizer", "sgd"])
+    assert cli.main() == 0
+    sys.stdout.flush()
+    assert "keeps" in written.getvalue().decode("ascii")
+
+
 def test_interrupt_ends_the_workers_and_exits_130(tmp_path):
     out = tmp_path / "results"
     process = subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from difflib import get_close_matches
+from io import TextIOWrapper
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError
@@ -69,6 +70,8 @@ def run(
 
 def main() -> int:
     """Runs the command line; returns the exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # or a plus-minus sign would end a command where there is no UTF-8
     try:
         app.meta(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
     except (GradwireError, CycloptsError) as error:
