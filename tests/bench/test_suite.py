@@ -57,6 +57,28 @@ def test_the_seed_is_outermost_and_a_slip_of_the_pen_is_found() -> None:
             cells_of({"kind": "trial", "workload": "alexnet", "method": "topk", **wrong})
 
 
+GRID = 'title = "A plan"\nabout = "None."\n[[grid]]\nkind = "codec"\nworkload = "image"\nmethod = "topk"\n'
+CLAIM = '[[claim]]\ntext = "a"\nmeasure = "bits"\nrelation = "better"\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('title = "A plan"\nabout = "None."\ngrid = "topk"\n', "is no plan"),
+        (GRID.replace('"None."', "3"), "is no plan"),
+        (GRID.replace('"topk"', "3"), "is no plan"),
+        (GRID.replace("None", "\xe9"), "is no plan"),  # in Latin-1
+        (f'{GRID}{CLAIM}margin = "much"\n', "is no plan"),
+        (f"{GRID}{CLAIM}where = {{net = 3}}\n", "a claim has no axis .'net'."),
+        (GRID.replace("topk", "tpok"), "did you mean 'topk'"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_told_before_anything_is_measured(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigurationError, match=said):
+        load("papers", str(tmp_path / "plan.toml"))
+
+
 def test_filters_leave_the_cells_that_have_all_of_them() -> None:
     plan = load("papers", "layerwise")
     chosen = plan.only(["workload=alexnet", "granularity=layer", "seed=0", "seed=1"])
@@ -71,6 +93,8 @@ def test_filters_leave_the_cells_that_have_all_of_them() -> None:
         assert each.only([word for word in words[3:] if word != "--only"]) == [cell]
     with pytest.raises(ConfigurationError, match="axis one of"):
         plan.only(["nets=alexnet"])
+    with pytest.raises(ConfigurationError, match="'method': write axis=value"):
+        plan.only(["method"])
     with pytest.raises(ConfigurationError, match="no cell of layerwise has workload=gpt"):
         plan.only(["workload=gpt"])
 

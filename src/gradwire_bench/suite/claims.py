@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 from gradwire.errors import ConfigurationError
-from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.suite.cell import AXES, Cell, Record
 from gradwire_bench.suite.measures import MEASURES
 
 Verdict = Literal["holds", "does not hold", "cannot tell"]
@@ -57,7 +57,7 @@ class Claim:
         """From a plan.
 
         Raises:
-            ConfigurationError: If the measure or the relation is not known.
+            ConfigurationError: If the measure, the relation or an axis is not known.
         """
         claim = cls(
             content["text"],
@@ -78,6 +78,8 @@ class Claim:
             raise ConfigurationError(
                 f"relation={claim.relation!r} is not known; choose better, equal, times or reversal"
             )
+        if unknown := {*claim.first, *claim.second, *claim.where, claim.axis, claim.over} - AXES.keys():
+            raise ConfigurationError(f"a claim has no axis {sorted(unknown)}; its axes are {', '.join(AXES)}")
         return claim
 
 

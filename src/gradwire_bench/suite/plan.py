@@ -55,7 +55,7 @@ class Plan:
         for each in filters:
             axis, equals, value = each.partition("=")
             if not equals or axis not in AXES:
-                hint = did_you_mean(axis, list(AXES))
+                hint = "" if axis in AXES else did_you_mean(axis, list(AXES))
                 raise ConfigurationError(f"--only {each!r}: {hint}write axis=value, axis one of {', '.join(AXES)}")
             wanted.setdefault(axis, []).append(value)
         chosen = [
@@ -102,7 +102,9 @@ def load(kind: str, name: str) -> Plan:
             tuple(Claim.of(each) for each in content.get("claim", [])),
             content.get("elsewhere", "").strip(),
         )
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+    except ConfigurationError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{path} is no plan: {error!r}; those of gradwire show the form") from error
 
 
