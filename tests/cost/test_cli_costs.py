@@ -104,8 +104,8 @@ def test_rates_are_read_as_they_are_written(bits: float) -> None:
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     known = profile("epyc")
-    known.write(tmp_path / "here.json")
-    again = profile(str(tmp_path / "here.json"))
+    known.write(tmp_path / "new" / "here.json")
+    again = profile(str(tmp_path / "new" / "here.json"))
     assert again == known
     assert known.origin == "measured"
     (tmp_path / "broken.json").write_text("{}")

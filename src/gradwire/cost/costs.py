@@ -98,7 +98,8 @@ class Profile:
         return self.methods[taken], f"encodes and decodes as fast as {taken}"
 
     def write(self, path: Path) -> None:
-        """Writes it as JSON."""
+        """Writes it as JSON, making the folder where needed."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
