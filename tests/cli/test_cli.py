@@ -235,6 +235,25 @@ def test_where_there_is_no_utf_8_it_goes_without(monkeypatch):
     assert "keeps" in written.getvalue().decode("ascii")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("bench validate tpok", "did you mean 'topk'"),
+        ("bench validate torch-powersgd", "did you mean 'powersgd'"),
+        ("bench validate --link none --link fast", "'fast'"),
+        ("bench validate --workers 2 --workers 0", "--workers"),
+        ("analyze auto", "'auto' is not known"),
+        ("analyze topk --owner qsgd", "qsgd"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_anything_is(words, said, monkeypatch, capsys):
+    for place in ("gradwire_bench.validate.measure", "gradwire_bench.gradients.real_gradients"):
+        monkeypatch.setattr(place, lambda *given: pytest.fail("began to measure"))
+    code, _, err = run(*words.split(), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == cli.USAGE_ERROR
+    assert said in err
+
+
 def test_interrupt_ends_the_workers_and_exits_130(tmp_path):
     out = tmp_path / "results"
     process = subprocess.Popen(

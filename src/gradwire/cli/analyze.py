@@ -40,23 +40,24 @@ def analyze(
         json: Write all figures to this file too.
     """
     from gradwire import methods as catalogue
+    from gradwire.codecs import quantize
     from gradwire.local import analysis
     from gradwire_bench import data, origin, report
     from gradwire_bench.contenders import Contender
     from gradwire_bench.gradients import real_gradients
 
     console = new_console()
-    chosen = [Contender.parse(each) for each in method]
+    parsed = [Contender.parse(each) for each in method]
+    chosen = {each.label: catalogue.make(each.name, dict(each.options)) for each in parsed}
+    again = None if owner is None else quantize.parse(owner)
     source = data.locate(dataset)
     found = {}
     with console.status("training") as status:
         (gradients,) = real_gradients(source, 1, steps)
         large = {name: each for name, each in gradients.items() if each.dim() > 1}
-        for each in chosen:
-            status.update(f"analyzing {each.label}")
-            found[each.label] = analysis.analyze(
-                large, catalogue.make(each.name, dict(each.options)), owner=owner, draws=draws
-            )
+        for label, each in chosen.items():
+            status.update(f"analyzing {label}")
+            found[label] = analysis.analyze(large, each, owner=again, draws=draws)
     for label, result in found.items():
         console.print(report.analysis_table(label, result))
     console.print(f"[dim]gradients of a CNN on {source.name} after {steps} steps; {origin.machine_line()}[/dim]")

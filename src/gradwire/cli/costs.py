@@ -282,7 +282,7 @@ def costs(path: OutputFile, method: Methods = None, *, name: str = "here") -> No
 def validate(
     method: Methods = None,
     *,
-    workers: Annotated[list[int], Parameter(negative=())] = [2, 4, 8],  # noqa: B006
+    workers: Annotated[list[Positive], Parameter(negative=())] = [2, 4, 8],  # noqa: B006
     link: Annotated[list[str], Parameter(negative=())] = ["100mbit", "300mbit", "1gbit", "none"],  # noqa: B006
     steps: Positive = 9,
     again: Path | None = None,
@@ -309,11 +309,15 @@ def validate(
 
     from gradwire_bench import origin
     from gradwire_bench import validate as bench_validate
+    from gradwire_bench.sync import link_rate
 
     console = new_console()
     points: list[bench_validate.Point] = []
     probes: list[dict[str, object]] = []
     chosen = list(method or bench_validate.METHODS)
+    _candidates(chosen, 1)  # so that what cannot be is told now, as of links
+    for each in link:
+        link_rate(each)
     if again is not None:
         try:
             (points, probes), link = bench_validate.read(json.loads(again.read_text())), []
