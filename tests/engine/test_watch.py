@@ -36,6 +36,13 @@ def test_it_says_what_steps_cost_of_late() -> None:
     assert "a step: nothing sent; " in said([(1.0, Stats(0, 0, 0, {})), (2.0, Stats(1, 0, 0, {}))])
 
 
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_it_is_drawn_at_times_that_there_are(seconds: float) -> None:
+    watching = gradwire.watch(Counter(), seconds=seconds)
+    with pytest.raises(gradwire.ConfigurationError, match=f"seconds={seconds}"), watching:
+        pass
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_it_leaves_one_line_of_all(terminal: bool) -> None:
     out = io.StringIO()

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gradwire.engine.stats import Stats
+from gradwire.errors import ConfigurationError
 from gradwire.wire.transport import readable
 
 _WINDOW = 30
@@ -38,10 +39,15 @@ def watch(counting: Counting, *, seconds: float = 1.0, console: Console | None =
         seconds: From one drawing to the next.
         console: Where to; standard error if None.
 
+    Raises:
+        ConfigurationError: If ``seconds`` is not above 0.
+
     Example:
         >>> with gradwire.watch(handle):
         ...     loss = model(inputs).sum()
     """
+    if not seconds > 0:
+        raise ConfigurationError(f"seconds={seconds!r} is out of range; choose more than 0, such as 1.0")
     if dist.is_initialized() and dist.get_rank():
         yield
         return
