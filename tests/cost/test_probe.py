@@ -94,3 +94,13 @@ def test_a_line_goes_through_what_was_measured_and_on_as_among_the_larger_sizes(
     assert line.inverse_bandwidth == pytest.approx(2e-9)
     assert line.seconds(500_000) == pytest.approx(1e-3 + 2e-9 * 500_000)
     assert line.seconds(1_000_000_000) == pytest.approx(1e-3 + 2e-9 * 1_000_000_000)
+
+
+def test_an_interface_that_is_not_to_be_used_is_not_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    usual = pairs.interface()
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "^docker0,lo")
+    assert pairs.interface() == usual
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=eth7,eth8")
+    assert pairs.interface() == "eth7"

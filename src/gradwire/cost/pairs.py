@@ -75,8 +75,9 @@ def _exchanges(transport: Transport, ranks: tuple[int, int], size: int, device: 
 def interface() -> str:
     """The interface that the backend was told to use, or that has the default route; empty if neither."""
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        if name := os.environ.get(variable, "").split(",")[0].lstrip("=^"):
-            return name
+        name = os.environ.get(variable, "").split(",")[0]
+        if name and not name.startswith("^"):  # which says what not to use
+            return name.lstrip("=")
     table = _read(Path("/proc/net/route")).splitlines()[1:]
     return next((line.split()[0] for line in table if line.split()[1:2] == ["00000000"]), "")
 
