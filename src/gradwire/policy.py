@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 from gradwire.errors import ConfigurationError
 
@@ -23,7 +24,7 @@ class DensePolicy:
     vectors: bool = True
 
     def __post_init__(self) -> None:
-        if self.below < 0:
+        if not (isinstance(self.below, Real) and self.below >= 0):
             raise ConfigurationError(f"below={self.below!r} is out of range; choose a number of elements >= 0")
 
     def keeps_dense(self, shape: tuple[int, ...]) -> bool:

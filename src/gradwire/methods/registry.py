@@ -140,6 +140,8 @@ def _meant(option: str, value: Any, known: Iterable[str]) -> str:
     """What was probably meant by an option that there is not, or not any more."""
     if option == "bucket":
         return f"did you mean granularity={f'block:{value}' if value else 'layer'!r}? "
+    if option in CHOICES:
+        return f"{option} is chosen where a method is attached, and has no place here; "
     return did_you_mean(option, [*known, *CHOICES])
 
 
