@@ -72,6 +72,7 @@ def test_advise_gives_a_line_that_can_be_pasted(monkeypatch, capsys) -> None:
         (["--fragments", "4"], "with every=1: give 1 to 1 fragments"),
         (["--delay", "3"], "with every=1: give 1 to 1 fragments and a delay of 0 to 0 steps"),
         (["--slowest", "inf"], "--slowest"),
+        (["--every", "8", "--plot", "steps.png"], "--plot draws averages of gradients"),
         (["--plot", "steps.foo"], "Its name must end in .png, .svg or .pdf"),
         (["--plot", "steps"], "Its name must end in .png, .svg or .pdf"),
         (["tpok"], "did you mean"),
@@ -95,6 +96,12 @@ def test_a_model_of_ones_own(tmp_path: Path, monkeypatch, capsys) -> None:
     code, _, error = run(*given, f"{path}:other", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 2
     assert "must return a torch.nn.Module" in " ".join(error.split())
+
+
+def test_how_much_is_fused_is_simulated_too() -> None:
+    fused = Candidate.make("topk", {"fuse_bytes": 1 << 22})
+    assert fused.configuration.fuse_bytes == 1 << 22
+    assert fused.line == 'handle = gradwire.compress(model, "topk", fuse_bytes=4194304)'
 
 
 @pytest.mark.parametrize("bits", [1e5, 2.5e6, 1e9, 4e11])

@@ -18,7 +18,7 @@ from rich.text import Text
 from gradwire.cli.arguments import Json, Methods, Natural, OutputFile, OutputFolder, OutputPicture, Positive
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write, wrote
-from gradwire.errors import GradwireError
+from gradwire.errors import ConfigurationError, GradwireError
 
 if TYPE_CHECKING:
     from gradwire.cost.advice import Candidate
@@ -65,8 +65,8 @@ def simulate(
 
     Args:
         method: Methods, name:option=value,...; with or without the flag. Every sensible one if not given.
-        shapes: Whose parameters: tiny, resnet50, resnet152, vgg16, bert-base, bert-large, gpt2, lstm, ncf, or a
-            function of your own that returns a module, as train.py:make_model.
+        shapes: Whose parameters: tiny, resnet18, resnet50, resnet152, vgg16, bert-base, bert-large, gpt2, lstm, ncf, or
+            a function of your own that returns a module, as train.py:make_model.
         workers: All workers.
         link: Rate of each node's link, in each direction.
         latency: Of a message through it.
@@ -98,7 +98,10 @@ def simulate(
     model = scene.model()
     setting = scene.setting(model)
     tried = _candidates(method, gpus)
-    if every > 1 or fragments > 1 or delay:
+    now_and_then = every > 1 or fragments > 1 or delay > 0
+    if now_and_then and plot is not None:
+        raise ConfigurationError("--plot draws averages of gradients; leave it out, or --every and what goes with it")
+    if now_and_then:
         rows = [spread_out(each, setting, every, fragments, delay) for each in [None, *tried]]
     else:
         rows = [plain(setting), *(run(each.configuration, setting, each.label) for each in tried)]

@@ -36,7 +36,7 @@ METHODS: Sequence[tuple[str, Mapping[str, Any]]] = (
 
 GRANULARITIES = ("layer", "bucket")
 
-CHOICES = ("granularity", "route", "memory", "owner", "inside")
+CHOICES = ("granularity", "route", "memory", "owner", "inside", "fuse_bytes")
 """What is not a method's own among a candidate's arguments."""
 
 
