@@ -8,6 +8,7 @@ one to decode and a copy to the parameters.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from gradwire.local_sgd.finite import finite
 from gradwire.local_sgd.fragments import Fragment, Stretch
 from gradwire.memory import Snapshot
 from gradwire.wire import Synchronization, Wire
+
+_log = logging.getLogger("gradwire")
 
 NEXT = 1 << 62
 """So many local steps late is when the fragment's next average is sent."""
@@ -206,6 +209,7 @@ class PendingAverages:
             if flight.dropped or (flight.mix == 1 and not flight.eager):
                 fragment.level = now
             if flight.dropped:
+                self._tell(flight, now)
                 self.dropped += 1
                 fragment.hand_on(mix=1.0)
                 for each in self._beside:
@@ -218,6 +222,16 @@ class PendingAverages:
                 each.take(fragment, flight.beside)
             fragment.rounds += 1
             self.taken += 1
+
+    def _tell(self, flight: PendingAverage, now: int) -> None:
+        """Says, once and on one rank, that an average is not taken: training may stand still otherwise unnoticed."""
+        if not (self.dropped or self._engine.rank):
+            found = [name for name, each in flight.beside.items() if not finite(each)]
+            _log.warning(
+                "after %d local steps the average of %s is not finite, so it is not taken, and parameters go back to "
+                "where the last one left them; handle.dropped counts such averages, later ones are not told",
+                *(now, ", ".join(found[:3]) or "what they changed"),
+            )
 
     def state(self) -> dict[str, Any]:
         """Where the last averages left the model, and what is on its way, which is waited for.
