@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 from gradwire.errors import ConfigurationError
 
@@ -24,7 +25,8 @@ class DensePolicy:
     vectors: bool = True
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.below, Real) and self.below >= 0):
+        given: Any = self.below  # a command line's may be any word
+        if not (isinstance(given, Real) and self.below >= 0):
             raise ConfigurationError(f"below={self.below!r} is out of range; choose a number of elements >= 0")
 
     def keeps_dense(self, shape: tuple[int, ...]) -> bool:

@@ -201,8 +201,8 @@ def page(
         gain = ", ".join(_gain(run, usual[run], each.name) for run in usual if run.partition(":")[0] == each.name)
         error = "" if each.error is None else f"{each.error:.2g}"
         speeds = f"{each.encode_gbps:.2f}", f"{each.decode_gbps:.2f}"
-        cells = [f"`{each.name}`", f"{each.bits:.3g}", *speeds, error, gain]
-        lines.append(f"| {' | '.join(cells[: len(columns)])} |")
+        figures = [f"`{each.name}`", f"{each.bits:.3g}", *speeds, error, gain]
+        lines.append(f"| {' | '.join(figures[: len(columns)])} |")
     without = [f"`{run}` {gain:+.1f}" for run, gain in accuracies.items() if run not in usual]
     if without:
         lines += ["", f"Without the memory that the paper gives them: {', '.join(without)}."]
