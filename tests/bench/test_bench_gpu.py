@@ -150,7 +150,7 @@ def test_what_crashes_or_hangs_loses_only_itself(tmp_path: Path, capsys: pytest.
     kept: list[Record] = []
     with (
         mock.patch.object(gpu, "WORKER", [sys.executable, str(script)]),
-        mock.patch.object(gpu, "SILENCE", 1.0),
+        mock.patch.object(gpu, "SILENCE", 5.0),
         mock.patch.object(gpu, "PARTS", {"memory": 30.0, "dies": 30.0}),
     ):
         gpu.measure("cpu", told.append, kept.append, ("memory", "dies"))
@@ -158,7 +158,7 @@ def test_what_crashes_or_hangs_loses_only_itself(tmp_path: Path, capsys: pytest.
     outcomes = {each.cell.method: each.error for each in kept}
     assert outcomes["first"] is outcomes["last"] is None
     assert "ended with -6" in (outcomes["crashes"] or "")
-    assert outcomes["hangs"] == "silent for 1 s"
+    assert outcomes["hangs"] == "silent for 5 s"
     assert "illegal memory access" in (outcomes["fails"] or "")
     assert "no device" in (outcomes["the rest"] or "")
     assert {each.machine["gpu"] for each in kept[:-1]} == {"none"}

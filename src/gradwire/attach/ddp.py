@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.ddp_buckets import Buckets, Collected
 from gradwire.attach.fsdp import compress_sharded, sharded_model
-from gradwire.attach.given import default_group
+from gradwire.attach.given import check_parameters, default_group
 from gradwire.attach.handle import Handle
 from gradwire.attach.memory_order import check_order
 from gradwire.attach.overlooked import Overlooked, check_wrapped
@@ -248,6 +248,7 @@ def compress(
         theirs = [(name, each) for name, each in model.module.named_parameters() if name not in ignored]
         parameters = [(name, each) for name, each in theirs if each.requires_grad]
         frozen = [(name, each) for name, each in theirs if not each.requires_grad]
+        check_parameters(parameters)
         check_wrapped(model, parameters)
         handle = Handle(configuration, parameters, model.process_group, roll_call, guarding)
     averages: Buckets | Collected = Buckets(handle, parameters)
