@@ -239,10 +239,9 @@ class _Leaves:
 
     def _cell(self, at: int, name: str) -> Cell:
         dtype = jnp.result_type(self._values[at])  # of numbers and numpy's arrays not the one that numpy gives them
+        kind = name, jnp.shape(self._values[at]), dtype.name
         return Cell(
-            *(name, jnp.shape(self._values[at]), dtype.name),
-            lambda: np.asarray(self._values[at], dtype),
-            lambda new: self._values.__setitem__(at, jnp.asarray(new)),
+            *kind, lambda: np.asarray(self._values[at], dtype), lambda to: self._values.__setitem__(at, jnp.asarray(to))
         )
 
     def tree(self) -> Any:

@@ -190,12 +190,6 @@ def misused() -> None:
     fit(net, *own(64, 32), batch=16)
     assert handle.syncs == 1
     handle.close()
-    net = model()
-    handle = gradwire.keras.periodic(net, every=2, outer=nesterov)
-    net.layers[-1].trainable = False
-    with pytest.raises(ConfigurationError, match=r"kernel' was trained when averaging began and is frozen now"):
-        fit(net, *own(64, 32), batch=16)
-    handle.close()
 
 
 def test_misuse_is_told(keras_pool: Pool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,17 +18,6 @@ class Periodic(Attached, Mirrored):
     """Local steps of a model, averaged from time to time, as :class:`gradwire.Periodic`; made by :func:`periodic`."""
 
     _followed: Any = None
-    _moved: Sequence[Any] = ()
-
-    def check_ready(self) -> None:
-        """As all do, and raises where momentum of averages would go on moving a weight that is trained no more."""
-        super().check_ready()
-        for each in self._moved:
-            if not each.trainable:
-                raise ConfigurationError(
-                    f"{each.path!r} was trained when averaging began and is frozen now, and momentum would go on "
-                    "moving it; close the handle, compile the model with a new optimizer, and attach anew"
-                )
 
     def _make_train_function(self, make: Any, force: bool = False) -> None:
         """The model's ``make_train_function``, whose function is followed by averages."""
@@ -87,8 +75,6 @@ def periodic(
 
     handle = mirrored(Periodic, mirror, {**options, "broadcast": broadcast, "process_group": process_group})
     handle.hold(target, broadcast, process_group)
-    if handle.outer is not None:
-        handle._moved = [each for each in optimizer._trainable_variables if each.trainable]
     if model is not None:
         vars(model)["make_train_function"] = partial(handle._make_train_function, model.make_train_function)
     return handle
