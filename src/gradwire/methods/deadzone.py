@@ -11,6 +11,10 @@ from gradwire.methods.method import CodecMethod
 from gradwire.methods.registry import register
 from gradwire.policy import DensePolicy
 
+EVERYTHING = DensePolicy(below=0, vectors=False)
+"""Biases and norms are coded as well: their energy is weighed against that of all others, and in float32 they would be
+a quarter of the bytes."""
+
 
 @register("deadzone")
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +23,8 @@ class DeadZone(CodecMethod):
 
     One step for all layers is reverse water-filling: each layer gets the bits that its energy deserves, as in image
     and video codecs. Codes are fixed and follow the values before, so that a payload carries no tables and large values
-    that lie close together, as in gradients, are cheap. The step is the finest that fills the bits asked for.
+    that lie close together, as in gradients, are cheap. The step is the finest that fills the bits asked for. Biases and
+    norms are coded, too: nothing is averaged densely unless told otherwise.
 
     Attributes:
         bits: For each value, 0.005 to 8.
@@ -27,6 +32,7 @@ class DeadZone(CodecMethod):
 
     citation = "gradwire; dead-zone quantisers: Sullivan 1996, doi:10.1109/18.532878"
     granularities = ("model", "bucket", "layer", "block")
+    dense = EVERYTHING
     memory = "residual"
     bias = "contractive"
     wire_bits = "max(bits * d, 128) + 96 + 32 * (bits * d // 8192)"
@@ -59,6 +65,7 @@ class Dithered(CodecMethod):
 
     citation = "gradwire; Roberts 1962, doi:10.1109/TIT.1962.1057702"
     granularities = DeadZone.granularities
+    dense = EVERYTHING
     bias = "unbiased"
     wire_bits = DeadZone.wire_bits
 
@@ -97,7 +104,7 @@ class Subspace(CodecMethod):
     routes = ("gather",)
     granularities = ("model", "bucket")
     why_granularity = "all coordinates share a step"
-    dense = DensePolicy(below=0, vectors=False)
+    dense = EVERYTHING
     memory = "residual"
     bias = "contractive"
     wire_bits = DeadZone.wire_bits
