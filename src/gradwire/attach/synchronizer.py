@@ -27,6 +27,7 @@ from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Memory
 from gradwire.policy import DensePolicy
+from gradwire.surroundings import as_on_the_wire
 
 _log = logging.getLogger("gradwire")
 
@@ -80,6 +81,7 @@ class Synchronizer(Bucketed):
     _tree: Tree | None = None
     _aloud = True
 
+    @as_on_the_wire()
     def __init__(
         self,
         parameters: torch.nn.Module | Iterable[tuple[str, torch.nn.Parameter]],

@@ -30,6 +30,7 @@ from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import EFSignSGD, Method
 from gradwire.policy import DensePolicy
+from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import transport_for
 
 Group = dict[str, Any]
@@ -99,6 +100,7 @@ class AveragingOptimizer(Optimizer):
 
     _attached = False
 
+    @as_on_the_wire()
     def __init__(
         self,
         params: Iterable[Any],
