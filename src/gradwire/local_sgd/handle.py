@@ -182,6 +182,7 @@ class Periodic(Handle):
             },
         }
 
+    @as_on_the_wire()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from where :meth:`state_dict` was taken; the model's and the optimizer's state is for you to load.
 
