@@ -117,8 +117,8 @@ class AveragedMoments(KeptMoments):
 class AveragedBuffers(Beside):
     """Averages the changes of a module's floating-point buffers, with the first fragment of a period.
 
-    What does not change, such as a table of constants or a mask of infinities, stays as it is to the last bit. Where the
-    last average is not finite, as an observer's extremes are that has seen nothing yet, the next one is the mean of
+    What does not change, such as a table of constants or a mask of infinities, stays as it is to the last bit. Where
+    the last average is not finite, as an observer's extremes are that has seen nothing yet, the next one is the mean of
     those workers' values that are.
 
     Args:
