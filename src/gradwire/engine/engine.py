@@ -51,6 +51,7 @@ class Engine:
         later: What the host is told of a step in the next.
         step: Averages made so far.
         under_way: Whether some of a step's gradients have been taken in and others not yet.
+        observed: Whether squares of samples or micro-batches are told to methods that ask for them.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Engine:
         self.later = Later()
         self.step = 0
         self.under_way = False
+        self.observed = False
         self.rank = rank
         self.world_size = world_size
         self.nodes = nodes
