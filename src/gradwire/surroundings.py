@@ -10,8 +10,12 @@ import torch
 
 @contextmanager
 def as_on_the_wire() -> Iterator[None]:
-    """Neither autocast nor a default device that the program has set; also a decorator."""
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), ExitStack() as stack:
+    """Neither autocast nor a default device that the program has set, inference mode or a graph; also a decorator."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))  # or what is made here could not be written to elsewhere
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.enter_context(torch.autocast("cuda", enabled=False))
         if torch.get_default_device().type != "cpu":  # each call of torch is slower where a device is set
             stack.enter_context(torch.device("cpu"))
         yield

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -235,7 +236,10 @@ def _locate_cifar10() -> DataSource:
 
 def _read_idx(path: Path, sha256: str) -> npt.NDArray[np.uint8]:
     """Reads one gzipped IDX file of unsigned bytes: magic 0, 0, 8, rank; then big-endian sizes; then the bytes."""
-    content = gzip.decompress(path.read_bytes())
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigurationError(f"{path} cannot be unpacked: {error}; remove it and run again") from error
     if (found := hashlib.sha256(content).hexdigest()) != sha256:
         raise ConfigurationError(f"{path} holds what has the SHA-256 {found}, not {sha256}: remove it and run again")
     if content[:3] != b"\0\0\x08":

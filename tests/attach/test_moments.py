@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -139,3 +142,20 @@ def test_moments_are_checked() -> None:
     for name in ("variance", "hybrid"):
         with pytest.raises(ConfigurationError, match="moments"):
             gradwire.methods.get(name)(moments="sample")
+
+
+@ranks(2)
+def test_squares_that_nobody_tells_are_asked_for() -> None:
+    with mock.patch.object(logging.getLogger("gradwire"), "warning") as warn:
+        for observed in (True, False):
+            net, images, labels = net_and_batch(dist.get_rank())
+            handle = gradwire.Synchronizer(net, "variance", preset="paper", name=str(observed))
+            if observed:
+                gradwire.SecondMoments(net, handle, per="samples")
+            for _ in range(2):
+                loss_of(net, images, labels).backward()
+                handle.synchronize()
+            handle.close()
+            assert warn.call_count == (not observed and dist.get_rank() == 0)
+    if dist.get_rank() == 0:
+        assert "call gradwire.SecondMoments(model, handle" in warn.call_args[0][0]

@@ -98,6 +98,25 @@ def test_ddp_throws_nothing_away(pool: Pool, view: bool, to_none: bool) -> None:
 
 
 @ranks(2)
+def test_what_a_method_without_memory_takes_over_waits_where_nobody_uses_the_parameter() -> None:
+    for method, options in [("dense", {}), ("topk", {"ratio": 1.0, "values": "fp32", "memory": "ef21"})]:
+        net = Branches()
+        sums = Sums(net)
+        model = DistributedDataParallel(net, find_unused_parameters=True)
+        with closing(gradwire.compress(model, "topk", ratio=0.05, dense=ALL, rollback=True)) as handle:
+            for step, which in enumerate((0, 1, 0, 0, 1, 0)):
+                if step == 2:
+                    handle.change(method, **options)
+                model.zero_grad()
+                sums.expect(step, which)
+                sums.loss(model, step, which).backward()
+                for name, each in net.named_parameters():
+                    if each.grad is not None:
+                        sums.came_out[name] += each.grad
+        sums.check({name: torch.zeros(()) for name in sums.put_in})
+
+
+@ranks(2)
 def test_what_was_used_under_no_sync_alone_is_taken() -> None:
     """DDP takes what accumulated, though the backward pass that it averages does not use the parameter."""
     for method, options in [("dense", {}), *METHODS]:

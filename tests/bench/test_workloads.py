@@ -220,5 +220,12 @@ def test_images_that_are_others_are_refused(tmp_path: Path) -> None:
     content = b"\0\0\x08\x01" + (4).to_bytes(4, "big") + bytes(4)
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (tmp_path / f"{name}-ubyte.gz").write_bytes(gzip.compress(content))
+    source = data.DataSource(data.FASHION_MNIST, tmp_path, "for the test")
     with pytest.raises(ConfigurationError, match="remove it and run again"):
-        data.load(data.DataSource(data.FASHION_MNIST, tmp_path, "for the test"))
+        data.load(source)
+    whole = gzip.compress(content)
+    for broken in (whole[:-9], whole[:4], b"no archive", whole[:10] + b"\xff" * 9):
+        for each in tmp_path.iterdir():
+            each.write_bytes(broken)
+        with pytest.raises(ConfigurationError, match=r"cannot be unpacked: .*; remove it and run again"):
+            data.load(source)

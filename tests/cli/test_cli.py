@@ -314,3 +314,12 @@ def _workers_in(folder):
         except OSError:
             continue
     return found
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_has_no_room_is_told() -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([*GRADWIRE, "methods"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == cli.USAGE_ERROR
+    assert "No space left on device; make room" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1

@@ -156,3 +156,25 @@ def test_scalers_are_checked() -> None:
     sync.synchronize()
     assert sync.stats().steps == 1
     sync.close()
+
+
+@ranks(2)
+def test_gradients_that_are_unscaled_already_are_refused() -> None:
+    net, scaler = network(), GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    sync = gradwire.Synchronizer(net, "topk", ratio=0.1, grad_scaler=scaler)
+    for early in (True, False):
+        optimizer.zero_grad()
+        scaler.scale(net(batch(dist.get_rank(), 0)[0]).square().mean()).backward()
+        if early:
+            scaler.unscale_(optimizer)
+            before = [each.grad.clone() for each in net.parameters() if each.grad is not None]
+            with pytest.raises(ConfigurationError, match=r"call synchronize\(\) before unscale_\(\)"):
+                sync.synchronize()
+            assert all(map(torch.equal, before, [each.grad for each in net.parameters() if each.grad is not None]))
+        else:
+            sync.synchronize()
+        scaler.step(optimizer)
+        scaler.update()
+    assert sync.stats().steps == 1
+    sync.close()

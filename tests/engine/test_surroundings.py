@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -92,6 +92,39 @@ def test_attached_where_another_device_is_usual() -> None:
                 averages = torch.cat([each.grad.flatten() for each in net.parameters() if each.grad is not None])
             ends.append(averages)
         assert torch.equal(*ends), method
+
+
+@ranks(2)
+def test_made_in_inference_mode() -> None:
+    """What is made there, or averaged before an evaluation there, is written to by the steps that follow."""
+    ends = []
+    for usual in (nullcontext, torch.inference_mode):
+        torch.manual_seed(0)
+        nets = [nn.Sequential(nn.Linear(48, 40), nn.BatchNorm1d(40)) for _ in range(3)]
+        sgd = torch.optim.SGD(nets[1].parameters(), lr=0.1, momentum=0.9)
+        with usual():
+            sync = gradwire.Synchronizer(nets[0], "topk", granularity="model", verify_every=1, audit_every=2)
+            periodic = gradwire.periodic(sgd, every=2, moments="average", buffers=nets[1], outer=momentum)
+            adam = gradwire.optim.OneBitAdam(nets[2].named_parameters(), freeze_step=1)
+            decoded = gradwire.roundtrip(torch.ones(30, 40), "topk", ratio=0.5).decoded
+        for step in range(5):
+            for net, take in zip(nets, (sync.synchronize, sgd.step, adam.step), strict=True):
+                net.zero_grad()
+                net(inputs(step)).square().mean().backward()
+                take()
+            if step in (0, 2):
+                with usual():
+                    periodic.synchronize()
+        for handle in (sync, periodic, adam):
+            handle.close()
+        ends.append(
+            [decoded, *(each.grad for each in nets[0].parameters()), *nets[1].parameters(), *nets[2].parameters()]
+        )
+    assert all(torch.equal(*each) for each in zip(*ends, strict=True))
+
+
+def momentum(anchors: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(anchors, lr=0.7, momentum=0.9)
 
 
 def test_imported_where_another_device_is_usual() -> None:

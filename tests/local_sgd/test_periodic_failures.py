@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -137,4 +138,44 @@ def test_periods_that_differ() -> None:
     with pytest.raises(GradwireError, match="different local steps: 4, 5, rank by rank"):
         train(net, handle._optimizer, range(3, 5))
     dist.barrier()
+    handle.close()
+
+
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [
+        ("0.weight 0.bias", "ranks have different optimizer state or buffers to average"),
+        ("2.weight 2.bias", "ranks have different optimizer state or buffers to average"),
+        ("0.weight 0.bias 2.weight 2.bias", "'average' has nothing to average: Adam keeps nothing|^WireError"),
+    ],
+)
+@ranks(2)
+def test_moments_that_a_rank_does_not_have(without: str, said: str) -> None:
+    """Every rank is told where one has moments to average and another, whose gradients were missing, has none."""
+    net = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 5))
+    optimizer = torch.optim.Adam(net.parameters())
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    periodic = {"fragments": 2, "cut": "layers", "moments": "average", "process_group": group}
+    handle = gradwire.periodic(optimizer, every=2, **periodic)  # type: ignore[arg-type]
+
+    def trained() -> None:
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(4, 20)).square().mean().backward()
+            for name in without.split() if dist.get_rank() else ():
+                net.get_parameter(name).grad = None
+            optimizer.step()
+
+    with pytest.raises(GradwireError) as raised:
+        trained()
+    assert re.search(said, f"{type(raised.value).__name__}: {raised.value}")
+    handle.close()
+
+
+@ranks(2)
+def test_no_moments_to_average() -> None:
+    net = network()
+    handle = gradwire.periodic(sgd(net, momentum=0.0), every=2, moments="average")
+    with pytest.raises(GradwireError, match="moments='average' has nothing to average: SGD keeps nothing"):
+        train(net, handle._optimizer, range(2))
     handle.close()

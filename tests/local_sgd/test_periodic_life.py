@@ -220,6 +220,27 @@ def test_a_stopped_run_goes_on(arguments: dict[str, Any], stop: int) -> None:
     later.close()
 
 
+@ranks(3)
+def test_buffers_that_begin_infinite() -> None:
+    """As the extremes of an observer, of which some workers have seen some and one has seen none."""
+    net, rank = nn.Linear(20, 5), dist.get_rank()
+    net.register_buffer("least", torch.full((3,), torch.inf))
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=2, buffers=net, parameters=net.named_parameters(), verify_every=1)
+    met = [[torch.inf] * 3, [1.5, 1.0, torch.inf], [1.5, 2.0, 6.0]]
+    for period, seen in enumerate(([], [(0, 0, 1.0), (0, 1, 1.0), (1, 0, 2.0)], [(0, 1, 4.0), (2, 2, 6.0)])):
+        for whose, place, value in seen:
+            net.least[place] = value if rank == whose else net.least[place]
+        train(net, optimizer, range(2 * period, 2 * period + 2))
+        assert net.least.tolist() == met[period]
+    assert (handle.syncs, handle.dropped) == (3, 0)
+    net.least[1] = torch.inf if rank == 1 else 0
+    train(net, optimizer, range(6, 8))
+    assert (handle.syncs, handle.dropped, net.least.tolist()) == (3, 1, met[2])
+    handle.synchronize()
+    handle.close()
+
+
 @ranks(2)
 def test_state_is_plain(tmp_path: Path) -> None:
     net = network()

@@ -44,6 +44,7 @@ def test_attachments_that_are_refused() -> None:
     refused("mix=nan is out of range", net, mix=float("nan"))
     refused("delay=1 and mix=1.0 are not possible with eager=True", net, delay=1, eager=True)
     refused("moments='half' is not known; choose 'keep', 'reset', 'average'", net, moments="half")
+    refused("buffers is a bool; give the module whose buffers are to be averaged", net, buffers=True)
     refused("warmup_steps=-1 is out of range", net, warmup_steps=-1)
     refused("moments='reset' starts whole parameters anew", net, moments="reset", fragments=2)
     refused("'topkk' is not known; did you mean 'topk'", net, method="topkk")

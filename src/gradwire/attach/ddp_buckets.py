@@ -12,6 +12,7 @@ from gradwire.attach.handle import Handle
 from gradwire.attach.memory_order import by_rows, by_strides, gradients, permuted
 from gradwire.engine.unit import Unit
 from gradwire.layout import flat_slots
+from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import Synchronization
 from gradwire.wire.wire import TensorFuture
 
@@ -96,6 +97,7 @@ class Buckets:
 class Collected:
     """Collects all buckets of a step, then averages them in other ones."""
 
+    @as_on_the_wire()
     def __init__(
         self,
         handle: Handle,

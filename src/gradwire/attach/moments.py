@@ -71,6 +71,7 @@ class SecondMoments:
                 "moments='samples' or 'microbatches', and the same here"
             )
         self._store = handle.engine.store
+        handle.engine.observed = True
         self._names = {
             id(parameter): name
             for name, parameter in module.named_parameters()

@@ -22,11 +22,13 @@ from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices
 from gradwire.engine.guards import Unused
+from gradwire.engine.guards.loss_scale import check_scaled
 from gradwire.engine.mixture import Methods
 from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Memory
 from gradwire.policy import DensePolicy
+from gradwire.surroundings import as_on_the_wire
 
 _log = logging.getLogger("gradwire")
 
@@ -80,6 +82,7 @@ class Synchronizer(Bucketed):
     _tree: Tree | None = None
     _aloud = True
 
+    @as_on_the_wire()
     def __init__(
         self,
         parameters: torch.nn.Module | Iterable[tuple[str, torch.nn.Parameter]],
@@ -136,13 +139,14 @@ class Synchronizer(Bucketed):
 
         Raises:
             ConfigurationError: If a gradient is sparse, a parameter was frozen at first and is not now, or the module
-                has another one in its place; or if another ``Synchronizer`` has just averaged them over the same
-                workers. No gradient is changed.
+                has another one in its place; if ``grad_scaler`` has unscaled gradients already; or if another
+                ``Synchronizer`` has just averaged them over the same workers. No gradient is changed.
             WireError: If a collective fails, because a worker ended, stopped or failed, or takes longer than the
                 process group's timeout. An error of the method's own is raised as it is.
             GradwireError: If an earlier step failed.
         """
         check_left_out(self._frozen)
+        check_scaled(self._guarding.choices.grad_scaler)
         if self._tree is not None:
             self._tree.check()
         gradients = {}

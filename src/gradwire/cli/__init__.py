@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from difflib import get_close_matches
 from io import TextIOWrapper
@@ -74,6 +76,13 @@ def main() -> int:
         sys.stdout.reconfigure(errors="replace")  # or a plus-minus sign would end a command where there is no UTF-8
     try:
         app.meta(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what is left would fail again at the end
+        print(f"error: {error}; make room where the output goes, and run it again", file=sys.stderr)
+        return USAGE_ERROR
     except (GradwireError, CycloptsError) as error:
         Console(stderr=True).print(Text.assemble(("error: ", "bold red"), _said(error)), soft_wrap=True)
         return USAGE_ERROR

@@ -121,13 +121,23 @@ def owed_of(
     return whole if owing is None else whole.add_(owing)
 
 
-def give_back(store: Store, slot: Slot, rule: Configuration, average: Tensor, rank: int, nodes: Nodes | None) -> None:
-    """Owes an average again that was made of what is remembered and of zeros, if the memory is one that owes."""
+def give_back(
+    store: Store,
+    slot: Slot,
+    rule: Configuration,
+    average: Tensor,
+    taken: Tensor | None,
+    rank: int,
+    nodes: Nodes | None,
+) -> None:
+    """Owes again what made an average of zeros: to a memory that owes that average, to others what was taken along."""
     memory = rule.memory_of(slot.shape)
     fields = memory.owed("residual")
     if fields and (kept := store.get(fields[0], slot.name)) is not None:
         own, _ = _own(slot, rule, rank, nodes)
         kept.add_(average.view(slot.shape)[own].nan_to_num(0.0, 0.0, 0.0), alpha=memory.keeps)
+    elif taken is not None and (memory.parts or isinstance(memory, NoMemory)):  # momentum has it in what comes next
+        store.put(OWED, slot.name, taken, Kind.MEAN)
 
 
 def estimate_of(store: Store, slot: Slot, rule: Configuration, rank: int, nodes: Nodes | None) -> Tensor | None:
@@ -166,9 +176,12 @@ def _own(slot: Slot, rule: Configuration, rank: int, nodes: Nodes | None) -> tup
     return slice(*nodes.rows(slot.shape[0], nodes.place(rank))), nodes.workers
 
 
-def take_owed(store: Store, slots: Iterable[Slot], gradient: Tensor) -> None:
-    """Adds what is owed of some parameters to a flat gradient, and keeps it no more."""
+def take_owed(store: Store, slots: Iterable[Slot], gradient: Tensor) -> dict[str, Tensor]:
+    """Adds what is owed of some parameters to a flat gradient, and keeps it no more; gives it by name."""
+    taken = {}
     for slot in slots:
         if (owed := store.get(OWED, slot.name)) is not None:
             gradient[slot.offset : slot.stop] += owed.reshape(-1)
             store.drop(OWED, slot.name)
+            taken[slot.name] = owed
+    return taken

@@ -51,6 +51,7 @@ class Engine:
         later: What the host is told of a step in the next.
         step: Averages made so far.
         under_way: Whether some of a step's gradients have been taken in and others not yet.
+        observed: Whether squares of samples or micro-batches are told to methods that ask for them.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class Engine:
         self.later = Later()
         self.step = 0
         self.under_way = False
+        self.observed = False
         self.rank = rank
         self.world_size = world_size
         self.nodes = nodes
         self._paused_at: int | None = None
         self._missed = 0
+        self._taken: dict[str, Tensor] = {}
         self._shares: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
         self._uncompressed: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
 
@@ -314,13 +317,14 @@ class Engine:
             shares = self._dense(unit)
         else:
             shares = self.shares(unit)
-            take_owed(self.store, unit.slots, gradient)
+            self._taken |= take_owed(self.store, unit.slots, gradient)
         started = [share.synchronize(gradient, self.step - self.dense_steps) for share in shares]
         return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
 
     def give_back(self, slot: Slot, average: Tensor) -> None:
         """Owes a parameter's average again that nobody takes."""
-        give_back(self.store, slot, self.now.rule(slot.name), average, self.rank, self.nodes)
+        rule, taken = self.now.rule(slot.name), self._taken.get(slot.name)
+        give_back(self.store, slot, rule, average, taken, self.rank, self.nodes)
 
     def after_decode(self, unit: Unit, average: Tensor) -> None:
         """To be called when a buffer holds its average, before that is handed on."""
@@ -331,6 +335,7 @@ class Engine:
         """To be called when all averages of a step have been handed on."""
         for guard in reversed(self.guards):
             guard.after_step()
+        self._taken.clear()
         self._go_by(self.configuration.at(self.step - self.dense_steps))
 
     def dense_bytes(self, nbytes: int) -> int:

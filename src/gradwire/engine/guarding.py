@@ -16,6 +16,7 @@ from gradwire.engine.guards.guard import Guard
 from gradwire.engine.guards.learning_rate import LearningRate, check_rate
 from gradwire.engine.guards.loss_scale import LossScale, check_scaler
 from gradwire.engine.guards.rollback import Rollback, check_rollback
+from gradwire.engine.guards.unobserved import Unobserved
 from gradwire.engine.mixture import Configured
 from gradwire.errors import ConfigurationError
 
@@ -68,6 +69,9 @@ class Guarding:
             guards.append(LearningRate(choices.learning_rate, engine.store, memory_of))
         if choices.audit_every:
             guards.append(Auditor(choices.audit_every, [name for name, _ in parameters], engine, engine.rank))
+        asked = [getattr(rule.method, "moments", "step") for rule in engine.configuration.rules]
+        for moments in sorted({*asked} - {"step"}):
+            guards.append(Unobserved(engine, moments, aloud=engine.rank == 0))
         return guards
 
     def describe(self, configuration: Configured) -> dict[str, str]:

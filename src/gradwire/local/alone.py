@@ -17,6 +17,7 @@ from gradwire.local.world import LocalWorld
 from gradwire.memory import Memory
 from gradwire.methods import Method
 from gradwire.policy import DensePolicy
+from gradwire.surroundings import as_on_the_wire
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,7 @@ class Roundtrip:
     wire_bytes: int
 
 
+@as_on_the_wire()
 def roundtrip(
     tensor: Tensor,
     method: str | Method,

@@ -162,6 +162,7 @@ def attached(kind: type[Kind], optimizer: Optimizer, options: Mapping[str, Any])
         named = _named(optimizer, given["parameters"])
         check_parameters(named)
         check_outer(given["outer"], optimizer, named)
+        _check_buffers(given["buffers"])
         beside = {name: given[name] for name in ("outer", "buffers", "broadcast")}
         return kind(optimizer, configuration, schedule, guarding, named, group=workers, roll_call=roll_call, **beside)
 
@@ -172,6 +173,13 @@ def _check_optimizer(optimizer: Optimizer) -> None:
     for hook in optimizer._optimizer_step_post_hooks.values():
         if isinstance(getattr(hook, "__self__", None), Periodic):
             raise ConfigurationError("the optimizer is averaged periodically already; close that handle first")
+
+
+def _check_buffers(buffers: object) -> None:
+    if not (buffers is None or isinstance(buffers, nn.Module)):
+        raise ConfigurationError(
+            f"buffers is a {type(buffers).__name__}; give the module whose buffers are to be averaged, or None"
+        )
 
 
 def _named(optimizer: Optimizer, parameters: Iterable[tuple[str, Parameter]] | None) -> Named:

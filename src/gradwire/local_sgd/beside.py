@@ -22,6 +22,10 @@ Values = dict[str, Tensor]
 class Beside:
     """Goes along with the averages of fragments, on the thread that trains. This one does nothing."""
 
+    def averages(self, fragment: Fragment) -> bool:
+        """Whether it averages anything beside a fragment: the same on all ranks, whatever they have to average."""
+        return False
+
     def collect(self, fragment: Fragment) -> Values:
         """What to average beside a fragment; fresh tensors."""
         return {}
@@ -50,10 +54,14 @@ class KeptMoments(Beside):
     def moments(self, fragment: Fragment) -> Iterator[tuple[str, Piece, Tensor]]:
         """Floating-point state of the parameters' shape, each with its key and piece; a count of steps is no moment."""
         for piece in fragment.pieces:
-            for key, value in sorted(self._optimizer.state.get(piece.parameter, {}).items()):
-                moment = isinstance(value, Tensor) and value.shape == piece.parameter.shape and key != "step"
-                if moment and value.is_floating_point():
-                    yield key, piece, value
+            for key, value in self._of(piece.parameter):
+                yield key, piece, value
+
+    def _of(self, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+        for key, value in sorted(self._optimizer.state.get(parameter, {}).items()):
+            moment = isinstance(value, Tensor) and value.shape == parameter.shape and key != "step"
+            if moment and value.is_floating_point():
+                yield key, value
 
     def drop(self, fragment: Fragment) -> None:
         """Zeroes what is not finite."""
@@ -79,9 +87,25 @@ class ResetMoments(KeptMoments):
 class AveragedMoments(KeptMoments):
     """Averages the optimizer's moments with the parameters they belong to."""
 
+    def averages(self, fragment: Fragment) -> bool:
+        """Always, though there may be none."""
+        return True
+
     def collect(self, fragment: Fragment) -> Values:
-        """All moments of the fragment's pieces."""
-        return {_moment(key, piece): _wide(piece.read(moment)) for key, piece, moment in self.moments(fragment)}
+        """All moments of the fragment's pieces.
+
+        Raises:
+            GradwireError: If no parameter of the optimizer has any.
+        """
+        values = {_moment(key, piece): _wide(piece.read(moment)) for key, piece, moment in self.moments(fragment)}
+        parameters = (each for group in self._optimizer.param_groups for each in group["params"])
+        if not values and not any(any(self._of(each)) for each in parameters):
+            raise GradwireError(
+                f"moments='average' has nothing to average: {type(self._optimizer).__name__} keeps nothing that is "
+                "shaped as its parameters, or had no gradients yet on this rank; choose moments='keep', or have every "
+                "rank train from the beginning"
+            )
+        return values
 
     def take(self, fragment: Fragment, averages: Mapping[str, Tensor]) -> None:
         """Replaces those that were averaged."""
@@ -93,7 +117,9 @@ class AveragedMoments(KeptMoments):
 class AveragedBuffers(Beside):
     """Averages the changes of a module's floating-point buffers, with the first fragment of a period.
 
-    What does not change, such as a table of constants or a mask of infinities, stays as it is to the last bit.
+    What does not change, such as a table of constants or a mask of infinities, stays as it is to the last bit. Where
+    the last average is not finite, as an observer's extremes are that has seen nothing yet, the next one is the mean of
+    those workers' values that are.
 
     Args:
         module: Whose buffers.
@@ -111,6 +137,10 @@ class AveragedBuffers(Beside):
         """Takes the buffers, which are the same on all ranks, for what the last average left."""
         self.last = {name: _wide(buffer) for name, buffer in self.buffers().items()}
 
+    def averages(self, fragment: Fragment) -> bool:
+        """With the first one, if there are buffers."""
+        return bool(self.last) and not fragment.number
+
     def collect(self, fragment: Fragment) -> Values:
         """How far each buffer went since its last average.
 
@@ -126,17 +156,27 @@ class AveragedBuffers(Beside):
                     f"buffer {name!r} of shape {tuple(buffer.shape)} is new since averaging began, or was of another; "
                     "give buffers= a module whose buffers stay, or attach once all are there"
                 )
-        return {_buffer(name): _change(buffer, self.last[name]) for name, buffer in buffers.items()}
+        values = {_buffer(name): _change(buffer, self.last[name]) for name, buffer in buffers.items()}
+        for name, buffer in buffers.items():
+            if not finite(self.last[name]):
+                wide = _wide(buffer)
+                begun = wide.isfinite() & ~self.last[name].isfinite()
+                values |= {_begun(name): wide.where(begun, 0), _begun(name, "by"): begun.to(wide.dtype)}
+        return values
 
     def shared(self, fragment: Fragment) -> Values:
         """What each buffer's last average left."""
         return {} if fragment.number else {_buffer(name): last for name, last in self.last.items()}
 
     def take(self, fragment: Fragment, averages: Mapping[str, Tensor]) -> None:
-        """Moves each buffer from its last average by the average change."""
+        """Moves each buffer from its last average by the average change, or to its first that is finite."""
         for name, buffer in self.buffers().items():
-            if (change := averages.get(_buffer(name))) is not None:
-                buffer.copy_(self.last[name].add_(change))
+            if (change := averages.get(_buffer(name))) is None:
+                continue
+            last = self.last[name].add_(change)
+            if (share := averages.get(_begun(name, "by"))) is not None:
+                torch.where(share > 0, averages[_begun(name)] / share, last, out=last)
+            buffer.copy_(last)
 
     def drop(self, fragment: Fragment) -> None:
         """Goes back to the last average."""
@@ -145,21 +185,22 @@ class AveragedBuffers(Beside):
                 buffer.copy_(self.last[name])
 
 
-def averaged(values: Values) -> Synchronization:
-    """Replaces all values by their averages over the workers.
+def averaged(values: Values, device: torch.device) -> Synchronization:
+    """Replaces all values, of which there may be none, by their averages over the workers.
 
     Raises:
         GradwireError: On every rank, if ranks have different values to average.
     """
     text = "\n".join(f"{name} {tuple(value.shape)} {value.dtype}" for name, value in values.items())
     digest = torch.frombuffer(bytearray(hashlib.blake2b(text.encode(), digest_size=16).digest()), dtype=torch.uint8)
-    device = next(iter(values.values())).device
     digests = yield AllGather(digest.to(device))
     if not bool((digests == digests[0]).all()):
         raise GradwireError(
             "ranks have different optimizer state or buffers to average: some parameters were never updated on some "
             "ranks; make every parameter take part in every step, or choose moments='keep'"
         )
+    if not values:
+        return
     answers = yield [AllReduceMean(value) for value in values.values()]
     for value, answer in zip(values.values(), answers, strict=True):
         value.copy_(answer)
@@ -182,10 +223,9 @@ def in_step(steps: int, device: torch.device) -> Synchronization:
 
 
 def _change(buffer: Tensor, last: Tensor) -> Tensor:
-    """How far a buffer went from its last average as its own precision has it: nowhere if still infinite or NaN."""
-    now, then = _wide(buffer), _wide(last.to(buffer.dtype))
-    still = torch.isclose(now, then, rtol=0, atol=0, equal_nan=True)
-    return now.sub_(then).masked_fill_(still, 0)
+    """How far a buffer went from its last average as its own precision has it: nowhere if that is infinite or NaN."""
+    then = _wide(last.to(buffer.dtype))
+    return _wide(buffer).sub_(then).masked_fill_(~then.isfinite(), 0)
 
 
 def _moment(key: str, piece: Piece) -> str:
@@ -194,6 +234,10 @@ def _moment(key: str, piece: Piece) -> str:
 
 def _buffer(name: str) -> str:
     return f"buffer {name}"
+
+
+def _begun(name: str, what: str = "values") -> str:
+    return f"first finite {what} of buffer {name}"
 
 
 def _wide(tensor: Tensor) -> Tensor:

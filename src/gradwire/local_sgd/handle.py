@@ -32,6 +32,7 @@ from gradwire.local_sgd.outer import Outer, adopted, described
 from gradwire.local_sgd.pending import NEXT, PendingAverages, copied
 from gradwire.local_sgd.schedule import Moments, Schedule
 from gradwire.local_sgd.start import REMEDY, send_first
+from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import transport_for
 
 _COUNTERS = ("steps_done", "_periods", "_began", "_length")
@@ -54,6 +55,7 @@ class Periodic(Handle):
     _hook: RemovableHandle | None = None
     _replicas = False  # those of rank 0 may be sent first
 
+    @as_on_the_wire()
     def __init__(
         self,
         optimizer: Optimizer,
@@ -125,6 +127,7 @@ class Periodic(Handle):
         """Averages that were not taken because they were not finite."""
         return self._pending.dropped
 
+    @as_on_the_wire()
     def synchronize(self) -> None:
         """Averages now whatever may differ between ranks, such as at the end of training.
 
@@ -179,6 +182,7 @@ class Periodic(Handle):
             },
         }
 
+    @as_on_the_wire()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from where :meth:`state_dict` was taken; the model's and the optimizer's state is for you to load.
 
@@ -242,7 +246,7 @@ class Periodic(Handle):
             with self.wire.whole():
                 self._act()
 
-    @torch.no_grad()
+    @as_on_the_wire()
     def _act(self) -> None:
         """Takes averages that are due, sends those whose turn it is, and begins a period when one has ended."""
         now, schedule = self.steps_done, self._schedule

@@ -136,15 +136,17 @@ class PendingAverages:
         """
         self._take([flight for flight in self._under_way if flight.fragment is fragment], now)
         engine, wire, parts = self._engine, self._wire, self._parts[fragment.number]
-        landing = wire.promise()
         beside: Values = {}
+        averages = any(each.averages(fragment) for each in self._beside)
         for each in self._beside:
             beside.update(each.collect(fragment))
+        landing = wire.promise()
         flight = PendingAverage(fragment, now + late, mix, outer, beside, landing=lambda: wire.wait(landing))
         step = fragment.rounds
 
         def along() -> list[Synchronization]:
-            return [in_step(now, fragment.change.device), *([averaged(beside)] if beside else [])]
+            device = fragment.change.device
+            return [in_step(now, device), *([averaged(beside, device)] if averages else [])]
 
         def end() -> None:
             engine.later.settle()  # or what a dropped average left would come after it was taken back

@@ -30,6 +30,7 @@ from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import EFSignSGD, Method
 from gradwire.policy import DensePolicy
+from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import transport_for
 
 Group = dict[str, Any]
@@ -99,6 +100,7 @@ class AveragingOptimizer(Optimizer):
 
     _attached = False
 
+    @as_on_the_wire()
     def __init__(
         self,
         params: Iterable[Any],
@@ -245,7 +247,8 @@ class AveragingOptimizer(Optimizer):
 
         Every rank has its own; save it on each. ``torch.load(weights_only=True)`` reads it, and a run that goes on from
         it gives the same bits as one that was not stopped. :class:`gradwire.PerRank` is for
-        ``torch.distributed.checkpoint``, :func:`gradwire.redistribute` for another number of workers.
+        ``torch.distributed.checkpoint``, whose ``get_optimizer_state_dict`` leaves ``"gradwire"`` out, so that nothing
+        could go on from it; :func:`gradwire.redistribute` is for another number of workers.
         """
         return {
             **super().state_dict(),
@@ -265,7 +268,14 @@ class AveragingOptimizer(Optimizer):
             ConfigurationError: If the state is of another optimizer, schedule, method, model, rank or number of
                 workers; nothing is changed.
         """
-        saved, kept = state_dict.get("gradwire"), self._by_name(state_dict)
+        saved = state_dict.get("gradwire")
+        if saved is None:
+            raise ConfigurationError(
+                f"the state has no part named 'gradwire': no {type(self).__name__} saved it, or it came through "
+                "torch's get_optimizer_state_dict, which leaves that out; save optimizer.state_dict() on every rank, "
+                "or gradwire.PerRank(optimizer)"
+            )
+        kept = self._by_name(state_dict)
         if not isinstance(saved, Mapping) or saved.get("version") != VERSION:
             raise ConfigurationError(
                 f"the state is not one that {type(self).__name__} of this version of gradwire saved; load it where it "
@@ -363,7 +373,7 @@ class AveragingOptimizer(Optimizer):
             for name, each in self._named()
             if each.numel()
         ]
-        return bool(torch.stack(ends).all())
+        return not ends or bool(torch.stack(ends).all())
 
 
 def check_group(group: Group) -> None:

@@ -19,9 +19,11 @@ class Progress(Protocol):
         step: Counts synchronised steps, from 0.
         store: What memories keep.
         later: What the host is told of a step in the next.
+        observed: Whether squares of samples or micro-batches are told to methods that ask for them.
     """
 
     step: int
+    observed: bool
     store: Store
     later: Later
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
 
 from gradwire.codecs.select.variance import SQUARES
 from gradwire.deferred import known
@@ -65,6 +66,16 @@ class LossScale(Guard):
 
     def __str__(self) -> str:
         return f"loss scale {self._scaler.get_scale()}"
+
+
+def check_scaled(scaler: torch.amp.GradScaler | None) -> None:
+    """Raises ConfigurationError if gradients that are there may have been unscaled already."""
+    states = [] if scaler is None else scaler._per_optimizer_states.values()
+    if any(each["stage"] is OptState.UNSCALED for each in states):
+        raise ConfigurationError(
+            "grad_scaler has unscaled the gradients of an optimizer that has not stepped since, and gradients are "
+            "averaged as they are scaled; call synchronize() before unscale_(), of all models before that of any"
+        )
 
 
 def check_scaler(scaler: object) -> None:
