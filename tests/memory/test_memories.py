@@ -220,6 +220,12 @@ def test_low_pass_memory_is_the_filter_of_its_papers(pool: Pool) -> None:
                     m = torch.zeros(SHAPE)
 
 
+@pytest.mark.parametrize("reset", [-1, 2.5, float("nan")])
+def test_a_new_start_every_so_many_steps_is_a_whole_number_of_them(reset: float) -> None:
+    with pytest.raises(gradwire.ConfigurationError, match=f"reset={reset} is out of range; choose a whole number"):
+        memory.LowPass(reset=reset)  # type: ignore[arg-type]
+
+
 def resumed_and_not() -> list[torch.Tensor]:
     """Steps with a low-pass memory, once in one go and once with a save and a load after the second."""
     found = []
