@@ -31,7 +31,7 @@ class EDEN(CodecMethod):
     citation = "Vargaftik et al. 2022, EDEN, arXiv:2108.08842; 2021, DRIVE, arXiv:2105.08339"
     routes = ("sharded", "gather")
     bias = "biased"
-    wire_bits = "2 * (bits * d + 32 * (1 + ceil(d / rotation)))"
+    wire_bits = "2 * (bits * d + 32 * (ceil(d / rotation) + log2(rotation) - 2))"
 
     bits: int = 4
     rotation: int = 4096
