@@ -344,6 +344,8 @@ def size(chosen: Configuration) -> None:
         raise SilentError("it declares none: wire_bits")
     if chosen.route != chosen.method.routes[0]:
         raise SilentError(f"it is declared of route={chosen.method.routes[0]!r}")
+    if not chosen.method.accepts((SIDE, SIDE)):
+        raise SilentError(f"it leaves a matrix of {SIDE} by {SIDE} to dense averages")
     for coding in ("values", "indices"):
         usual = getattr(type(chosen.method), coding, None)
         if getattr(chosen.method, coding, None) != usual:

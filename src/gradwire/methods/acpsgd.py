@@ -45,7 +45,7 @@ class ACPSGD(Method):
     why_granularity = "it factorises one matrix at a time"
     memory = "residual"
     bias = "contractive"
-    wire_bits = "bits * min(rank, n, m) * max(n, m)"
+    wire_bits = "bits * rank * max(n, m)"
 
     rank: int = 4
     bits: int = 32

@@ -35,7 +35,7 @@ class Atomo(CodecMethod):
     why_granularity = "it decomposes one matrix at a time"
     memories = ("none", "momentum", "diana")
     bias = "unbiased"
-    wire_bits = "32 * min(rank, n, m) * (n + m)"
+    wire_bits = "32 * rank * (n + m)"
 
     rank: int = 3
 

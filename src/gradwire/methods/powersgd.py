@@ -43,7 +43,7 @@ class PowerSGD(Method):
     why_granularity = "it factorises one matrix at a time"
     memory = "residual"
     bias = "contractive"
-    wire_bits = "bits * min(rank, n, m) * (n + m)"
+    wire_bits = "bits * rank * (n + m)"
 
     rank: int = 4
     bits: int = 32
