@@ -60,7 +60,9 @@ _PUBLISHED = """## As published
 `gradwire.compress(model, "terngrad", preset="paper")` takes what a method's publication has where the defaults are
 others; what is given beside it still counts. An empty cell means that the defaults are the publication's as far as we
 know it; where its text was not at hand, the method's docstring says so. The last column says why a default differs,
-and what of the publication is here in another form or not at all.
+and what of the publication is here in another form or not at all. With either, small tensors and vectors are averaged
+densely unless `dense=` says otherwise; in their code the authors of DGC, PowerSGD and ACP-SGD leave vectors alone,
+those of TernGrad compress all, or all above a size.
 """
 
 

@@ -76,6 +76,14 @@ VALUES = torch.randn(100)
         ("qsgd", {"memory": Diana(alpha=0.9)}, "alpha=0.9 is too large for a method with an error bound of"),
         (object(), {}, "is neither a name nor a method"),
         ("topk", {"seed": 1.5}, "seed=1.5 is out of range; choose a whole number"),
+        ("powersgd", {"rank": True}, "rank=True is not possible; choose a whole number"),
+        ("dgc", {"warmup": float("nan")}, "warmup=nan is not possible; choose a whole number"),
+        ("oktopk", {"recut": 1.5}, "recut=1.5 is not possible; choose a whole number"),
+        ("adacomp", {"bin": 2.5}, "bin=2.5 is not possible; choose a whole number"),
+        ("3lc", {"sparsity": True}, "sparsity=True is not possible; choose a number"),
+        ("demo", {"sign": "no"}, "sign='no' is not possible; choose True or False"),
+        ("topk", {"ratio": torch.ones(2)}, r"'topk' cannot take ratio=tensor\(.*, of which a type is wrong"),
+        (methods.AdaComp(bin=float("inf")), {}, "bin=inf is not possible; choose a whole number"),
     ],
 )
 def test_unknown_and_out_of_range(method: Any, options: dict[str, Any], message: str) -> None:
@@ -101,6 +109,7 @@ def test_tensors_that_cannot_be_compressed(tensor: Any, message: str) -> None:
     ("method", "option", "number", "plain"),
     [
         ("qsgd", "bits", 4.0, 4),
+        ("adacomp", "bin", np.int64(7), 7),
         ("powersgd", "rank", np.int64(2), 2),
         ("topk", "ratio", np.float32(0.25), 0.25),
         ("topk", "ratio", torch.tensor(0.25), 0.25),
@@ -111,7 +120,7 @@ def test_numbers_of_other_kinds_are_taken(method: str, option: str, number: Any,
     matrix = torch.randn(20, 30)
     given: list[dict[str, Any]] = [{option: number}, {option: plain}]
     assert torch.equal(*(gradwire.roundtrip(matrix, method, **each).decoded for each in given))
-    if option in ("bits", "rank"):
+    if option in ("bits", "rank", "bin"):
         assert type(getattr(methods.make(method, {option: number}), option)) is int
 
 

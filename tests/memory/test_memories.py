@@ -220,6 +220,26 @@ def test_low_pass_memory_is_the_filter_of_its_papers(pool: Pool) -> None:
                     m = torch.zeros(SHAPE)
 
 
+@pytest.mark.parametrize("owner", [None, "qsgd:8"])
+@pytest.mark.parametrize("route", ["gather", "sharded"])
+def test_the_gradients_weight_counts_once_whoever_compresses_again(route: str, owner: str | None) -> None:
+    carried, slots = memory.Residual(gamma=0.5), flat_slots([("weight", (20, 30))])
+    policy = DensePolicy(below=0, vectors=False)
+    chosen = Configuration.make("topk", {"ratio": 1.0}, route=route, memory=carried, owner=owner, dense=policy)
+    world, mean, total = LocalWorld(chosen, slots, 2), torch.randn(600), torch.zeros(600)
+    for _ in range(20):
+        gradients = [mean - 1, mean + 1]
+        world.average(gradients)
+        total += gradients[0] / 20
+    torch.testing.assert_close(total, 0.5 * mean, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("reset", [-1, 2.5, float("nan")])
+def test_a_new_start_every_so_many_steps_is_a_whole_number_of_them(reset: float) -> None:
+    with pytest.raises(gradwire.ConfigurationError, match=f"reset={reset} is out of range; choose a whole number"):
+        memory.LowPass(reset=reset)  # type: ignore[arg-type]
+
+
 def resumed_and_not() -> list[torch.Tensor]:
     """Steps with a low-pass memory, once in one go and once with a save and a load after the second."""
     found = []

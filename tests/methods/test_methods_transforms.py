@@ -14,8 +14,10 @@ import gradwire
 from gradwire import methods
 from gradwire.codecs.transform.centroids import POSITIVE
 from gradwire.codecs.transform.cosine import cosines
+from gradwire.engine import Configuration
 from gradwire.errors import PayloadError
 from gradwire.layout import Block, Granularity, Slot, flat_slots
+from gradwire.local.world import LocalWorld
 from gradwire.memory import NONE, NoMemory, Store
 from gradwire.methods import Context
 from gradwire.randomness import gaussian, mix64
@@ -147,6 +149,19 @@ def test_lion_cub_votes_as_its_authors_code_does(pool: Pool, bits: int) -> None:
                 m = m.mean(0).expand(3, -1, -1)
             assert (average.flatten() == torch.cat(votes, 1).sum(0).sign()).float().mean() > 0.998
             assert (average == 0).any() or bits == 8
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_who_is_at_the_mean_magnitude_votes_either_way(bits: int) -> None:
+    """So a parameter of one value, or values of one magnitude, move up as well as down."""
+    slots = flat_slots([("scalar", (1,)), ("signs", (2, 3))])
+    chosen = Configuration.make("lioncub", {"bits": bits})
+    for size in (1.0, 0.3, 1e-3, 7e10):
+        for sign in (1, -1):
+            gradient = sign * size * torch.tensor([1.0, *[0.0] * (slots[1].offset - 1), 1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
+            gradients = [gradient.clone() for _ in range(3)]
+            LocalWorld(chosen, slots, 3).average(gradients)
+            assert torch.equal(gradients[0], gradient.sign()), (size, sign)
 
 
 def test_a_vote_counts_the_same_whatever_its_worker_saw(pool: Pool) -> None:

@@ -310,8 +310,8 @@ def class_as_declared(chosen: Configuration) -> None:
             )
     elif chosen.method.bias in ("contractive", "exact"):
         told = type(chosen.method).error_bound is not Method.error_bound
-        if told and math.isinf(chosen.method.error_bound(SIDE * SIDE)):
-            raise SilentError("with these options it has no bound")
+        if told and (left := chosen.method.error_bound(SIDE * SIDE)) > 1:
+            raise SilentError(f"with these options it leaves up to {left:g} of |x|²")
         most = 1 + 1e-6 if chosen.method.bias == "contractive" else 1e-4
         for name, vector in _vectors().items():
             left = _relative(chosen, vector, 0)
@@ -344,6 +344,12 @@ def size(chosen: Configuration) -> None:
         raise SilentError("it declares none: wire_bits")
     if chosen.route != chosen.method.routes[0]:
         raise SilentError(f"it is declared of route={chosen.method.routes[0]!r}")
+    if not chosen.method.accepts((SIDE, SIDE)):
+        raise SilentError(f"it leaves a matrix of {SIDE} by {SIDE} to dense averages")
+    for coding in ("values", "indices"):
+        usual = getattr(type(chosen.method), coding, None)
+        if getattr(chosen.method, coding, None) != usual:
+            raise SilentError(f"it is declared of {coding}={usual!r}")
     bits = 8 * roundtrip(_vectors()["Gaussian"], chosen.method, route=chosen.route).wire_bytes
     if not 0.9 * declared <= bits <= declared + 160:
         raise BrokenError(

@@ -80,7 +80,8 @@ class MaskedMomentum(Memory):
     """Momentum correction and momentum factor masking (Lin et al. 2018, arXiv:1712.01887).
 
     The velocity ``u`` is the worker's momentum, ``v`` adds up the velocities not sent yet; what is sent comes from
-    ``v``, and both are zeroed there. Use it with an optimizer that has no momentum of its own.
+    ``v``, and both are zeroed there. Use it with an optimizer that has no momentum of its own, and with ``1 / (1 -
+    momentum)`` times the weight decay, of which it is no momentum.
 
     Attributes:
         momentum: Share of the velocity that stays each step, in [0, 1).

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,8 +60,11 @@ class LowPass(Memory):
             raise ConfigurationError(
                 f"share={self.share!r} is out of range; choose 0 < share <= 1, usually 0.2, or 1 for a plain residual"
             )
-        if self.reset < 0:
-            raise ConfigurationError(f"reset={self.reset!r} is out of range; choose a number of steps, or 0 for never")
+        given: Any = self.reset  # NumPy's whole numbers are as good
+        if not (isinstance(given, Integral) and self.reset >= 0):
+            raise ConfigurationError(
+                f"reset={self.reset!r} is out of range; choose a whole number of steps, or 0 for never"
+            )
 
     def bears(self, remainder: Remainder) -> bool:
         """With a share below 1, noise that is no larger than the largest value is averaged out."""

@@ -98,6 +98,10 @@ class Residual(Memory):
         """The residual."""
         return (field,)
 
+    def owner(self) -> Memory:
+        """The average has the gradient's weight already."""
+        return replace(self, gamma=1.0)
+
     def uncompressed(self) -> Memory:
         """The gradient's weight."""
         return NoMemory() if self.gamma == 1 else replace(self, dtype="float32")

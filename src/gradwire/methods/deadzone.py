@@ -57,7 +57,8 @@ class Dithered(CodecMethod):
     """Magnitudes rounded by chance to a multiple of one step, entropy-coded: unbiased, so it needs no memory.
 
     Codes are those of ``deadzone``. Where those of a draw have no room, the step is made larger, and all is drawn
-    again.
+    again. Payloads of some 16 bytes need that for every third draw, and what is read is up to 0.6 % too small on
+    average; in a model of thousands of values there is no such bias to be seen.
 
     Attributes:
         bits: For each value, 0.005 to 8; few bits make much noise.

@@ -63,8 +63,10 @@ class DeMo(Method):
     sign. There ``delta`` takes in ``lr * g``; a constant factor changes nothing under the sign, a schedule of the
     learning rate weighs old gradients otherwise. Here ``delta`` is kept as coefficients, which is the same for an
     orthonormal transform. There as here all tensors are taken, however small: a chunk of no more than ``topk`` values
-    is sent whole. The momentum is the method's memory and takes no other; what is remembered and what is applied do not
-    add up to the mean, because of decay, sign, and the mean over senders.
+    is sent whole. A chunk's sides divide the tensor's, as there: 53 by 59 is one chunk, 67 by 71 falls into single
+    values, which are all sent; ``wire_bits`` is for sides that ``chunk`` divides. The momentum is the method's memory
+    and takes no other; what is remembered and what is applied do not add up to the mean, because of decay, sign, and
+    the mean over senders.
 
     Attributes:
         topk: Coefficients sent of each chunk.

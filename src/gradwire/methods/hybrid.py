@@ -23,7 +23,7 @@ class Hybrid(SignsByCriterion):
     combines its method with Strom's was read in a summary by others; how is from memory, and no public code has it.
 
     Attributes:
-        threshold: tau, positive, in units of the gradient.
+        threshold: tau, positive, in units of the gradient, as for :class:`gradwire.methods.Strom`.
         alpha: How unambiguous a coordinate must be, positive.
         decay: zeta, in (0, 1].
         moments: Where squares come from: ``"step"``, or ``"microbatches"`` or ``"samples"`` by SecondMoments.

@@ -78,13 +78,13 @@ class LionCub(Lion):
     """Lion's updates as whole votes of several sizes, the sign of their sum, and momenta averaged now and then.
 
     A worker votes on ``u = beta1 m + (1 - beta1) g`` with ``round(u / step)``, from -s to s, with a step of ``2 / s``
-    of the mean magnitude of a segment of u: with three votes, s = 1, whoever is below the mean abstains. The sign of
-    the sum is the average, 0 where nobody wins. Every ``sync`` steps momenta are averaged densely, so that workers do
-    not drift apart.
+    of the mean magnitude of a segment of u: with three votes, s = 1, whoever is below the mean abstains. Half a step is
+    a vote, either way, or a parameter of one value would never move. The sign of the sum is the average, 0 where nobody
+    wins. Every ``sync`` steps momenta are averaged densely, so that workers do not drift apart.
 
-    Of the paper abstract and first figure were at hand, and its authors' code: there votes are summed by an all-reduce
-    of 4 bits, with s = 1, or of 8, with s = 127 / n. It averages all momenta at steps that it is told, and by default
-    none, where the abstract has momenta of some layers.
+    Of the paper abstract and first figure were at hand, and its authors' code: there half a step goes to the even side,
+    and votes are summed by an all-reduce of 4 bits, with s = 1, or of 8, with s = 127 / n. It averages all momenta at
+    steps that it is told, and by default none, where the abstract has momenta of some layers.
 
     Attributes:
         bits: Bits a vote, 2, 4 or 8: s is 1, 7 or 127. With 2, five votes are in a byte.

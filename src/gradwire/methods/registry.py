@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from numbers import Integral, Real
 from typing import Any
 
 from gradwire.errors import ConfigurationError, did_you_mean
@@ -90,6 +91,7 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
                 f"options {sorted(options)} came with a method object; give them to {type(method).__qualname__}(...)"
             )
         _check_dataclass(type(method))
+        _check_kinds(method)
         return method
     if not isinstance(method, str):
         raise ConfigurationError(f"method={method!r} is neither a name nor a method; names: {', '.join(names())}")
@@ -108,13 +110,37 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
     if missing := [name for name in needed if name not in options]:
         raise ConfigurationError(f"{method!r} has no default for {', '.join(missing)}; give it, or its class a default")
     try:
-        return kind(**{option: _plain(value, fields[option].type) for option, value in options.items()})
-    except TypeError as error:
+        made = kind(**{option: _plain(value, _kind(fields[option])) for option, value in options.items()})
+    except (TypeError, RuntimeError) as error:  # the latter of a tensor of several values
         given = ", ".join(f"{option}={value!r}" for option, value in options.items())
         raise ConfigurationError(
             f"{method!r} cannot take {given}, of which a type is wrong ({error}); gradwire methods {method} says what "
             "each option is"
         ) from error
+    _check_kinds(made)
+    return made
+
+
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "bool": (bool, "True or False"),
+}
+"""What options of some types are, for messages."""
+
+
+def _kind(field: dataclasses.Field[Any]) -> str:
+    """An option's type as text, whether or not it may be None."""
+    return str(getattr(field.type, "__name__", field.type)).removesuffix(" | None")
+
+
+def _check_kinds(method: Method) -> None:
+    """Raises ConfigurationError if an option is of another kind than it says; True is no number."""
+    for field in dataclasses.fields(method):  # type: ignore[arg-type]
+        value, (kind, words) = getattr(method, field.name), _KINDS.get(_kind(field), (object, ""))
+        fits = isinstance(value, kind) and not (isinstance(value, bool) and kind in (Integral, Real))
+        if not fits and value is not field.default:
+            raise ConfigurationError(f"{field.name}={value!r} is not possible; choose {words}")
 
 
 def _check_dataclass(kind: type[Method]) -> None:
@@ -126,12 +152,12 @@ def _check_dataclass(kind: type[Method]) -> None:
         )
 
 
-def _plain(value: Any, kind: Any) -> Any:
+def _plain(value: Any, kind: str) -> Any:
     """Numbers as Python has them, for those of numpy and torch and for whole ones with a point; all else as it is."""
     with suppress(TypeError, ValueError):
-        if kind in ("int", int):
+        if kind == "int" and not isinstance(value, bool):
             return int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
-        if kind in ("float", float) and not isinstance(value, int | float | str):
+        if kind == "float" and not isinstance(value, int | float | str):
             return float(value)
     return value
 

@@ -17,13 +17,13 @@ from gradwire.methods.registry import register
 class SignSGD(CodecMethod):
     """The sign that most workers see, +1 or -1: the result is a vote, not a mean.
 
-    Ties of an even number of workers are broken by randomness that is fair and the same on all ranks. Every coordinate
-    moves by the learning rate, so take one that is hundreds of times smaller than SGD's. So do small and 1-D tensors,
-    which are voted on, too.
+    Ties of an even number of workers are broken by randomness that is fair and the same on all ranks, and a worker with
+    a zero votes at random. Every coordinate moves by the learning rate, so take one that is hundreds of times smaller
+    than SGD's. So do small and 1-D tensors, which are voted on, too, and rows of an embedding that were not seen.
     """
 
     citation = "Bernstein et al. 2018, arXiv:1802.04434; majority vote: 2019, arXiv:1810.05291"
-    published = Published("Ties are broken by fair draws.")
+    published = Published("Ties are broken by fair draws, as are zeros.")
     routes = ("sharded", "gather")
     takes_all = True
     memories: ClassVar[tuple[str, ...]] = ("none", "residual", "momentum", "lowpass")
@@ -47,5 +47,5 @@ class Signum(SignSGD):
     The memory ``gradwire.memory.Momentum(decay)`` has the momentum; use an optimizer without one.
     """
 
-    published = Published("Ties are broken by fair draws.")
+    published = Published("Ties are broken by fair draws, as are zeros.")
     memory = "momentum"

@@ -20,8 +20,10 @@ class Strom(SignsByCriterion):
     is taken from the residual as in LBANN's and MXNet's code, where equality counts, too. The word of 32 bits, index
     and sign together, as LBANN has it, is replaced by Elias-Fano indices.
 
+    What is larger than tau in step after step piles up without end, as only tau of it is sent.
+
     Attributes:
-        threshold: tau, positive, in units of the gradient.
+        threshold: tau, positive, in units of the gradient; above what the largest coordinates are on average.
     """
 
     citation = "Strom 2015, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech"

@@ -61,7 +61,7 @@ class THC(Method):
     memory = "residual"
     memories = ("residual", "none", "momentum", "ef21")
     bias = "biased"
-    wire_bits = "(4 + (8 if workers * grain < 256 else 16)) * d + 32 * ceil(d / rotation)"
+    wire_bits = "(4 + (8 if workers * grain < 256 else 16)) * d + 32 * (ceil(d / rotation) + log2(rotation) - 3)"
 
     grain: int = 30
     overflow: float = 1 / 32

@@ -22,7 +22,7 @@ class ThreeLC(CodecMethod):
     that step; what does not fit stays in the memory.
 
     Attributes:
-        sparsity: In [1, 2): the larger, the more zeros.
+        sparsity: In [1, 2): the larger, the more zeros. Only with 1 does it contract there and back without a memory.
     """
 
     citation = "Lim et al. 2019, arXiv:1802.07389"
@@ -45,5 +45,9 @@ class ThreeLC(CodecMethod):
         return ZeroRuns(self.sparsity)
 
     def error_bound(self, numel: int) -> float:
+        """What is just sent, half of ``sparsity`` times the largest, comes back as its square times the largest."""
+        return (2 * self.sparsity - 1) ** 2
+
+    def worker_bound(self, numel: int) -> float:
         """Rounding to the nearest of three values, zero among them, never adds to the error."""
         return 1.0

@@ -36,7 +36,8 @@ def _put(code: Ballot, piece: Piece, scale: Float32Array, scratch: Scratch) -> N
         if code.signs:
             vote = np.int32(levels) + np.int32(t[i] > 0) - np.int32(t[i] < 0)
         else:
-            vote = np.int32(min(max(t[i] * inverse + middle, np.float32(0)), highest))
+            steps = np.int32(min(abs(t[i]) * inverse + middle, highest))
+            vote = np.int32(2 * levels) - steps if t[i] < 0 else steps
         codes[i] = np.uint8(vote)
         if keep:
             memory[i] = t[i] - np.float32(vote - np.int32(levels))

@@ -35,8 +35,9 @@ def _put(code: tl.constexpr, t, first, second, random, table):
     if code.signs:
         vote = tl.where(t > 0, 1, tl.where(t < 0, -1, 0)) + LEVELS
     else:
-        steps = t * inverse_of(second, tl.full(t.shape, 1.0, tl.float32)) + (LEVELS + 0.5)
-        vote = tl.minimum(tl.maximum(steps, 0.0), 2.0 * LEVELS).to(tl.int32)
+        steps = tl.abs(t) * inverse_of(second, tl.full(t.shape, 1.0, tl.float32)) + (LEVELS + 0.5)
+        vote = tl.minimum(steps, 2.0 * LEVELS).to(tl.int32)
+        vote = tl.where(t < 0, 2 * LEVELS - vote, vote)
     return vote, (vote - LEVELS).to(tl.float32)
 
 

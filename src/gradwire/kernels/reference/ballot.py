@@ -17,8 +17,9 @@ from gradwire.kernels.reference.trits import pack_trits, read_trits, trits_strid
 class Ballot(NamedTuple):
     """Votes from -s to s, as many as a value has steps of ``2 / s`` of its segment's mean magnitude, as in Lion Cub.
 
-    The vote on ``t`` is ``floor(t * (1 / step) + (s + 1/2)) - s`` in float32, s at most: with three votes, whoever is
-    below the mean magnitude abstains. A vote counts the same whatever its step was, so sums of votes are elections.
+    The vote on ``t`` has its sign and is ``floor(|t| * (1 / step) + (s + 1/2)) - s`` in float32, s at most: with three
+    votes, whoever is below the mean magnitude abstains, and who is at it, such as a value that is alone, does not. A
+    vote counts the same whatever its step was, so sums of votes are elections.
 
     Attributes:
         bits: Bits a vote: 4 or 8, or 2 for three votes, of which five are in a byte; ``s = 2**(bits - 1) - 1``.
@@ -50,7 +51,8 @@ class Ballot(NamedTuple):
             code = t.sign().to(torch.int32) + self.levels
         else:
             inverse = 1 / scale[1] if scale[1] > 0 else torch.zeros_like(scale[1])
-            code = (t * inverse + (self.levels + 0.5)).clamp(0, 2 * self.levels).to(torch.int32)
+            steps = (t.abs() * inverse + (self.levels + 0.5)).clamp(max=2 * self.levels).to(torch.int32)
+            code = torch.where(t < 0, 2 * self.levels - steps, steps)
         return code, (code - self.levels).float()
 
     def pack(self, codes: Tensor) -> Tensor:
