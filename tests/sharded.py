@@ -96,6 +96,14 @@ def divided(model: Any, factor: float) -> Any:
     return model
 
 
+def fsdp_has(name: str) -> bool:
+    """Whether FSDP2 of this torch has something of that name, for a model to call or inside."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard import _fsdp_common
+
+    return hasattr(FSDPModule, name) or hasattr(_fsdp_common, name)
+
+
 def train(model: nn.Module, steps: range, body: Callable[[nn.Module, int], None] | None = None) -> list[Tensor]:
     """Steps of SGD with momentum; what this rank has of each parameter after them."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

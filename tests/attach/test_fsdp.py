@@ -20,11 +20,12 @@ from gradwire.layout import Slot, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.wire import Meter
 from models import SHAPES, gradient
-from pool import ranks
+from pool import Pool, ranks
 from sharded import (
     Net,
     close,
     divided,
+    fsdp_has,
     hsdp,
     hybrid,
     loss,
@@ -143,7 +144,6 @@ def policies() -> dict[str, Callable[[], Any]]:
         "frozen": lambda: hsdp(frozen()),
         "checkpointed": lambda: hsdp(checkpointed(False)),
         "checkpointed, reentrant": lambda: hsdp(checkpointed(True)),
-        "biases apart": biases_apart,
         "columns": lambda: hsdp(shard_placement_fn=by_columns),
         "offloaded": lambda: hsdp(offload_policy=CPUOffloadPolicy(pin_memory=False)),
         "reduced in float32": lambda: hsdp(mp_policy=MixedPrecisionPolicy(bfloat16, float32)),
@@ -155,12 +155,22 @@ def policies() -> dict[str, Callable[[], Any]]:
     }
 
 
+def as_fsdp_does(build: Callable[[], Any], rounding: float = 1e-6) -> bool:
+    expected, model = train(build(), STEPS), build()
+    with closing(gradwire.compress(model, "dense")):
+        return close(train(model, STEPS), expected, rounding)
+
+
 @ranks(4)
 def test_dense_is_what_fsdp_averages_under_other_policies() -> None:
     for name, build in policies().items():
-        expected, model = train(build(), STEPS), build()
-        with closing(gradwire.compress(model, "dense")):
-            assert close(train(model, STEPS), expected, 2e-2 if "bfloat16" in name else 1e-6), name
+        assert as_fsdp_does(build, 2e-2 if "bfloat16" in name else 1e-6), name
+
+
+def test_dense_is_what_fsdp_averages_in_several_groups_of_a_module(pool: Pool) -> None:
+    if not fsdp_has("ShardPlacementResult"):
+        pytest.skip(f"FSDP2 of torch {torch.__version__} has one parameter group a module")
+    assert all(pool.run(4, as_fsdp_does, biases_apart))
 
 
 @ranks(4)

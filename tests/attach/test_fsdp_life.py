@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire import ConfigurationError, GradwireError, WireError
 from pool import FORKING, Pool, ranks
-from sharded import Net, hsdp, hybrid, loss, parts, replicated, same, train
+from sharded import Net, fsdp_has, hsdp, hybrid, loss, parts, replicated, same, train
 
 DENSE = gradwire.DensePolicy(below=200)
 
@@ -223,6 +223,31 @@ def test_another_fsdp_is_named() -> None:
     gradwire.compress(model, "topk").close()
 
 
+UNUSED = "set_reduce_scatter_unused_params"
+"""What models have that reduce zeros for parameters that took no part."""
+
+
+def unused(remedy: str) -> None:
+    """One parameter of a group takes no part in the loss."""
+    model = hsdp()
+    model.scaled = False
+    with closing(gradwire.compress(model, "dense")):
+        refused(lambda: loss(model, 0).backward(), f"took no part in the loss.*{remedy}")
+    if not fsdp_has(UNUSED):
+        return
+    model = hsdp()
+    model.scaled = False
+    with closing(gradwire.compress(model, "dense")) as handle:
+        model.set_reduce_scatter_unused_params(True)
+        loss(model, 0).backward()
+        assert handle.stats().steps == 1
+
+
+def test_parameters_that_take_no_part(pool: Pool) -> None:
+    """The error has the remedy that there is in this torch."""
+    pool.run(4, unused, f"call model.{UNUSED}" if fsdp_has(UNUSED) else "fully_shard these by themselves")
+
+
 @ranks(4)
 def test_what_cannot_be_averaged() -> None:
     from torch.distributed.fsdp import fully_shard
@@ -233,15 +258,6 @@ def test_what_cannot_be_averaged() -> None:
         return model
 
     handles: list[gradwire.Handle] = []
-    unused = attached()
-    unused.scaled = False
-    refused(lambda: loss(unused, 0).backward(), "set_reduce_scatter_unused_params")
-    unused = attached()
-    unused.scaled = False
-    unused.set_reduce_scatter_unused_params(True)
-    loss(unused, 0).backward()
-    assert handles[-1].stats().steps == 1
-
     stepping = attached()
     stepping.last.weight.register_post_accumulate_grad_hook(lambda parameter: None)
     refused(lambda: loss(stepping, 0).backward(), "post-accumulate-grad hook.*step the optimizer after backward")

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -94,11 +95,12 @@ def test_no_handle_goes_on_after_the_process_groups() -> None:
         handle.close()
 
 
-def exit_in_a_fork() -> int:
-    """How a process that was forked ends, the way ``multiprocessing`` ends it."""
+def exit_in_a_fork() -> tuple[int, str]:
+    """How a process that was forked ends, the way ``multiprocessing`` ends it, and what went wrong in it."""
     net, handle = attached("synchronizer")
     step(net, handle)
     gc.collect()  # groups of earlier tests, for whose threads the child would wait
+    ours, childs = os.pipe()
     if not (child := os.fork()):
         code = 1
         try:
@@ -108,9 +110,12 @@ def exit_in_a_fork() -> int:
             del handle
             gc.collect()
             code = 0
+        except BaseException:
+            os.write(childs, traceback.format_exc().encode())
         finally:
             atexit._run_exitfuncs()
             os._exit(code)
+    os.close(childs)
     status = 0
     for _ in range(600):
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -123,11 +128,12 @@ def exit_in_a_fork() -> int:
         raise AssertionError("the child hangs")
     step(net, handle)
     handle.close()
-    return os.waitstatus_to_exitcode(status)
+    with os.fdopen(ours) as said:
+        return os.waitstatus_to_exitcode(status), said.read()
 
 
 def test_a_process_that_was_forked_ends(pool: Pool) -> None:
-    assert pool.run(2, exit_in_a_fork) == [0, 0]
+    assert pool.run(2, exit_in_a_fork) == [(0, "")] * 2
 
 
 def use_and_leave() -> list[tuple[str, int, int]]:

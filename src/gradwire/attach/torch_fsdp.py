@@ -188,7 +188,7 @@ class ParameterGroup:
             raise ConfigurationError(
                 f"{numel} of the {self._numel} elements of the gradient came in the parameter group of "
                 f"{self._name!r}: some of its parameters took no part in the loss, or were frozen since the method was "
-                "attached; call model.set_reduce_scatter_unused_params(True), or shard the model and attach anew"
+                f"attached; {_remedy_for_unused()}, or shard the model and attach anew"
             )
 
 
@@ -327,6 +327,14 @@ def _replicas(groups: Sequence[ParameterGroup], given: dist.ProcessGroup | None)
             f"sharded on has its replicas on {ranks}; leave process_group out"
         )
     return found or given  # type: ignore[return-value]
+
+
+def _remedy_for_unused() -> str:
+    from torch.distributed.fsdp import FSDPModule
+
+    if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        return "call model.set_reduce_scatter_unused_params(True)"
+    return f"fully_shard these by themselves, or take a newer torch than {torch.__version__}, which knows a way"
 
 
 def _one_after_other(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
