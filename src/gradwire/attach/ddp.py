@@ -178,7 +178,7 @@ def compress(
             or a name of ``gradwire.codecs.quantize.names()``, such as ``"qsgd:8"`` of its ``"qsgd:N"``; if None, the
             method's own on the sharded route and nothing on gather.
         dense: Which tensors are averaged densely; if None, what the method leaves to that: 1-D tensors and those below
-            1,024 elements, but for ``subspace``.
+            1,024 elements, but for ``deadzone``, ``dithered`` and ``subspace``, which code all.
         seed: Where all randomness starts; torch's generators are never touched.
         fuse_bytes: Payload to gather before a collective is issued, in bytes.
         grad_scaler: The ``torch.amp.GradScaler`` that scales the loss, starting alike on all ranks. Then gradients are
