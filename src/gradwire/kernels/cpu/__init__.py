@@ -40,9 +40,8 @@ from gradwire.kernels.cpu.quantile import quantile_encode
 from gradwire.kernels.cpu.quantile_decode import quantile_decode
 from gradwire.kernels.cpu.quantise import CODES, decode, encode
 from gradwire.kernels.cpu.rotation import hadamard, rotated_decode, rotated_encode, rotated_scales, rotated_sums
-from gradwire.kernels.cpu.senders import scatter_mean
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
-from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
+from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_mean, scatter_sum, subtract
 from gradwire.kernels.cpu.statistics import exceedances, magnitude_statistics, sign_counts
 from gradwire.kernels.cpu.subspace import add_product, combine_rows, split_rows
 from gradwire.kernels.cpu.threshold import collect_local_maxima, collect_reaching, collect_unambiguous
