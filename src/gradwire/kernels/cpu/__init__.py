@@ -6,20 +6,9 @@ that nothing is left to compile within a training step.
 
 from __future__ import annotations
 
-from gradwire.kernels.cpu import (
-    ballot,
-    dynamic,
-    exponent,
-    natural,
-    nonuniform,
-    nuqsgd,
-    onebit,
-    qsgd,
-    sign,
-    terngrad,
-    threelc,
-    vote,
-)
+from importlib import import_module
+
+from gradwire.kernels import codes
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.cpu.checksum import checksums
@@ -47,3 +36,6 @@ from gradwire.kernels.cpu.subspace import add_product, combine_rows, split_rows
 from gradwire.kernels.cpu.threshold import collect_local_maxima, collect_reaching, collect_unambiguous
 from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.cpu.zero_runs import zero_runs_decode, zero_runs_encode
+
+for _code in codes.ALL:  # which its module of the same name here adds to CODES
+    import_module(f"{__name__}.{_code.__module__.rpartition('.')[-1]}")
