@@ -72,6 +72,11 @@ class Tiles:
         self.segments, self.runs = self._moved(segments), self._moved(ends)
         self.numels = self._moved(np.concatenate([block.segment_numels for block in blocks]))
 
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What kernels over all tiles are compiled for, and started with."""
+        return {"WIDTH": self.width, "ALIGNED": self.aligned, "warps": warps(self.width)}
+
     def payloads(self, code: Code, stride: int) -> Tensor:
         """``int64[B, 3]``: where the payloads of blocks lie that are written by a code in rows so many bytes apart.
 
