@@ -87,7 +87,7 @@ class Tiles:
         if (code, stride) not in self._payloads:
             places, segments, head = [], 0, 0
             for row, block in enumerate((self._block, *self._others)):
-                words, size, _ = code.layout(block.positions)
+                words, size = code.layout.words, code.layout.body(block.positions)
                 head = 4 * words * block.segment_count if row == 0 else head
                 scales = row * stride // 4 - words * segments if words else 0
                 body = row * stride + 4 * words * block.segment_count - head
