@@ -133,7 +133,7 @@ def integers(block: Block, values: Tensor) -> Iterator[Operation]:
     """Codes of a scale that all agree on, which are added up on the way."""
     code = codes.Integers(8, 7, ROWS)
     residual, scales = torch.ones_like(values), torch.zeros(block.segment_count, device=values.device)
-    written = torch.zeros(code.layout(block.positions).body, dtype=torch.uint8, device=values.device)
+    written = torch.zeros(code.layout.body(block.positions), dtype=torch.uint8, device=values.device)
     left, out = values.clone(), torch.zeros_like(values)
     yield Operation(
         "integer sums: scales with residual",

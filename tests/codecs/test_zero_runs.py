@@ -14,7 +14,7 @@ from gradwire.codecs.quantize import Quantiser, ZeroRuns
 from gradwire.engine.configuration import Configuration
 from gradwire.errors import PayloadError
 from gradwire.kernels import codes
-from gradwire.kernels.reference.trits import trits_stride
+from gradwire.kernels.code import trits_stride
 from gradwire.layout import Block, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import NONE, Feedback, Store

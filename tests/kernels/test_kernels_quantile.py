@@ -16,13 +16,13 @@ from gradwire.codecs.quantize import Quantile
 from gradwire.codecs.quantize.values import CodedValues, parse
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import Compensated, cpu, reference
-from gradwire.kernels.reference.quantile import group_edges
+from gradwire.kernels.reference.quantile import Form, group_edges
 from gradwire.layout import Block
 from gradwire.memory import NONE
 from kernel_inputs import BLOCKS, BUFFER, KEY, blocks, gradients, normal, residuals, same, strided
 from together import together
 
-FORMS = [(4, 0, 0.3, 8), (256, 0, 0.3, 8), (16, 1, 0.05, 2), (256, 2, 0.3, 8)]
+FORMS = [Form(4, 0, 0.3, 8), Form(256, 0, 0.3, 8), Form(16, 1, 0.05, 2), Form(256, 2, 0.3, 8)]
 forms = pytest.mark.parametrize("form", FORMS, ids=str)
 
 
@@ -34,23 +34,21 @@ def test_both_kernels_have_the_same_bits(block: Block, gradient: Tensor, turn: i
     compare(block, gradient, (0.9, 0.3) if turn else None, FORMS[number % len(FORMS)])
 
 
-def compare(
-    block: Block, gradient: Tensor, memory: tuple[float, float] | None, form: tuple[int, int, float, int]
-) -> None:
+def compare(block: Block, gradient: Tensor, memory: tuple[float, float] | None, form: Form) -> None:
     ours, theirs, beta, gamma = residuals(memory)
-    size = reference.quantile_payload_bytes(block, *form)
+    size = form.offsets(block)[-1]
     assert size % 4 == 0
     payloads, expected = strided(size, 2), strided(size, 2)
     for row in range(2):
-        cpu.quantile_encode(block, Compensated(gradient, ours, beta, gamma), payloads[row], *form, KEY + row)
-        reference.quantile_encode(block, Compensated(gradient, theirs, beta, gamma), expected[row], *form, KEY + row)
+        cpu.quantile_encode(block, Compensated(gradient, ours, beta, gamma), payloads[row], form, KEY + row)
+        reference.quantile_encode(block, Compensated(gradient, theirs, beta, gamma), expected[row], form, KEY + row)
     assert torch.equal(payloads, expected)
     if ours is not None and theirs is not None:
         assert same(ours, theirs)
         assert ours.isfinite().all()
     decoded, wanted = torch.full((BUFFER,), 7.0), torch.full((BUFFER,), 7.0)
-    cpu.quantile_decode(block, payloads, decoded, 0.5, *form)
-    reference.quantile_decode(block, payloads, wanted, 0.5, *form)
+    cpu.quantile_decode(block, payloads, decoded, 0.5, form)
+    reference.quantile_decode(block, payloads, wanted, 0.5, form)
     assert same(decoded, wanted)
 
 
@@ -65,13 +63,13 @@ def test_both_kernels_have_the_same_bits_on_any_floats(values: list[float], data
 @forms
 @settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 2**30))
-def test_any_bytes_decode_alike(form: tuple[int, int, float, int], seed: int) -> None:
+def test_any_bytes_decode_alike(form: Form, seed: int) -> None:
     block = BLOCKS["small blocks"]
-    size = reference.quantile_payload_bytes(block, *form)
+    size = form.offsets(block)[-1]
     payloads = torch.randint(256, (2, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
     decoded, wanted = torch.zeros(BUFFER), torch.zeros(BUFFER)
-    cpu.quantile_decode(block, payloads, decoded, 0.5, *form)
-    reference.quantile_decode(block, payloads, wanted, 0.5, *form)
+    cpu.quantile_decode(block, payloads, decoded, 0.5, form)
+    reference.quantile_decode(block, payloads, wanted, 0.5, form)
     assert same(decoded, wanted)
 
 

@@ -9,7 +9,8 @@ from codec_checks import check_compiled_once, check_unbiased, decoded, encoded
 from gradwire.codecs.quantize import Quantiser
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import codes
-from gradwire.kernels.reference.trits import pack_trits, trits_stride, unpack_trits
+from gradwire.kernels.code import trits_stride
+from gradwire.kernels.reference.trits import pack_trits, unpack_trits
 from gradwire.memory import NONE
 from kernel_inputs import BLOCKS, BUFFER, block_of, covered, normal
 

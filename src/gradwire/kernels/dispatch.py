@@ -103,9 +103,10 @@ def _moved(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
     """A value with all its tensors moved."""
     if isinstance(value, Tensor):
         return move(value)
-    if isinstance(value, Compensated):
-        return Compensated(*(_moved(each, move) for each in value))
-    return tuple(_moved(each, move) for each in value) if isinstance(value, tuple) else value
+    if not isinstance(value, tuple):
+        return value
+    moved = [_moved(each, move) for each in value]
+    return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
 
 
 def _tensor(argument: Any) -> Tensor | None:

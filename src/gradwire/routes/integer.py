@@ -75,7 +75,7 @@ class SharedLevels:
     ) -> Tensor:
         """Codes of the compensated values, which are taken from the residual."""
         code, values, subtract = self._code(workers), feedback.buffer(admitted), feedback.residual is not None
-        codes = torch.empty(code.layout(block.positions).body, dtype=torch.uint8, device=admitted.device)
+        codes = torch.empty(code.layout.body(block.positions), dtype=torch.uint8, device=admitted.device)
         kernels.integer_encode(code, block, values, subtract, scales, codes, key)
         return codes
 

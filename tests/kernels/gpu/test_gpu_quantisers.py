@@ -103,7 +103,7 @@ def test_codes_that_add_up(bits: int, clipped: bool) -> None:
         residual, scales, out = normal(4), guarded(4, True), torch.zeros(BUFFER)
         kernels.integer_scales(code, block, Compensated(gradient, residual, 0.9, 0.3), scales)
         scales /= 3 if clipped else 1  # what is beyond saturates
-        written = torch.full((code.layout(block.positions).body,), 0xA5, dtype=torch.uint8)
+        written = torch.full((code.layout.body(block.positions),), 0xA5, dtype=torch.uint8)
         kernels.integer_encode(code, block, residual, True, scales, written, KEY)
         kernels.integer_decode(code, block, scales, written, out)
         outcomes.append((residual, scales, written, out))

@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.codecs.codec import Codec
 from gradwire.errors import ConfigurationError
-from gradwire.kernels.reference import quantile_payload_bytes
+from gradwire.kernels.reference.quantile import Form
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 
@@ -50,22 +50,17 @@ class Quantile(Codec):
 
     def payload_bytes(self, block: Block) -> int:
         """4 bytes a bucket, then ``log2(buckets)`` bits a value, or ``log2(groups)`` bits a value and sketches."""
-        return quantile_payload_bytes(block, self.buckets, self.rows, self.columns, self.groups)
+        return self._form.offsets(block)[-1]
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Sorts, writes means, and numbers or groups and sketches."""
-        kernels.quantile_encode(
-            block,
-            feedback.source(gradient),
-            payload,
-            self.buckets,
-            self.rows,
-            self.columns,
-            self.groups,
-            key,
-        )
+        kernels.quantile_encode(block, feedback.source(gradient), payload, self._form, key)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums means."""
         self.check(block, payloads)
-        kernels.quantile_decode(block, payloads, out, weight, self.buckets, self.rows, self.columns, self.groups)
+        kernels.quantile_decode(block, payloads, out, weight, self._form)
+
+    @property
+    def _form(self) -> Form:
+        return Form(self.buckets, self.rows, self.columns, self.groups)

@@ -15,8 +15,8 @@ from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize.quantiser import Quantiser
 from gradwire.deferred import Count, expect, known, learn
 from gradwire.errors import PayloadError
+from gradwire.kernels.code import trits_stride
 from gradwire.kernels.codes import ThreeLC
-from gradwire.kernels.reference.trits import trits_stride
 from gradwire.kernels.reference.zero_runs import ZEROS
 from gradwire.layout import Block, Slot
 from gradwire.memory import Feedback, Store

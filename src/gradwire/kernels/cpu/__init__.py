@@ -6,20 +6,9 @@ that nothing is left to compile within a training step.
 
 from __future__ import annotations
 
-from gradwire.kernels.cpu import (
-    ballot,
-    dynamic,
-    exponent,
-    natural,
-    nonuniform,
-    nuqsgd,
-    onebit,
-    qsgd,
-    sign,
-    terngrad,
-    threelc,
-    vote,
-)
+from importlib import import_module
+
+from gradwire.kernels import codes
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.cpu.checksum import checksums
@@ -40,11 +29,13 @@ from gradwire.kernels.cpu.quantile import quantile_encode
 from gradwire.kernels.cpu.quantile_decode import quantile_decode
 from gradwire.kernels.cpu.quantise import CODES, decode, encode
 from gradwire.kernels.cpu.rotation import hadamard, rotated_decode, rotated_encode, rotated_scales, rotated_sums
-from gradwire.kernels.cpu.senders import scatter_mean
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
-from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
+from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_mean, scatter_sum, subtract
 from gradwire.kernels.cpu.statistics import exceedances, magnitude_statistics, sign_counts
 from gradwire.kernels.cpu.subspace import add_product, combine_rows, split_rows
 from gradwire.kernels.cpu.threshold import collect_local_maxima, collect_reaching, collect_unambiguous
 from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.cpu.zero_runs import zero_runs_decode, zero_runs_encode
+
+for _code in codes.ALL:  # which its module of the same name here adds to CODES
+    import_module(f"{__name__}.{_code.__module__.rpartition('.')[-1]}")

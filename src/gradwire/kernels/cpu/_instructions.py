@@ -119,49 +119,35 @@ def trailing_zeros(typing_context: Any, word: Any) -> Any:
     return types.int64(types.uint32), generate
 
 
-@intrinsic
-def load64(typing_context: Any, packed: Any, index: Any) -> Any:
-    """Eight bytes as a number, the first one lowest."""
+def _loading(kind: Any) -> Any:
+    """Reads a number of ``kind`` from the bytes from an index on, the first one lowest."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
-        return builder.load(pointer, align=1)
+    @intrinsic
+    def load(typing_context: Any, octets: Any, index: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], ir.IntType(kind.bitwidth))
+            return builder.load(pointer, align=1)
 
-    return types.uint64(packed, types.intp), generate
+        return kind(octets, types.intp), generate
 
-
-@intrinsic
-def store64(typing_context: Any, packed: Any, index: Any, word: Any) -> Any:
-    """Writes eight bytes of a number, the lowest one first."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        builder.store(args[2], builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(packed, types.intp, types.uint64), generate
+    return load
 
 
-@intrinsic
-def load_word(typing_context: Any, octets: Any, index: Any) -> Any:
-    """The four bytes from ``index`` on as a uint32."""
+def _storing(kind: Any) -> Any:
+    """Writes a number of ``kind`` to the bytes from an index on, the lowest one first."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], ir.IntType(32))
-        return builder.load(pointer, align=1)
+    @intrinsic
+    def store(typing_context: Any, octets: Any, index: Any, word: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            octets, index, word = args
+            pointer = element_pointer(context, builder, signature.args[0], octets, index, ir.IntType(kind.bitwidth))
+            builder.store(word, pointer, align=1)
+            return context.get_dummy_value()
 
-    return types.uint32(octets, types.intp), generate
+        return types.void(octets, types.intp, kind), generate
+
+    return store
 
 
-@intrinsic
-def store_word(typing_context: Any, octets: Any, index: Any, word: Any) -> Any:
-    """Writes a uint32 to the four bytes from ``index`` on."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        octets, index, word = args
-        pointer = element_pointer(context, builder, signature.args[0], octets, index, ir.IntType(32))
-        builder.store(word, pointer, align=1)
-        return context.get_dummy_value()
-
-    return types.void(octets, types.intp, types.uint32), generate
+load_word, load64 = map(_loading, (types.uint32, types.uint64))
+store_word, store64 = map(_storing, (types.uint32, types.uint64))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwire.kernels.code import NINE, TRITS
 from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, compiled
-from gradwire.kernels.cpu._instructions import add_either, negative_byte, put_either
+from gradwire.kernels.cpu._instructions import add_either, negative_byte, put_either, sign_words
+from gradwire.kernels.cpu.trits import put_trits
 
 
 @compiled
@@ -65,3 +67,32 @@ def add_bits(packed: UInt8Array, if_clear: np.float32, if_set: np.float32, total
     """Adds what the bits choose; up to 7 values behind ``total`` are written, too."""
     for byte in range((total.size + 7) // 8):
         add_either(total, 8 * byte, packed[byte], if_set, if_clear)
+
+
+@compiled
+def write_codes(bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, t: Float32Array) -> None:
+    """Packs the codes of so many positions as a layout's ``bits`` has it, and those of one bit from the signs of ``t``.
+
+    Bytes of digits of base 3 are to be zeros.
+    """
+    whole = min(bits, 8)
+    if bits == TRITS:
+        put_trits(body, position, codes[:count])
+    elif bits != 1:
+        pack(codes, count, whole, body[position * whole // 8 :])
+    if bits in (1, NINE):
+        pack_signs(t, count, body[body.size // bits * (bits - 1) + position // 8 :])
+
+
+@compiled
+def read_codes(bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, parts: Float32Array) -> None:
+    """Unpacks the codes of so many positions, if several are in a byte and are not added up as they are packed.
+
+    Ninth bits become signs of zeros, in ``parts``.
+    """
+    if bits in (2, 4):
+        unpack(body[position * bits // 8 : (position + count) * bits // 8], bits, codes)
+    if bits == NINE:
+        words, signs = parts.view(np.uint32), body[body.size // NINE * 8 + position // 8 :]
+        for byte in range(count // 8):
+            sign_words(words, 8 * byte, signs[byte])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array
-from gradwire.kernels.cpu._packed import pack, unpack
+from gradwire.kernels.cpu._compiled import INFINITE, Float32Array
 from gradwire.kernels.cpu._source import numel, peak
-from gradwire.kernels.cpu.qsgd import add_levels
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, sums
-from gradwire.kernels.cpu.trits import add_digits, put_trits
+from gradwire.kernels.cpu.qsgd import value_of_level
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source, sums
 from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.ballot import Ballot
 
@@ -27,42 +25,21 @@ def _magnitude(code: Ballot, t: np.float32) -> tuple[np.float64, np.float64]:
     return np.float64(abs(t)), np.float64(0)
 
 
-def _put(code: Ballot, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
-    t, codes = scratch.t[piece.low : piece.high], scratch.codes[piece.low : piece.high]
-    levels, memory, step, keep = (1 << (code.bits - 1)) - 1, piece.memory, scale[1], piece.keep
-    inverse = np.float32(np.float32(1) / step) if step > 0 else np.float32(0)
+def _units(code: Ballot, scale: Float32Array) -> tuple[np.float32, np.float32]:
+    """Votes in 1, and what one counts."""
+    return np.float32(np.float32(1) / scale[1]) if scale[1] > 0 else np.float32(0), scale[0]
+
+
+def _number(code: Ballot, t: np.float32, one: np.float32, other: np.float32, random: np.uint32) -> np.int32:
+    levels = np.int32((1 << (code.bits - 1)) - 1)
     middle, highest = np.float32(levels + 0.5), np.float32(2 * levels)
-    for i in range(t.size):
-        if code.signs:
-            vote = np.int32(levels) + np.int32(t[i] > 0) - np.int32(t[i] < 0)
-        else:
-            steps = np.int32(min(abs(t[i]) * inverse + middle, highest))
-            vote = np.int32(2 * levels) - steps if t[i] < 0 else steps
-        codes[i] = np.uint8(vote)
-        if keep:
-            memory[i] = t[i] - np.float32(vote - np.int32(levels))
+    steps = np.int32(min(abs(t) * one + middle, highest))
+    vote = np.int32(2 * levels) - steps if t < 0 else steps
+    return np.int32(levels + np.int32(t > 0) - np.int32(t < 0)) if code.signs else np.int32(vote)
 
 
-def _pack(code: Ballot, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    if code.bits == 2:
-        put_trits(body, position, scratch.codes[:count])
-    else:
-        pack(scratch.codes, count, code.bits, body[position * code.bits // 8 :])
+def _value(code: Ballot, number: np.int32, one: np.float32, other: np.float32) -> np.float32:
+    return np.float32(value_of_level(number, np.int32((1 << (code.bits - 1)) - 1), other))
 
 
-def _read(code: Ballot, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    if code.bits != 2:
-        begin = position * code.bits // 8
-        unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
-
-
-def _add(
-    code: Ballot, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
-) -> None:
-    if code.bits == 2:
-        add_digits(body, position, scale[0], scratch.t[low:high])
-    else:
-        add_levels(scratch.codes[low:high], scale[0], (1 << (code.bits - 1)) - 1, scratch.t[low:high])
-
-
-CODES[Ballot] = Compiled(_measure, _put, _pack, _read, _add, terms=_magnitude)
+CODES[Ballot] = Compiled(_measure, _number, _value, _units, terms=_magnitude)

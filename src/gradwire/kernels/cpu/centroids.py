@@ -17,7 +17,7 @@ from gradwire.kernels.cpu._compiled import (
     keep_finite,
 )
 from gradwire.kernels.cpu._source import Source, compensation, form, total_magnitude, total_square
-from gradwire.kernels.cpu.rotation import _flip, _hadamard, _restore
+from gradwire.kernels.cpu.rotation import _flip, _hadamard, _restore, longest
 from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.rotation import LARGEST
 from gradwire.layout import Int64Array, UInt64Array
@@ -59,15 +59,12 @@ def _encode(
     packed: UInt8Array,
 ) -> None:
     bits = 1 if boundaries.size == 1 else 2 if boundaries.size == 3 else 4
-    most = 0
-    for number in range(len(pieces)):
-        most = max(most, pieces[number, 2])
+    most = longest(pieces)
     t, rotated, products = np.empty(most, np.float32), np.empty(most, np.float32), np.empty(most, np.float32)
     codes, lanes = np.empty(most, np.uint8), np.empty(LANES, np.float64)
     packed[:] = 0
     for number in range(len(pieces)):
-        start, length, size = pieces[number, 0], pieces[number, 1], pieces[number, 2]
-        position, counter, run = pieces[number, 3], pieces[number, 4], pieces[number, 5]
+        start, length, size, position, counter, run = pieces[number]
         memory = source.residual[start : start + length]
         form(source, start, start + length, t)
         measured = math.sqrt(total_square(t[:length], lanes) / size)
@@ -128,13 +125,10 @@ def _decode(
 ) -> None:
     bits = 1 if centroids.size == 2 else 2 if centroids.size == 4 else 4
     share, mask = 8 // bits, np.uint8(centroids.size - 1)
-    most = 0
-    for number in range(len(pieces)):
-        most = max(most, pieces[number, 2])
+    most = longest(pieces)
     rotated = np.empty(most, np.float32)
     for number in range(len(pieces)):
-        start, length, size = pieces[number, 0], pieces[number, 1], pieces[number, 2]
-        position, counter, run = pieces[number, 3], pieces[number, 4], pieces[number, 5]
+        start, length, size, position, counter, run = pieces[number]
         codes = packed[position * bits // 8 : (position + size) * bits // 8]
         for byte in range(codes.size):
             for i in range(share):

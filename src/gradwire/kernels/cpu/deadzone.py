@@ -12,7 +12,6 @@ from gradwire.deferred import Flag, flag
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     Float32Array,
-    Float64Array,
     UInt8Array,
     UInt32Array,
     array,
@@ -20,7 +19,6 @@ from gradwire.kernels.cpu._compiled import (
     halves,
     hash32,
     inlined,
-    sum_of_magnitudes,
 )
 from gradwire.kernels.cpu._instructions import reaching_mask, store64, trailing_zeros
 from gradwire.kernels.cpu._levels import (
@@ -32,9 +30,9 @@ from gradwire.kernels.cpu._levels import (
     offsets_of,
     threshold_of,
 )
-from gradwire.kernels.cpu._source import Source, numel, of_segment, settle, source_of
-from gradwire.kernels.reference._torch import CHUNK, LANES
-from gradwire.kernels.reference.deadzone import HEAD, LARGEST, LIMIT, SMALLEST_SCALE, deadzone_room
+from gradwire.kernels.cpu.statistics import magnitude_statistics
+from gradwire.kernels.reference._torch import LANES
+from gradwire.kernels.reference.deadzone import HEAD, LARGEST, LIMIT, deadzone_room, scales_of
 from gradwire.kernels.reference.deadzone_codes import ESCAPE, LEVEL_CLASSES, RAW, codes
 from gradwire.layout import Block, Int64Array, UInt64Array
 from gradwire.randomness import run_keys
@@ -44,10 +42,8 @@ MOST = 56
 
 
 def deadzone_scales(block: Block, source: Compensated) -> Tensor:
-    scales = np.empty(block.segment_count, np.float32)
-    t, lanes = np.empty(CHUNK, np.float32), np.empty(LANES, np.float64)
-    _scales(source_of(block, source), t, lanes, scales)
-    return from_numpy(scales)
+    totals, _ = magnitude_statistics(block, source)
+    return from_numpy(scales_of(block, totals))
 
 
 def deadzone_encode(
@@ -77,23 +73,6 @@ def deadzone_encode(
 def deadzone_dither(block: Block, values: Tensor, steps: Tensor, key: int, out: Tensor) -> None:
     keys = run_keys(key, block.streams)
     _dither(block.runs, block.segments, array(values), array(steps), keys, block.origins, array(out))
-
-
-@compiled
-def _scales(source: Source, t: Float32Array, lanes: Float64Array, scales: Float32Array) -> None:
-    for segment in range(scales.size):
-        values, total = of_segment(source, segment), 0.0
-        for start, length, _ in values.runs:
-            of_run = 0.0
-            for low in range(start, start + length, CHUNK):
-                high = min(low + CHUNK, start + length)
-                settle(source, low, high, t)
-                of_run += sum_of_magnitudes(t[: high - low], lanes)
-            total += of_run
-        mean = np.float32(total / numel(values))
-        scales[segment] = mean if mean >= np.float32(SMALLEST_SCALE) else np.float32(0)
-        if not total < np.inf:
-            scales[segment] = np.nan
 
 
 @compiled

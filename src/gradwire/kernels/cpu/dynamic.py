@@ -13,9 +13,8 @@ from gradwire.kernels.cpu._compiled import (
     compiled,
     float_of,
 )
-from gradwire.kernels.cpu._packed import pack
 from gradwire.kernels.cpu._source import peak
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_scaled, leave_parts
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, leave_parts
 from gradwire.kernels.reference._torch import SMALLEST_SCALE
 from gradwire.kernels.reference.dynamic import CELL_BITS, Dynamic, cells, magnitudes
 
@@ -40,16 +39,12 @@ def _put(code: Dynamic, piece: Piece, scale: Float32Array, scratch: Scratch) -> 
     codes = scratch.codes[piece.low : piece.high]
     _find(t, parts, scratch.words, codes)
     if piece.keep:
-        _look_up(codes, parts)
+        _values_of(codes, parts)
         leave_parts(t, parts, one, piece.memory)
 
 
-def _pack(code: Dynamic, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    pack(scratch.codes, count, 8, body[position:])
-
-
-def _read(code: Dynamic, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    _look_up(body[position : position + count], scratch.parts)
+def _look_up(code: Dynamic, codes: UInt8Array, parts: Float32Array, scratch: Scratch) -> None:
+    _values_of(codes, parts)
 
 
 @compiled
@@ -67,10 +62,10 @@ def _find(t: Float32Array, parts: Float32Array, cell: UInt32Array, codes: UInt8A
 
 
 @compiled
-def _look_up(codes: UInt8Array, values: Float32Array) -> None:
+def _values_of(codes: UInt8Array, values: Float32Array) -> None:
     """Reads table entries, and does nothing else: that is as fast as it gets."""
     for i in range(codes.size):
         values[i] = _VALUES[codes[i]]
 
 
-CODES[Dynamic] = Compiled(_measure, _put, _pack, _read, add_scaled)
+CODES[Dynamic] = Compiled(_measure, put=_put, look_up=_look_up, add=add_parts)

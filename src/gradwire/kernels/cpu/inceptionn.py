@@ -17,6 +17,7 @@ from gradwire.kernels.cpu._compiled import (
     compiled,
 )
 from gradwire.kernels.cpu._instructions import store_word
+from gradwire.kernels.cpu._packed import pack
 from gradwire.kernels.cpu._source import Source, form, of_segment, settle_all, source_of
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.inceptionn import (
@@ -150,13 +151,8 @@ def _encode(
             for first in range(0, length, CHUNK):
                 count = min(CHUNK, length - first)
                 a, b = start + first, start + first + count
-                if keep:
-                    _shift(gradient[a:b], residual[a:b], beta, gamma, edges, tags, codes)
-                else:
-                    _only_shift(gradient[a:b].view(np.uint32), edges, tags, codes)
-                stop = (count + 7) // 8 * 8
-                tags[count:stop] = 0
-                _pack(tags[:stop].view(np.uint32), packed_tags[(position + first) >> 2 :])
+                _shift(gradient[a:b], residual[a:b], keep, beta, gamma, edges, tags, codes)
+                pack(tags, count, 2, packed_tags[(position + first) >> 2 :])
                 cursor = _write(tags[:count], codes, written, cursor)
     written[cursor:] = 0
 
@@ -165,6 +161,7 @@ def _encode(
 def _shift(
     gradient: Float32Array,
     residual: Float32Array,
+    keep: bool,
     beta: np.float32,
     gamma: np.float32,
     edges: Int64Array,
@@ -185,23 +182,10 @@ def _shift(
         signed = np.uint32(np.uint32(bits >> np.uint32(31)) << (np.uint32(15) if wide else np.uint32(7)))
         codes[i] = bits if raw else np.uint32(shifted | signed)
         tags[i] = np.uint8(np.uint8(sent) + np.uint8(wide) + np.uint8(raw))
-        size = np.float32(np.int32(shifted)) * (step_of_two if wide else step_of_one)
-        rest = t - (-size if t < 0 else size)
-        residual[i] = np.float32(0) if raw else rest if sent else t
-
-
-@compiled
-def _only_shift(bits: UInt32Array, edges: Int64Array, tags: UInt8Array, codes: UInt32Array) -> None:
-    """Tags, and codes of which the lower bytes count."""
-    low, middle, top = _threshold(edges[0]), _threshold(edges[1]), _threshold(edges[2])
-    reach_of_one, reach_of_two = np.int32(23 + edges[1] - 7), np.int32(23 + edges[2] - 15)
-    for i in range(bits.size):
-        magnitude = np.uint32(bits[i] & MAGNITUDE)
-        sent, wide, raw = magnitude >= low, magnitude >= middle, magnitude >= top
-        shifted = _shifted(magnitude, reach_of_two if wide else reach_of_one)
-        signed = np.uint32(np.uint32(bits[i] >> np.uint32(31)) << (np.uint32(15) if wide else np.uint32(7)))
-        codes[i] = bits[i] if raw else np.uint32(shifted | signed)
-        tags[i] = np.uint8(np.uint8(sent) + np.uint8(wide) + np.uint8(raw))
+        if keep:
+            size = np.float32(np.int32(shifted)) * (step_of_two if wide else step_of_one)
+            rest = t - (-size if t < 0 else size)
+            residual[i] = np.float32(0) if raw else rest if sent else t
 
 
 @compiled
@@ -210,13 +194,6 @@ def _shifted(magnitude: np.uint32, reach: np.int32) -> np.uint32:
     mantissa = np.uint32((magnitude & np.uint32(0x7FFFFF)) | np.uint32(0x800000))
     distance = np.int32(reach - np.int32(magnitude >> np.uint32(23)))
     return np.uint32(mantissa >> np.uint32(min(max(distance, np.int32(0)), np.int32(31))))
-
-
-@compiled
-def _pack(tags: UInt32Array, packed: UInt8Array) -> None:
-    """Packs tags of a byte each, four at a time."""
-    for i in range(tags.size):
-        packed[i] = np.uint8(tags[i] | tags[i] >> 6 | tags[i] >> 12 | tags[i] >> 18)
 
 
 @compiled

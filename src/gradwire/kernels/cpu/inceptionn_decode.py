@@ -17,6 +17,7 @@ from gradwire.kernels.cpu._compiled import (
     rows_of_bytes,
 )
 from gradwire.kernels.cpu._instructions import load_word
+from gradwire.kernels.cpu._packed import unpack
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.inceptionn import HEAD, WIDTHS, check_inceptionn, inceptionn_edges, inceptionn_offsets
 from gradwire.layout import Block, Int64Array
@@ -95,7 +96,7 @@ def _decode(
                 for row in range(rows):
                     base = row * stride + before_tags + ((position + first) >> 2)
                     packed = payloads[base : base + (count + 7) // 8 * 2]
-                    _unpack(packed, tags.view(np.uint32))
+                    unpack(packed, 2, tags)
                     cursors[row] = _read(packed, tags[:count], payloads, cursors[row], words)
                     if payloads[row * stride + HEAD + (segment >> 3)] >> (segment & 7) & 1:
                         total[:] = np.nan
@@ -104,14 +105,6 @@ def _decode(
                 piece = out[start + first : start + first + count]
                 for i in range(count):
                     piece[i] = total[i] * weight
-
-
-@compiled
-def _unpack(packed: UInt8Array, tags: UInt32Array) -> None:
-    """Inverse of ``_pack``."""
-    for i in range(packed.size):
-        quad = np.uint32(packed[i])
-        tags[i] = np.uint32((quad | quad << 6 | quad << 12 | quad << 18) & 0x03030303)
 
 
 @compiled

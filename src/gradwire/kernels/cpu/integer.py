@@ -6,29 +6,10 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import (
-    INFINITE,
-    Float32Array,
-    UInt8Array,
-    allocating,
-    array,
-    float_of,
-    halves,
-    inlined,
-)
+from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, allocating, array, float_of
 from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of
-from gradwire.kernels.cpu.qsgd import add_levels, put_levels
-from gradwire.kernels.cpu.quantise import (
-    CODES,
-    Compiled,
-    Payloads,
-    Piece,
-    Scratch,
-    pack_codes,
-    put_all,
-    read_all,
-    unpack_codes,
-)
+from gradwire.kernels.cpu.qsgd import level_of, value_of_level
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Payloads, Scratch, put_all, read_all
 from gradwire.kernels.reference._torch import CHUNK, LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.integer import Integers
 from gradwire.layout import Block
@@ -43,7 +24,7 @@ def integer_encode(
 ) -> None:
     source, packed = Compensated(values, values if subtract else None, 0.0, 1.0), array(codes)
     packed[:] = 0
-    put_all(code, block, source_of(block, source), array(scales).copy(), packed, key)
+    put_all(code._replace(workers=1), block, source_of(block, source), array(scales).copy(), packed, key)
 
 
 def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:
@@ -65,30 +46,22 @@ def _measure(code: Integers, source: Source, scale: Float32Array, scratch: Scrat
     return bool(np.isfinite(scale[0]))
 
 
-def _put(code: Integers, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
-    step = _step(scale[0], code.levels)
-    shared = np.float32(min(scale[0], np.float32(LARGEST_SCALE)))
-    inverse = np.float32(np.float32(code.levels) / shared) if step > 0 else np.float32(0)
-    t, codes = scratch.t[piece.low : piece.high], scratch.codes[piece.low : piece.high]
-    low_key, high_key = halves(piece.key)
-    put_levels(t, piece, codes, inverse, step, code.levels, False, low_key, high_key)
+def _units(code: Integers, scale: Float32Array) -> tuple[np.float32, np.float32]:
+    """Levels in 1, and what one is worth: 0 for a scale too small to divide by, NaN for one that is not finite."""
+    if not np.isfinite(scale[0]):
+        return np.float32(0), np.float32(np.nan)
+    if scale[0] < np.float32(SMALLEST_SCALE):
+        return np.float32(0), np.float32(0)
+    levels, shared = np.float32(code.levels), np.float32(min(scale[0], np.float32(LARGEST_SCALE)))
+    return np.float32(levels / shared), np.float32(np.float32(shared / levels) * np.float32(1 / code.workers))
 
 
-@inlined
-def _step(scale: np.float32, levels: int) -> np.float32:
-    """See ``_step`` of the reference."""
-    if not np.isfinite(scale):
-        return np.float32(np.nan)
-    if scale < np.float32(SMALLEST_SCALE):
-        return np.float32(0)
-    return np.float32(min(scale, np.float32(LARGEST_SCALE)) / np.float32(levels))
+def _number(code: Integers, t: np.float32, one: np.float32, other: np.float32, random: np.uint32) -> np.int32:
+    return np.int32(level_of(t * one, np.int32(code.levels), False, random))
 
 
-def _add(
-    code: Integers, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
-) -> None:
-    step = np.float32(_step(scale[0], code.levels) * np.float32(1 / code.workers))
-    add_levels(scratch.codes[low:high], step, code.levels * code.workers, scratch.t[low:high])
+def _value(code: Integers, number: np.int32, one: np.float32, other: np.float32) -> np.float32:
+    return np.float32(value_of_level(number, np.int32(code.levels * code.workers), other))
 
 
-CODES[Integers] = Compiled(_measure, _put, pack_codes, unpack_codes, _add)
+CODES[Integers] = Compiled(_measure, _number, _value, _units)

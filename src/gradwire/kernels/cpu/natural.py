@@ -10,12 +10,9 @@ from gradwire.kernels.cpu._compiled import (
     UInt8Array,
     UInt32Array,
     compiled,
-    halves,
     hash32,
     inlined,
 )
-from gradwire.kernels.cpu._instructions import sign_words
-from gradwire.kernels.cpu._packed import pack, pack_signs
 from gradwire.kernels.cpu._source import peak
 from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts
 from gradwire.kernels.reference.natural import DISTANCES, FRACTION_BITS, LARGEST_EXPONENT, Natural
@@ -31,30 +28,19 @@ def _measure(code: Natural, source: Source, scale: Float32Array, scratch: Scratc
 
 def _put(code: Natural, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, fields, shift = scratch.t[piece.low : piece.high], scratch.codes[piece.low : piece.high], 0
-    low_key, high_key = halves(piece.key)
     if code.bits == 8:
         shift = int(scale.view(np.uint32)[0] >> np.uint32(FRACTION_BITS)) - 127
-    _round(t, piece, shift, low_key, high_key, fields, scratch.parts)
+    _round(t, piece, shift, fields, scratch.parts)
     if code.bits == 8:
         for i in range(t.size):
             fields[i] = np.uint8(fields[i] | np.uint8(t[i] < 0) << np.uint8(7))
 
 
-def _pack(code: Natural, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    pack(scratch.codes, count, 8, body[position:])
-    if code.bits == 9:
-        pack_signs(scratch.t, count, body[body.size // 9 * 8 + position // 8 :])
-
-
-def _read(code: Natural, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    words = scratch.parts.view(np.uint32)
+def _look_up(code: Natural, codes: UInt8Array, parts: Float32Array, scratch: Scratch) -> None:
     if code.bits == 8:
-        _read_bytes(body[position : position + count], words)
-        return
-    signs = body[body.size // 9 * 8 + position // 8 :]
-    for byte in range(count // 8):
-        sign_words(words, 8 * byte, signs[byte])
-    _read_fields(body[position : position + count], words)
+        _read_bytes(codes, parts.view(np.uint32))
+    else:
+        _read_fields(codes, parts.view(np.uint32))
 
 
 @inlined
@@ -62,8 +48,6 @@ def _round(
     t: Float32Array,
     piece: Piece,
     shift: int,
-    low_key: np.uint32,
-    high_key: np.uint32,
     fields: UInt8Array,
     powers: Float32Array,
 ) -> None:
@@ -74,7 +58,7 @@ def _round(
     counter = np.uint32(piece.origin)
     words = powers.view(np.uint32)
     for i in range(t.size):
-        random = np.uint32(hash32(low_key, high_key, counter) >> np.uint32(32 - FRACTION_BITS))
+        random = np.uint32(hash32(piece.low_key, piece.high_key, counter) >> np.uint32(32 - FRACTION_BITS))
         field = np.uint32(np.uint32(_bits(abs(t[i]) * scale) + random) >> np.uint32(FRACTION_BITS))
         field = min(field, highest)
         fields[i] = np.uint8(field)
@@ -90,13 +74,6 @@ def _round(
 def _bits(value: np.float32) -> np.uint32:
     """The bits of a float32."""
     return np.float32(value).view(np.uint32)
-
-
-def _add(
-    code: Natural, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
-) -> None:
-    unit = scale[0] if code.bits == 8 else np.float32(1)
-    add_parts(scratch.parts[low:high], unit, scratch.t[low:high])
 
 
 @compiled
@@ -117,4 +94,4 @@ def _read_fields(fields: UInt8Array, words: UInt32Array) -> None:
         words[i] = np.uint32(words[i] | np.uint32(field << np.uint32(FRACTION_BITS)) | marked)
 
 
-CODES[Natural] = Compiled(_measure, _put, _pack, _read, _add)
+CODES[Natural] = Compiled(_measure, put=_put, look_up=_look_up, add=add_parts)

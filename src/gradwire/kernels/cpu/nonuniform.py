@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, compiled, halves, hash32, inlined
-from gradwire.kernels.cpu._packed import unpack
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, compiled, hash32, inlined
 from gradwire.kernels.cpu._source import total
 from gradwire.kernels.cpu.qsgd import write_norm
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_scaled, leave_parts, pack_codes
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, leave_parts
 from gradwire.kernels.reference.nonuniform import NonUniform
 
 
@@ -34,7 +33,7 @@ def _put(code: NonUniform, piece: Piece, scale: Float32Array, scratch: Scratch) 
     if piece.keep:
         for index, level in enumerate(code.levels):
             at[index] = level
-        _look_up(codes, at, code.bits, parts)
+        _values_of(codes, at, code.bits, parts)
         leave_parts(t, parts, one, piece.memory)
 
 
@@ -50,25 +49,23 @@ def _place(x: Float32Array, number: np.float32, low: np.float32, width: np.float
 def _draw(t: Float32Array, at: Float32Array, piece: Piece, bits: int, codes: UInt8Array) -> None:
     """Draws one level a value."""
     top, place = np.int32((1 << (bits - 1)) - 1), np.int32(bits - 1)
-    low_key, high_key = halves(piece.key)
     counter = np.uint32(piece.origin)
     for i in range(t.size):
-        uniform = np.float32(hash32(low_key, high_key, counter) >> np.uint32(16))
+        uniform = np.float32(hash32(piece.low_key, piece.high_key, counter) >> np.uint32(16))
         number = min(np.int32(at[i] + (uniform * np.float32(2.0**-16) + np.float32(2.0**-17))), top)
         codes[i] = np.uint8(number | np.int32(t[i] < 0) << place)
         counter = np.uint32(counter + np.uint32(1))
 
 
-def _read(code: NonUniform, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    levels, begin = scratch.words.view(np.float32), position * code.bits // 8
+def _look_up(code: NonUniform, codes: UInt8Array, parts: Float32Array, scratch: Scratch) -> None:
+    levels = scratch.words.view(np.float32)
     for number, level in enumerate(code.levels):
         levels[number] = level
-    unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
-    _look_up(scratch.codes[:count], levels, code.bits, scratch.parts)
+    _values_of(codes, levels, code.bits, parts)
 
 
 @compiled
-def _look_up(codes: UInt8Array, levels: Float32Array, bits: int, parts: Float32Array) -> None:
+def _values_of(codes: UInt8Array, levels: Float32Array, bits: int, parts: Float32Array) -> None:
     """What the codes stand for, as multiples of the scale."""
     words, top, place = parts.view(np.uint32), np.uint8((1 << (bits - 1)) - 1), np.uint32(bits - 1)
     found = levels.view(np.uint32)
@@ -76,4 +73,4 @@ def _look_up(codes: UInt8Array, levels: Float32Array, bits: int, parts: Float32A
         words[i] = np.uint32(found[codes[i] & top] | np.uint32(np.uint32(codes[i]) >> place) << np.uint32(31))
 
 
-CODES[NonUniform] = Compiled(_measure, _put, pack_codes, _read, add_scaled)
+CODES[NonUniform] = Compiled(_measure, put=_put, look_up=_look_up, add=add_parts)

@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, compiled, halves, hash32, inlined
-from gradwire.kernels.cpu._packed import unpack
+from gradwire.kernels.cpu._compiled import Float32Array, float_of
 from gradwire.kernels.cpu._source import total
 from gradwire.kernels.cpu.qsgd import write_norm
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_scaled, leave_parts, pack_codes
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source, inverse_and_scale
 from gradwire.kernels.reference.nuqsgd import NUQSGD
 
 
@@ -18,50 +17,22 @@ def _measure(code: NUQSGD, source: Source, scale: Float32Array, scratch: Scratch
     return bool(write_norm(math.sqrt(total(source, True, scratch.lanes[0])), scale))
 
 
-def _put(code: NUQSGD, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
-    t, parts, one = scratch.t[piece.low : piece.high], scratch.parts, scale[0]
-    codes = scratch.codes[piece.low : piece.high]
-    inverse = np.float32(np.float32(1) / one) if one > 0 else np.float32(0)
-    for i in range(t.size):
-        parts[i] = abs(t[i]) * inverse
-    _draw(t, parts, piece, code.bits, codes)
-    if piece.keep:
-        _levels(codes, code.bits, parts)
-        leave_parts(t, parts, one, piece.memory)
+def _number(code: NUQSGD, t: np.float32, one: np.float32, other: np.float32, random: np.uint32) -> np.int32:
+    top, place = np.int32((1 << (code.bits - 1)) - 1), np.int32(code.bits - 1)
+    smallest, many = float_of(np.uint32(np.uint32(128 - top) << 23)), float_of(np.uint32(np.uint32(126 + top) << 23))
+    x = np.float32(abs(t) * one)
+    drawn = np.uint32(random >> np.uint32(9))
+    number = min(np.int32(np.uint32(np.float32(x).view(np.uint32) + drawn) >> np.uint32(23)) - np.int32(127) + top, top)
+    up = np.float32(np.int32(drawn)) * np.float32(2.0**-23) + np.float32(2.0**-24) < x * many
+    return np.int32((np.int32(up) if x < smallest else number) | np.int32(t < 0) << place)
 
 
-@inlined
-def _draw(t: Float32Array, x: Float32Array, piece: Piece, bits: int, codes: UInt8Array) -> None:
-    """Draws one level a value."""
-    words, top, place = x.view(np.uint32), np.int32((1 << (bits - 1)) - 1), np.int32(bits - 1)
-    smallest, many = np.float32(2.0 ** (1 - top)), np.float32(2.0 ** (top - 1))
-    low_key, high_key = halves(piece.key)
-    counter = np.uint32(piece.origin)
-    for i in range(t.size):
-        random = np.int32(hash32(low_key, high_key, counter) >> np.uint32(9))
-        number = min(np.int32(np.uint32(words[i] + np.uint32(random)) >> np.uint32(23)) - np.int32(127) + top, top)
-        one = np.float32(random) * np.float32(2.0**-23) + np.float32(2.0**-24) < x[i] * many
-        number = np.int32(one) if x[i] < smallest else number
-        codes[i] = np.uint8(number | np.int32(t[i] < 0) << place)
-        counter = np.uint32(counter + np.uint32(1))
+def _value(code: NUQSGD, number: np.int32, one: np.float32, other: np.float32) -> np.float32:
+    top, place = np.uint32((1 << (code.bits - 1)) - 1), np.uint32(code.bits - 1)
+    level = np.uint32(np.uint32(number) & top)
+    power = np.uint32(np.uint32(np.uint32(127) - top + level) << np.uint32(23))
+    power = np.uint32(0) if level == np.uint32(0) else power
+    return np.float32(float_of(power | np.uint32(np.uint32(np.uint32(number) >> place) << np.uint32(31))) * other)
 
 
-def _read(code: NUQSGD, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    begin = position * code.bits // 8
-    unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
-    _levels(scratch.codes[:count], code.bits, scratch.parts)
-
-
-@compiled
-def _levels(codes: UInt8Array, bits: int, parts: Float32Array) -> None:
-    """What the codes stand for, as multiples of the scale."""
-    words, top, place = parts.view(np.uint32), np.uint32((1 << (bits - 1)) - 1), np.uint32(bits - 1)
-    for i in range(codes.size):
-        code = np.uint32(codes[i])
-        number = np.uint32(code & top)
-        power = np.uint32(np.uint32(np.uint32(127) - top + number) << np.uint32(23))
-        power = np.uint32(0) if number == np.uint32(0) else power
-        words[i] = np.uint32(power | np.uint32(np.uint32(code >> place) << np.uint32(31)))
-
-
-CODES[NUQSGD] = Compiled(_measure, _put, pack_codes, _read, add_scaled)
+CODES[NUQSGD] = Compiled(_measure, _number, _value, inverse_and_scale)

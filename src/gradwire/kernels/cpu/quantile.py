@@ -22,12 +22,7 @@ from gradwire.kernels.cpu._compiled import (
 )
 from gradwire.kernels.cpu._source import Source, form, of_segment, source_of, total_magnitude
 from gradwire.kernels.reference._torch import LANES
-from gradwire.kernels.reference.quantile import (
-    quantile_bits,
-    quantile_columns,
-    quantile_means,
-    quantile_offsets,
-)
+from gradwire.kernels.reference.quantile import Form
 from gradwire.layout import Block, Int64Array
 from gradwire.randomness import MASK32
 
@@ -35,25 +30,23 @@ DIGIT = 11
 """Bits that a pass of the radix sort goes by."""
 
 
-def quantile_encode(
-    block: Block, source: Compensated, payload: Tensor, buckets: int, rows: int, columns: float, groups: int, key: int
-) -> None:
-    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns, groups)
+def quantile_encode(block: Block, source: Compensated, payload: Tensor, form: Form, key: int) -> None:
+    head, before_codes, before_cells, _ = form.offsets(block)
     packed = array(payload)
     packed[:] = 0
-    if rows:
+    if form.rows:
         packed[:head].view(np.uint32)[0] = key & MASK32
     _encode(
         source_of(block, source),
         block.segment_numels,
         packed[head:before_codes].view(np.float32),
-        quantile_means(block, buckets),
+        form.means(block),
         packed[before_codes:before_cells],
         packed[before_cells:],
-        quantile_columns(block, columns, groups),
-        rows,
-        quantile_bits(groups),
-        quantile_bits(buckets),
+        form.wide(block),
+        form.rows,
+        form.planes,
+        form.bits,
         np.uint64(key & MASK32),
     )
 

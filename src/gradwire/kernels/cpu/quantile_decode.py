@@ -8,21 +8,12 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, allocating, array, compiled, halves, mix64
 from gradwire.kernels.cpu.quantile import column_of, find_edges
 from gradwire.kernels.reference._torch import CHUNK
-from gradwire.kernels.reference.quantile import quantile_bits, quantile_columns, quantile_means, quantile_offsets
+from gradwire.kernels.reference.quantile import Form
 from gradwire.layout import Block, Int64Array
 
 
-def quantile_decode(
-    block: Block,
-    payloads: Tensor,
-    out: Tensor,
-    weight: float,
-    buckets: int,
-    rows: int,
-    columns: float,
-    groups: int,
-) -> None:
-    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns, groups)
+def quantile_decode(block: Block, payloads: Tensor, out: Tensor, weight: float, form: Form) -> None:
+    head, before_codes, before_cells, _ = form.offsets(block)
     sums = array(out)
     for number, payload in enumerate(payloads):
         packed = array(payload)
@@ -30,14 +21,14 @@ def quantile_decode(
             block.runs,
             block.segments,
             packed[head:before_codes].view(np.float32),
-            quantile_means(block, buckets),
+            form.means(block),
             packed[before_codes:before_cells],
             packed[before_cells:],
-            quantile_columns(block, columns, groups),
-            rows,
-            quantile_bits(groups),
-            quantile_bits(buckets),
-            np.uint64(packed[:head].view(np.uint32)[0] if rows else 0),
+            form.wide(block),
+            form.rows,
+            form.planes,
+            form.bits,
+            np.uint64(packed[:head].view(np.uint32)[0] if form.rows else 0),
             sums,
             number == 0,
             np.float32(weight),

@@ -7,13 +7,13 @@ compiles the loops for each class and keeps them on the disk.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import overload
 from torch import Tensor
 
-from gradwire.kernels.code import Code
+from gradwire.kernels.code import TRITS, Code
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import (
     INLINED,
@@ -23,15 +23,17 @@ from gradwire.kernels.cpu._compiled import (
     UInt32Array,
     array,
     compiled,
+    hash32,
     inlined,
     rows_of_bytes,
     sum_of_lanes,
 )
-from gradwire.kernels.cpu._packed import pack, unpack
+from gradwire.kernels.cpu._packed import add_bits, put_bits, read_codes, write_codes
 from gradwire.kernels.cpu._source import Source as Source
 from gradwire.kernels.cpu._source import form, of_segment, settle_all, source_of
+from gradwire.kernels.cpu.trits import add_trits
 from gradwire.kernels.reference._torch import CHUNK, LANES
-from gradwire.layout import ALIGNMENT, Block, Int64Array, UInt64Array
+from gradwire.layout import ALIGNMENT, Block, Int64Array
 from gradwire.randomness import run_keys
 
 
@@ -43,7 +45,8 @@ class Piece(NamedTuple):
         high: and end.
         memory: Their residual.
         keep: Whether there is one, for what is not sent.
-        key: Their run's random numbers,
+        low_key: Their run's random numbers,
+        high_key: in two halves,
         origin: and the number of the first one.
     """
 
@@ -51,7 +54,8 @@ class Piece(NamedTuple):
     high: int
     memory: Float32Array
     keep: bool
-    key: np.uint64
+    low_key: np.uint32
+    high_key: np.uint32
     origin: int
 
 
@@ -95,43 +99,14 @@ class Payloads(NamedTuple):
     words: int
 
 
-class Compiled(NamedTuple):
-    """What a code is to the loops.
-
-    Attributes:
-        measure: ``(code, source, scale, scratch) -> bool``: fills ``scale`` for a segment; False if a value is not
-            finite.
-        put: ``(code, piece, scale, scratch)``: writes ``t`` to ``codes``, and leaves in the memory what is not sent.
-        pack: ``(code, position, count, body, scratch)``: writes ``codes`` of so many positions, or signs of ``t``.
-        read: ``(code, position, count, body, scratch)``: reads them, to where ``add`` wants them.
-        add: ``(code, low, high, position, scale, body, scratch)``: adds what some positions stand for to ``t``.
-        store: As ``add``, of the first row; without it that is added to -0.0, which makes it that row, whichever its
-            sign of zero.
-        terms: ``(code, t) -> (float, float)``: what :func:`sums` adds up, for codes that measure by it.
-    """
-
-    measure: Callable[..., Any]
-    put: Callable[..., Any]
-    pack: Callable[..., Any]
-    read: Callable[..., Any]
-    add: Callable[..., Any]
-    store: Callable[..., Any] | None = None
-    terms: Callable[..., Any] | None = None
-
-
-CODES: dict[type, Compiled] = {}
-"""The codes that are compiled, by their class."""
-
-
 def encode(code: Code, block: Block, source: Compensated, payload: Tensor, key: int) -> None:
-    words, size, _ = code.layout(block.positions)
-    packed, head = array(payload), 4 * words * block.segment_count
+    packed, size, head = array(payload), code.layout.body(block.positions), 4 * code.layout.words * block.segment_count
     packed[head:] = 0
     put_all(code, block, source_of(block, source), packed[:head].view(np.float32), packed[head : head + size], key)
 
 
 def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
-    words, size, _ = code.layout(block.positions)
+    words, size = code.layout.words, code.layout.body(block.positions)
     packed, stride = rows_of_bytes(payloads)
     head, scales = 4 * words * block.segment_count, packed.view(np.float32)
     rows = Payloads(scales, stride // 4, packed[head:], stride, size, len(payloads), words)
@@ -140,14 +115,15 @@ def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: floa
 
 def put_all(code: Code, block: Block, source: Source, scales: Float32Array, body: UInt8Array, key: int) -> None:
     """Writes a body of zeros, and the scales unless they are agreed."""
-    (words, _, mark), keys = code.layout(0), run_keys(key, block.streams)
-    _encode(code, words, mark, source, block.origins, keys, scales, body, _scratch())
+    (words, bits, mark), keys = code.layout, run_keys(key, block.streams).view(np.uint32).reshape(-1, 2)
+    _encode(code, words, bits, mark, source, block.origins, keys, scales, body, _scratch())
 
 
 def read_all(code: Code, block: Block, payloads: Payloads, out: Tensor, weight: float) -> None:
     """Writes the weighted sum of payloads."""
     pieces = np.empty((CHUNK // ALIGNMENT, 5), np.int64)
-    _decode(code, block.runs, block.segments, payloads, array(out), np.float32(weight), pieces, _scratch())
+    bits = code.layout.bits
+    _decode(code, bits, block.runs, block.segments, payloads, array(out), np.float32(weight), pieces, _scratch())
 
 
 @inlined
@@ -189,9 +165,56 @@ def _add_terms(code: Any, t: Float32Array, ones: Float64Array, others: Float64Ar
         others[i] += other
 
 
-@inlined
-def add_parts(parts: Float32Array, unit: np.float32, total: Float32Array) -> None:
-    """``total += parts * unit``."""
+def put_each(code: Any, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
+    """For codes that write every value by itself."""
+    t, codes = scratch.t[piece.low : piece.high], scratch.codes[piece.low : piece.high]
+    memory, keep, (one, other), counter = piece.memory, piece.keep, _units(code, scale), np.uint32(piece.origin)
+    for i in range(t.size):
+        number = _number(code, t[i], one, other, hash32(piece.low_key, piece.high_key, counter))
+        codes[i] = np.uint8(number)
+        if keep:
+            memory[i] = t[i] - _value(code, number, one, other)
+        counter = np.uint32(counter + np.uint32(1))
+
+
+def put_signs(code: Any, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
+    """For codes of one bit, which are packed from ``t`` itself."""
+    t, memory, (one, other) = scratch.t[piece.low : piece.high], piece.memory, _units(code, scale)
+    above, below = _value(code, np.int32(0), one, other), _value(code, np.int32(1), one, other)
+    if piece.keep:
+        for i in range(t.size):
+            memory[i] = t[i] - (below if t[i] < 0 else above)
+
+
+def scale_itself(code: Any, scale: Float32Array) -> tuple[np.float32, np.float32]:
+    """The first number and the last one, which may be the same."""
+    return scale[0], scale[scale.size - 1]
+
+
+def inverse_and_scale(code: Any, scale: Float32Array) -> tuple[np.float32, np.float32]:
+    """1 / scale, 0 for a scale that is not positive; and the scale."""
+    return np.float32(np.float32(1) / scale[0]) if scale[0] > 0 else np.float32(0), scale[0]
+
+
+def no_value(code: Any, number: np.int32, one: np.float32, other: np.float32) -> np.float32:
+    """For codes of which parts are looked up."""
+    return np.float32(0)
+
+
+def no_parts(code: Any, codes: UInt8Array, parts: Float32Array, scratch: Scratch) -> None:
+    """For codes of which each is added up by itself."""
+
+
+def add_each(code: Any, codes: UInt8Array, parts: Float32Array, scale: Float32Array, total: Float32Array) -> None:
+    """Adds what each code stands for."""
+    one, other = _units(code, scale)
+    for i in range(total.size):
+        total[i] += _value(code, np.int32(codes[i]), one, other)
+
+
+def add_parts(code: Any, codes: UInt8Array, parts: Float32Array, scale: Float32Array, total: Float32Array) -> None:
+    """Adds parts of the scale."""
+    unit = scale[0] if scale.size else np.float32(1)
     for i in range(total.size):
         total[i] += parts[i] * unit
 
@@ -203,67 +226,46 @@ def leave_parts(t: Float32Array, parts: Float32Array, unit: np.float32, memory: 
         memory[i] = t[i] - parts[i] * unit
 
 
-def pack_codes(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    """Packs codes of ``code.bits``."""
-    pack(scratch.codes, count, code.bits, body[position * code.bits // 8 :])
+class Compiled(NamedTuple):
+    """What a code is to the loops: functions that are compiled into them.
+
+    Attributes:
+        measure: ``(code, source, scale, scratch) -> bool``: fills ``scale`` for a segment; False if a value is not
+            finite.
+        number: ``(code, t, one, other, random) -> int``: what a value is written as.
+        value: ``(code, number, one, other) -> float``: what that stands for.
+        units: ``(code, scale) -> (one, other)``: what both of these calculate with.
+        put: ``(code, piece, scale, scratch)``: writes ``t`` to ``codes``, and leaves in the memory what is not sent.
+        look_up: ``(code, codes, parts, scratch)``: writes what ``codes`` stand for to ``parts``, for those that are
+            read faster so than each by itself.
+        add: ``(code, codes, parts, scale, total)``: adds what codes, or parts, stand for to ``total``.
+        terms: ``(code, t) -> (float, float)``: what :func:`sums` adds up, for codes that measure by it.
+    """
+
+    measure: Callable[..., Any]
+    number: Callable[..., Any] | None = None
+    value: Callable[..., Any] = no_value
+    units: Callable[..., Any] = scale_itself
+    put: Callable[..., Any] = put_each
+    look_up: Callable[..., Any] = no_parts
+    add: Callable[..., Any] = add_each
+    terms: Callable[..., Any] | None = None
 
 
-def unpack_codes(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    """Unpacks codes of ``code.bits``."""
-    begin = position * code.bits // 8
-    unpack(body[begin : begin + count * code.bits // 8], code.bits, scratch.codes)
+CODES: dict[type, Compiled] = {}
+"""The codes that are compiled, by their class."""
 
 
-def add_scaled(
-    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
-) -> None:
-    """For codes that read parts of a scale."""
-    add_parts(scratch.parts[low:high], scale[0], scratch.t[low:high])
+def _stage(name: str) -> Any:
+    """Calls a code's function of this name, which is chosen by the code's class where the caller is compiled."""
+
+    def stage(code: Any, *others: Any) -> Any: ...
+
+    overload(stage, jit_options=INLINED, strict=False)(lambda code, *_: getattr(CODES[code.instance_class], name))
+    return stage
 
 
-def nothing_to_read(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    """For codes that add up what is packed."""
-
-
-def _measure(code: Any, source: Source, scale: Float32Array, scratch: Scratch) -> Any: ...
-
-
-def _put(code: Any, piece: Piece, scale: Float32Array, scratch: Scratch) -> Any: ...
-
-
-def _pack(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> Any: ...
-
-
-def _read(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> Any: ...
-
-
-def _add(
-    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
-) -> Any: ...
-
-
-def _store(
-    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
-) -> Any: ...
-
-
-def _clear_and_add(
-    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
-) -> None:
-    scratch.t[low:high] = -0.0
-    _add(code, low, high, position, scale, body, scratch)
-
-
-def _terms(code: Any, t: np.float32) -> Any: ...
-
-
-def _choosing(number: int) -> Callable[..., Any]:
-    """Finds a stage's function by the class of the code."""
-    return lambda code, *others: CODES[code.instance_class][number] or _clear_and_add
-
-
-for _number, _stage in enumerate((_measure, _put, _pack, _read, _add, _store, _terms)):
-    overload(cast(Any, _stage), jit_options=INLINED, strict=False)(_choosing(_number))
+_measure, _number, _value, _units, _put, _look_up, _add, _terms = map(_stage, Compiled._fields)
 
 
 def _scratch() -> Scratch:
@@ -275,10 +277,11 @@ def _scratch() -> Scratch:
 def _encode(
     code: Any,
     words: int,
+    bits: int,
     mark: int,
     source: Source,
     origins: Int64Array,
-    keys: UInt64Array,
+    keys: UInt32Array,
     scales: Float32Array,
     body: UInt8Array,
     scratch: Scratch,
@@ -298,14 +301,14 @@ def _encode(
             for first in range(0, length, CHUNK):
                 numel = min(CHUNK, length - first)
                 if filled + numel > CHUNK:
-                    _pack(code, position, filled, body, scratch)
+                    write_codes(bits, position, filled, body, codes, t)
                     position += filled
                     filled = 0
                 low, high, begin, end = filled, filled + numel, start + first, start + first + numel
                 if finite:
                     form(source, begin, end, t[low:high])
-                    piece = Piece(low, high, source.residual[begin:end], source.keep, keys[run], origins[run] + first)
-                    _put(code, piece, scale, scratch)
+                    memory, own, origin = source.residual[begin:end], keys[run], origins[run] + first
+                    _put(code, Piece(low, high, memory, source.keep, own[0], own[1], origin), scale, scratch)
                 else:
                     t[low:high] = 0
                     codes[low:high] = mark
@@ -314,12 +317,13 @@ def _encode(
                     t[gap] = 0
                     codes[gap] = 0
     if filled:
-        _pack(code, position, filled, body, scratch)
+        write_codes(bits, position, filled, body, codes, t)
 
 
 @compiled
 def _decode(
     code: Any,
+    bits: int,
     runs: Int64Array,
     segments: Int64Array,
     payloads: Payloads,
@@ -335,7 +339,7 @@ def _decode(
             for first in range(0, length, CHUNK):
                 numel = min(CHUNK, length - first)
                 if filled + numel > CHUNK:
-                    _sum(code, pieces[:count], payloads, out, weight, scratch)
+                    _sum(code, bits, pieces[:count], payloads, out, weight, scratch)
                     position += filled
                     count = filled = 0
                 piece = pieces[count]
@@ -344,12 +348,13 @@ def _decode(
                 count += 1
                 filled = -(-(filled + numel) // ALIGNMENT) * ALIGNMENT
     if count:
-        _sum(code, pieces[:count], payloads, out, weight, scratch)
+        _sum(code, bits, pieces[:count], payloads, out, weight, scratch)
 
 
 @compiled
 def _sum(
     code: Any,
+    bits: int,
     pieces: Int64Array,
     payloads: Payloads,
     out: Float32Array,
@@ -360,20 +365,35 @@ def _sum(
 
     That is the number of positions before the chunk, the same for all of them.
     """
-    words, position, filled = payloads.words, pieces[0, 4], -(-pieces[-1, 1] // ALIGNMENT) * ALIGNMENT
+    t, words, position = scratch.t, payloads.words, pieces[0, 4]
+    filled = -(-pieces[-1, 1] // ALIGNMENT) * ALIGNMENT
     for row in range(payloads.rows):
         body = payloads.bodies[row * payloads.stride : row * payloads.stride + payloads.size]
-        _read(code, position, filled, body, scratch)
+        read_codes(bits, position, filled, body, scratch.codes, scratch.parts)
+        codes = body[position : position + filled] if bits >= 8 else scratch.codes[:filled]
+        _look_up(code, codes, scratch.parts, scratch)
         for piece in range(len(pieces)):
             low, high = pieces[piece, 0], pieces[piece, 1]
             base = row * payloads.scales_stride + words * pieces[piece, 2]
             scale = payloads.scales[base : base + words]
+            total = t[low:high]
+            if bits == 1:
+                one, other = _units(code, scale)
+                above, below = _value(code, np.int32(0), one, other), _value(code, np.int32(1), one, other)
+                signs = body[(position + low) // 8 :]
+                if row == 0:
+                    put_bits(signs, above, below, total)
+                else:
+                    add_bits(signs, above, below, total)
+                continue
             if row == 0:
-                _store(code, low, high, position + low, scale, body, scratch)
+                total[:] = -0.0  # to which adding a row gives that row, whichever its sign of zero
+            if bits == TRITS:
+                add_trits(body, position + low, scale[0], total)
             else:
-                _add(code, low, high, position + low, scale, body, scratch)
+                _add(code, codes[low:high], scratch.parts[low:high], scale, total)
     for piece in range(len(pieces)):
         low, high, start = pieces[piece, 0], pieces[piece, 1], pieces[piece, 3]
-        source, target = scratch.t[low:high], out[start : start + high - low]
+        source, target = t[low:high], out[start : start + high - low]
         for i in range(target.size):
             target[i] = source[i] * weight

@@ -117,6 +117,15 @@ def rotated_decode(
 
 
 @compiled
+def longest(pieces: Int64Array) -> int:
+    """Values of the largest rotation."""
+    most = 0
+    for number in range(len(pieces)):
+        most = max(most, pieces[number, 2])
+    return most
+
+
+@compiled
 def _hadamard(values: Float32Array, size: int) -> None:
     """The reference's transform in place: what it moves about between two stages stays where it is here.
 
@@ -252,15 +261,12 @@ def _encode(
 ) -> None:
     grain = lower.size
     middle = np.float32(grain / 2)
-    most = 0
-    for number in range(len(pieces)):
-        most = max(most, pieces[number, 2])
+    most = longest(pieces)
     rotated = np.empty(most, np.float32)
     codes, uniform = np.empty(most, np.int32), np.empty(most, np.float32)
     payload[:] = 0
     for number in range(len(pieces)):
-        start, length, size = pieces[number, 0], pieces[number, 1], pieces[number, 2]
-        position, counter, run = pieces[number, 3], pieces[number, 4], pieces[number, 5]
+        start, length, size, position, counter, run = pieces[number]
         scale = scales[number]
         if not np.isfinite(scale) or scale == 0:
             continue
@@ -349,14 +355,11 @@ def _decode(
     out: Float32Array,
 ) -> None:
     wide_sums = sums.view(np.uint16)
-    most = 0
-    for number in range(len(pieces)):
-        most = max(most, pieces[number, 2])
+    most = longest(pieces)
     rotated = np.empty(most, np.float32)
     middle = np.float32(count * grain / 2)
     for number in range(len(pieces)):
-        start, length, size = pieces[number, 0], pieces[number, 1], pieces[number, 2]
-        position, counter, run = pieces[number, 3], pieces[number, 4], pieces[number, 5]
+        start, length, size, position, counter, run = pieces[number]
         scale = scales[number]
         if not np.isfinite(scale):
             out[start : start + length] = np.nan

@@ -18,6 +18,8 @@ from gradwire.randomness import run_keys
 AT_ONCE = 256
 """Positions whose places are found before anything is done there."""
 
+GATHER, SUBTRACT, SCATTER, ADD = range(4)
+
 
 def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: int) -> None:
     keys = run_keys(key, block.streams)
@@ -25,21 +27,15 @@ def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: 
 
 
 def gather(block: Block, source: Tensor, positions: Tensor, values: Tensor) -> None:
-    places = array(positions)
-    _check(block, places)
-    _gather(block.runs, array(source), places, array(values))
+    _at(GATHER, block, source, positions, values)
 
 
 def subtract(block: Block, residual: Tensor, positions: Tensor, values: Tensor) -> None:
-    places = array(positions)
-    _check(block, places)
-    _subtract(block.runs, array(residual), places, array(values))
+    _at(SUBTRACT, block, residual, positions, values)
 
 
 def scatter(block: Block, target: Tensor, positions: Tensor, values: Tensor) -> None:
-    places = array(positions)
-    _check(block, places)
-    _put(block.runs, array(target), places, array(values))
+    _at(SCATTER, block, target, positions, values)
 
 
 def scatter_sum(
@@ -53,8 +49,24 @@ def scatter_sum(
     places = array(positions)
     counts = np.full(len(places), places.shape[1], np.int64) if filled is None else filled
     ascending = [_check(block, row[:count]) for row, count in zip(places, counts, strict=True)]
-    add = _scatter_ascending if all(ascending) else _scatter
-    add(block.runs, places, array(values), counts, array(out), np.float32(weight))
+    if all(ascending):
+        _scatter_ascending(block.runs, places, array(values), counts, array(out), np.float32(weight), False)
+    else:
+        _scatter(block.runs, places, array(values), counts, array(out), np.float32(weight))
+
+
+def scatter_mean(block: Block, positions: Tensor, values: Tensor, out: Tensor) -> None:
+    places = array(positions)
+    for row in places:
+        _check(block, row)
+    counts = np.full(len(places), places.shape[1], np.int64)
+    _scatter_ascending(block.runs, places, array(values), counts, array(out), np.float32(1), True)
+
+
+def _at(operation: int, block: Block, buffer: Tensor, positions: Tensor, values: Tensor) -> None:
+    places = array(positions)
+    _check(block, places)
+    _visit(operation, block.runs, array(buffer), places, array(values))
 
 
 def _check(block: Block, positions: Int64Array) -> bool:
@@ -113,35 +125,25 @@ def _find(runs: Int64Array, positions: Int64Array, run: np.int64, places: Int64A
 
 
 @allocating
-def _gather(runs: Int64Array, source: Float32Array, positions: Int64Array, values: Float32Array) -> None:
+def _visit(operation: int, runs: Int64Array, buffer: Float32Array, positions: Int64Array, values: Float32Array) -> None:
+    """Reads or changes a flat buffer at positions."""
     run, places = np.int64(0), np.empty(AT_ONCE, np.int64)
     for first in range(0, positions.size, AT_ONCE):
-        some = positions[first : first + AT_ONCE]
+        some, own = positions[first : first + AT_ONCE], values[first : first + AT_ONCE]
         run = _find(runs, some, run, places)
-        for i in range(some.size):
-            values[first + i] = source[places[i]]
-
-
-@allocating
-def _put(runs: Int64Array, target: Float32Array, positions: Int64Array, values: Float32Array) -> None:
-    run, places = np.int64(0), np.empty(AT_ONCE, np.int64)
-    for first in range(0, positions.size, AT_ONCE):
-        some = positions[first : first + AT_ONCE]
-        run = _find(runs, some, run, places)
-        for i in range(some.size):
-            if not np.isnan(values[first + i]):
-                target[places[i]] = values[first + i]
-
-
-@allocating
-def _subtract(runs: Int64Array, residual: Float32Array, positions: Int64Array, values: Float32Array) -> None:
-    run, places = np.int64(0), np.empty(AT_ONCE, np.int64)
-    for first in range(0, positions.size, AT_ONCE):
-        some = positions[first : first + AT_ONCE]
-        run = _find(runs, some, run, places)
-        for i in range(some.size):
-            value = values[first + i]
-            residual[places[i]] -= value if np.isfinite(value) else np.float32(0)
+        if operation == GATHER:
+            for i in range(some.size):
+                own[i] = buffer[places[i]]
+        elif operation == SUBTRACT:
+            for i in range(some.size):
+                buffer[places[i]] -= own[i] if np.isfinite(own[i]) else np.float32(0)
+        elif operation == SCATTER:
+            for i in range(some.size):
+                if not np.isnan(own[i]):
+                    buffer[places[i]] = own[i]
+        else:
+            for i in range(some.size):
+                buffer[places[i]] += own[i]
 
 
 @allocating
@@ -152,10 +154,14 @@ def _scatter_ascending(
     counts: Int64Array,
     out: Float32Array,
     weight: np.float32,
+    of_senders: bool,
 ) -> None:
-    """Clears, adds and weights a chunk while it is in the cache; rows must be ascending."""
+    """Clears, adds and weights a chunk while it is in the cache; rows must be ascending.
+
+    Means ``of_senders`` are over those rows that have the position.
+    """
     rows = len(positions)
-    cursors = np.zeros(rows, np.int64)
+    cursors, senders = np.zeros(rows, np.int64), np.zeros(CHUNK, np.int32)
     for run in range(len(runs)):
         start, length, position = runs[run]
         for first in range(0, length, CHUNK):
@@ -166,11 +172,19 @@ def _scatter_ascending(
             for row in range(rows):
                 cursor = cursors[row]
                 while cursor < counts[row] and positions[row, cursor] < limit:
-                    piece[positions[row, cursor] - base] += values[row, cursor]
+                    place = positions[row, cursor] - base
+                    piece[place] += values[row, cursor]
+                    if of_senders:
+                        senders[place] += 1
                     cursor += 1
                 cursors[row] = cursor
-            for i in range(piece.size):
-                piece[i] *= weight
+            if of_senders:
+                for i in range(piece.size):
+                    piece[i] /= np.float32(max(senders[i], 1))
+                senders[:] = 0
+            else:
+                for i in range(piece.size):
+                    piece[i] *= weight
 
 
 @allocating
@@ -185,14 +199,8 @@ def _scatter(
     """As ``_scatter_ascending``, for positions in any order."""
     for start, length, _ in runs:
         out[start : start + length] = 0
-    places = np.empty(AT_ONCE, np.int64)
     for row in range(len(positions)):
-        run = np.int64(0)
-        for first in range(0, counts[row], AT_ONCE):
-            some = positions[row, first : min(first + AT_ONCE, counts[row])]
-            run = _find(runs, some, run, places)
-            for i in range(some.size):
-                out[places[i]] += values[row, first + i]
+        _visit(ADD, runs, out, positions[row, : counts[row]], values[row, : counts[row]])
     if weight != 1:
         for start, length, _ in runs:
             piece = out[start : start + length]

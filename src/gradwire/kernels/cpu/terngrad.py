@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array, float_of, halves, hash32, inlined
+from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, float_of
 from gradwire.kernels.cpu._source import numel, peak
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read, sums
-from gradwire.kernels.cpu.trits import add_trits, write_trits
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source, inverse_and_scale, sums
 from gradwire.kernels.reference._torch import SMALLEST_SCALE
 from gradwire.kernels.reference.terngrad import SMALLEST_VARIANCE, TernGrad
 
@@ -32,28 +32,14 @@ def _moments(code: TernGrad, t: np.float32) -> tuple[np.float64, np.float64]:
     return exact, exact * exact
 
 
-def _put(code: TernGrad, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
-    low_key, high_key = halves(piece.key)
-    digits = scratch.codes[piece.low : piece.high]
-    _draw(scratch.t[piece.low : piece.high], piece, scale[0], low_key, high_key, digits)
+def _number(code: TernGrad, t: np.float32, one: np.float32, other: np.float32, random: np.uint32) -> np.int32:
+    part = np.float32(np.int32(random >> np.uint32(9))) * np.float32(2.0**-23) + np.float32(2.0**-24)
+    digit = np.int32(part < abs(t) * one) * (np.int32(1) - np.int32(2) * np.int32(t < 0))
+    return np.int32(digit + np.int32(1))
 
 
-@inlined
-def _draw(
-    t: Float32Array, piece: Piece, scale: np.float32, low_key: np.uint32, high_key: np.uint32, digits: UInt8Array
-) -> None:
-    """Draws one digit a value, and leaves in the residual what the digits do not stand for."""
-    residual, keep = piece.memory, piece.keep
-    inverse = np.float32(np.float32(1) / scale) if scale > 0 else np.float32(0)
-    counter = np.uint32(piece.origin)
-    for i in range(t.size):
-        part = np.float32(np.int32(hash32(low_key, high_key, counter) >> np.uint32(9)))
-        sent = part * np.float32(2.0**-23) + np.float32(2.0**-24) < abs(t[i]) * inverse
-        digit = np.int32(sent) * (np.int32(1) - np.int32(2) * np.int32(t[i] < 0))
-        digits[i] = np.uint8(digit + np.int32(1))
-        if keep:
-            residual[i] = t[i] - np.float32(digit) * scale
-        counter = np.uint32(counter + np.uint32(1))
+def value_of_digit(code: Any, number: np.int32, one: np.float32, other: np.float32) -> np.float32:
+    return np.float32(other if number > 1 else -other if number < 1 else np.float32(0))
 
 
-CODES[TernGrad] = Compiled(_measure, _put, write_trits, nothing_to_read, add_trits, terms=_moments)
+CODES[TernGrad] = Compiled(_measure, _number, value_of_digit, inverse_and_scale, terms=_moments)

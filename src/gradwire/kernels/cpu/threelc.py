@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, UInt8Array, compiled, float_of, inlined
+from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, float_of
 from gradwire.kernels.cpu._source import peak
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read
-from gradwire.kernels.cpu.trits import add_trits, write_trits
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source
+from gradwire.kernels.cpu.terngrad import value_of_digit
 from gradwire.kernels.reference.threelc import LARGEST_FLOAT, ThreeLC
 
 
@@ -17,23 +17,9 @@ def _measure(code: ThreeLC, source: Source, scale: Float32Array, scratch: Scratc
     return bool(largest < INFINITE)
 
 
-def _put(code: ThreeLC, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
-    t, threshold = scratch.t[piece.low : piece.high], scale[0] * np.float32(0.5)
-    _round(t, threshold, scratch.codes[piece.low : piece.high])
-    if piece.keep:
-        _leave(t, scale[0], threshold, piece.memory)
+def _number(code: ThreeLC, t: np.float32, one: np.float32, other: np.float32, random: np.uint32) -> np.int32:
+    threshold = np.float32(one * np.float32(0.5))
+    return np.int32(np.int32(t > threshold) + np.int32(1) - np.int32(t < -threshold))
 
 
-@inlined
-def _round(t: Float32Array, threshold: np.float32, digits: UInt8Array) -> None:
-    for i in range(digits.size):
-        digits[i] = np.uint8(np.uint8(t[i] > threshold) + np.uint8(1) - np.uint8(t[i] < -threshold))
-
-
-@compiled
-def _leave(t: Float32Array, scale: np.float32, threshold: np.float32, memory: Float32Array) -> None:
-    for i in range(memory.size):
-        memory[i] = t[i] - (scale if t[i] > threshold else -scale if t[i] < -threshold else np.float32(0))
-
-
-CODES[ThreeLC] = Compiled(_measure, _put, write_trits, nothing_to_read, add_trits)
+CODES[ThreeLC] = Compiled(_measure, _number, value_of_digit)

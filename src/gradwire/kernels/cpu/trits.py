@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, compiled, inlined
-from gradwire.kernels.cpu.quantise import Scratch
 
 
 @compiled
@@ -24,26 +21,14 @@ def put_trits(packed: UInt8Array, position: int, digits: UInt8Array) -> None:
         done += count
 
 
-def write_trits(code: Any, position: int, count: int, body: UInt8Array, scratch: Scratch) -> None:
-    """Packs digits."""
-    put_trits(body, position, scratch.codes[:count])
-
-
-def add_trits(
-    code: Any, low: int, high: int, position: int, scale: Float32Array, body: UInt8Array, scratch: Scratch
-) -> None:
-    """Adds scaled digits."""
-    add_digits(body, position, scale[0], scratch.t[low:high])
-
-
-@inlined
-def add_digits(body: UInt8Array, position: int, scale: np.float32, total: Float32Array) -> None:
-    """Adds scaled digits of consecutive positions."""
+@compiled
+def add_trits(packed: UInt8Array, position: int, scale: np.float32, total: Float32Array) -> None:
+    """Adds digits of consecutive positions, less one and scaled."""
     done = 0
     while done < total.size:
-        row, byte = divmod(position + done, body.size)
-        count = min(body.size - byte, total.size - done)
-        _add_row(body[byte : byte + count], row, scale, total[done : done + count])
+        row, byte = divmod(position + done, packed.size)
+        count = min(packed.size - byte, total.size - done)
+        _add_row(packed[byte : byte + count], row, scale, total[done : done + count])
         done += count
 
 

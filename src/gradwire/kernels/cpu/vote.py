@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, compiled, halves, hash32
+from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, compiled, hash32
 from gradwire.kernels.cpu._source import peak
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, nothing_to_read
-from gradwire.kernels.cpu.sign import add_signs, store_signs, write_signs
+from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source
+from gradwire.kernels.cpu.sign import value_of_sign
 from gradwire.kernels.reference.vote import Vote
 
 
@@ -18,8 +18,7 @@ def _measure(code: Vote, source: Source, scale: Float32Array, scratch: Scratch) 
 
 def _put(code: Vote, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:
     t, sent, memory = scratch.t[piece.low : piece.high], scratch.parts[piece.low : piece.high], piece.memory
-    low_key, high_key = halves(piece.key)
-    _vote(t, low_key, high_key, piece.origin, sent)
+    _vote(t, piece.low_key, piece.high_key, piece.origin, sent)
     for i in range(t.size):
         value = t[i]
         t[i] = sent[i]
@@ -43,4 +42,4 @@ def _vote(t: Float32Array, low_key: np.uint32, high_key: np.uint32, origin: int,
             counter = np.uint32(counter + np.uint32(1))
 
 
-CODES[Vote] = Compiled(_measure, _put, write_signs, nothing_to_read, add_signs, store_signs)
+CODES[Vote] = Compiled(_measure, value=value_of_sign, put=_put)

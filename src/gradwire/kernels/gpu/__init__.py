@@ -6,20 +6,9 @@ the reference does everything.
 
 from __future__ import annotations
 
-from gradwire.kernels.gpu import (
-    ballot,
-    dynamic,
-    exponent,
-    natural,
-    nonuniform,
-    nuqsgd,
-    onebit,
-    qsgd,
-    sign,
-    terngrad,
-    threelc,
-    vote,
-)
+from importlib import import_module
+
+from gradwire.kernels import codes
 from gradwire.kernels.gpu.checksum import checksums
 from gradwire.kernels.gpu.deadzone import deadzone_dither, deadzone_sample, deadzone_scales
 from gradwire.kernels.gpu.deadzone_codes import deadzone_decode, deadzone_encode
@@ -33,3 +22,6 @@ from gradwire.kernels.gpu.quantise import CODES, decode, decode_each, encode, en
 from gradwire.kernels.gpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
 from gradwire.kernels.gpu.subspace import add_product, combine_rows, split_rows
 from gradwire.kernels.gpu.topk import topk_select
+
+for _code in codes.ALL:  # which its module of the same name here adds to CODES
+    import_module(f"{__name__}.{_code.__module__.rpartition('.')[-1]}")

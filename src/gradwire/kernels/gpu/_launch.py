@@ -72,6 +72,11 @@ class Tiles:
         self.segments, self.runs = self._moved(segments), self._moved(ends)
         self.numels = self._moved(np.concatenate([block.segment_numels for block in blocks]))
 
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What kernels over all tiles are compiled for, and started with."""
+        return {"WIDTH": self.width, "ALIGNED": self.aligned, "warps": warps(self.width)}
+
     def payloads(self, code: Code, stride: int) -> Tensor:
         """``int64[B, 3]``: where the payloads of blocks lie that are written by a code in rows so many bytes apart.
 
@@ -82,7 +87,7 @@ class Tiles:
         if (code, stride) not in self._payloads:
             places, segments, head = [], 0, 0
             for row, block in enumerate((self._block, *self._others)):
-                words, size, _ = code.layout(block.positions)
+                words, size = code.layout.words, code.layout.body(block.positions)
                 head = 4 * words * block.segment_count if row == 0 else head
                 scales = row * stride // 4 - words * segments if words else 0
                 body = row * stride + 4 * words * block.segment_count - head

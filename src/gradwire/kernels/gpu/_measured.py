@@ -22,17 +22,16 @@ from gradwire.kernels.gpu._jitted import (
     sum_of_lanes,
     tile_of,
 )
-from gradwire.kernels.gpu._launch import Tiles, jitted, launch, warps
+from gradwire.kernels.gpu._launch import Tiles, jitted, launch
 
 
 class Jitted(NamedTuple):
     """What a code is to the kernels: functions that are jitted, and constants; all take the code as a constant first.
 
     Attributes:
-        bits: How codes are packed: 1, 2, 4 or 8 bits, ``NINE`` or ``TRITS``.
         scale: ``(code, first, second, peak, negatives, numel)``: the words of a finite segment, two of them, from sums
             of terms, the bits of the largest magnitude, and counts; all are blocks of one number.
-        put: ``(code, t, first, second, random, table)``: a code for each value, and what it stands for.
+        put: ``(code, t, first, second, random, table)``: a code for each value.
         read: ``(code, codes, first, second, table)``: what codes stand for.
         terms: ``(code, t)``: two numbers of float64 that are added up over a segment, or None.
         draws: Whether ``put`` is given random bits.
@@ -40,7 +39,6 @@ class Jitted(NamedTuple):
         constant: What these functions are compiled for, without what they look up; the code itself if None.
     """
 
-    bits: int
     scale: Any
     put: Any
     read: Any
@@ -68,9 +66,7 @@ def measure(own: Jitted, code: Code, tiles: Tiles, source: Compensated, scales: 
         CODE=code,
         TERMS=own.terms,
         KEEP=residual is not None,
-        WIDTH=tiles.width,
-        ALIGNED=tiles.aligned,
-        warps=1 if own.terms else warps(tiles.width),
+        **tiles.shape | ({"warps": 1} if own.terms else {}),
     )
     launch(
         _add_up,
@@ -86,7 +82,7 @@ def measure(own: Jitted, code: Code, tiles: Tiles, source: Compensated, scales: 
         CODE=code,
         TERMS=own.terms,
         SCALE=own.scale,
-        WORDS=max(code.layout(0).words, 1),
+        WORDS=max(code.layout.words, 1),
         warps=1,
     )
 

@@ -5,12 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-TRITS = 5
-"""The packing of five digits of base 3 a byte."""
-
-NINE = 9
-"""The packing of a byte a position, and a ninth bit for each after all of them."""
-
 
 @triton.jit
 def pack(body, position, i, code, count, distance, BITS: tl.constexpr, WIDTH: tl.constexpr):

@@ -7,7 +7,6 @@ import triton.language as tl
 
 from gradwire.kernels.gpu._jitted import LARGEST_SCALE, SMALLEST_SCALE, inverse_of
 from gradwire.kernels.gpu._measured import Jitted
-from gradwire.kernels.gpu._packed import TRITS
 from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference.ballot import Ballot
 
@@ -33,12 +32,11 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
 def _put(code: tl.constexpr, t, first, second, random, table):
     LEVELS: tl.constexpr = (1 << (code.bits - 1)) - 1
     if code.signs:
-        vote = tl.where(t > 0, 1, tl.where(t < 0, -1, 0)) + LEVELS
+        return tl.where(t > 0, 1, tl.where(t < 0, -1, 0)) + LEVELS
     else:
         steps = tl.abs(t) * inverse_of(second, tl.full(t.shape, 1.0, tl.float32)) + (LEVELS + 0.5)
         vote = tl.minimum(steps, 2.0 * LEVELS).to(tl.int32)
-        vote = tl.where(t < 0, 2 * LEVELS - vote, vote)
-    return vote, (vote - LEVELS).to(tl.float32)
+        return tl.where(t < 0, 2 * LEVELS - vote, vote)
 
 
 @triton.jit
@@ -47,6 +45,4 @@ def _read(code: tl.constexpr, codes, first, second, table):
     return (tl.minimum(codes, 2 * LEVELS) - LEVELS).to(tl.float32) * first
 
 
-CODES[Ballot] = lambda code: Jitted(
-    TRITS if code.bits == 2 else code.bits, _scale, _put, _read, terms=None if code.signs else _magnitude
-)
+CODES[Ballot] = lambda code: Jitted(_scale, _put, _read, terms=None if code.signs else _magnitude)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITY, hash32, inverse_of, key_of_run, negated, tile_of
-from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of, warps
+from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of
 from gradwire.kernels.gpu._measured import Jitted, measure
 from gradwire.kernels.gpu.memory import leave_all
 from gradwire.kernels.gpu.sign import magnitudes_or_squares
@@ -43,18 +43,7 @@ def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int) -> 
 
 def deadzone_dither(block: Block, values: Tensor, steps: Tensor, key: int, out: Tensor) -> None:
     tiles = tiles_of(block, values.device)
-    launch(
-        _dither,
-        tiles.count,
-        tiles.table,
-        values,
-        steps,
-        *halves(key),
-        out,
-        WIDTH=tiles.width,
-        ALIGNED=tiles.aligned,
-        warps=warps(tiles.width),
-    )
+    launch(_dither, tiles.count, tiles.table, values, steps, *halves(key), out, **tiles.shape)
 
 
 @triton.jit
@@ -72,7 +61,7 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
     return scale, scale
 
 
-_MEAN = Jitted(1, _scale, None, None, terms=magnitudes_or_squares)
+_MEAN = Jitted(_scale, None, None, terms=magnitudes_or_squares)
 
 
 @jitted()

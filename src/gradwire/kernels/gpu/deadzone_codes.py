@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradwire.deferred import Flag, flag, placed
 from gradwire.kernels.gpu._jitted import negated, tile_of
-from gradwire.kernels.gpu._launch import jitted, launch, tiles_of, warps
+from gradwire.kernels.gpu._launch import jitted, launch, tiles_of
 from gradwire.kernels.gpu.deadzone import step_in
 from gradwire.kernels.reference import deadzone, deadzone_codes
 from gradwire.kernels.reference.deadzone import HEAD, deadzone_room
@@ -68,15 +68,15 @@ def deadzone_encode(
     if not block.numel:
         return flag(True)
     tiles, room = tiles_of(block, device), 8 * body.numel()
-    shape = {"WIDTH": tiles.width, "ALIGNED": tiles.aligned, "warps": warps(tiles.width)}
     counts = torch.empty(tiles.count, dtype=torch.int64, device=device)
-    launch(_count, tiles.count, tiles.table, values, steps, counts, **shape)
+    launch(_count, tiles.count, tiles.table, values, steps, counts, **tiles.shape)
     ends, most = counts.cumsum(0), min(block.numel, room // LEAST_BITS + 1)
     kind = torch.int32 if block.numel + tile < 2**31 else torch.int64
     elements = torch.full((most,), torch.iinfo(kind).max, dtype=kind, device=device)
     levels, bits, symbols = torch.empty((3, most), dtype=torch.int32, device=device)
     launch(
-        *(_collect, tiles.count, tiles.table, values, steps, tiles.bases, ends, most, elements, levels, bits), **shape
+        *(_collect, tiles.count, tiles.table, values, steps, tiles.bases, ends, most, elements, levels, bits),
+        **tiles.shape,
     )
     lengths, words, _ = _codes(device)
     firsts = torch.searchsorted(elements, tile * torch.arange(count + 1, dtype=kind, device=device))
@@ -91,7 +91,7 @@ def deadzone_encode(
     sizes = torch.nn.functional.pad(stops, (1, 0))[firsts.minimum(fitting)].diff()
     payload[head + HEAD : payload.numel() - body.numel()].view(torch.int32).copy_(sizes)
     if keeps:
-        launch(_take, tiles.count, tiles.table, values, steps, ends, fitting, *_offsets(points), **shape)
+        launch(_take, tiles.count, tiles.table, values, steps, ends, fitting, *_offsets(points), **tiles.shape)
     return stops[-1] <= room
 
 
@@ -103,7 +103,6 @@ def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weig
     _, _, symbols = _codes(device)
     levels = torch.empty(block.numel, dtype=torch.int32, device=device)
     raw = torch.empty(block.numel, dtype=torch.float32, device=device)
-    shape = {"WIDTH": tiles.width, "ALIGNED": tiles.aligned, "warps": warps(tiles.width)}
     for row, payload in enumerate(payloads):
         words = payload.view(torch.int32)
         sizes, body = words[(head + HEAD) // 4 :][:count], words[(head + HEAD) // 4 + count :]
@@ -113,7 +112,7 @@ def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weig
         launch(_read, triton.cdiv(count, SIDE_BY_SIDE), *read, LANES=SIDE_BY_SIDE, warps=1)
         added = (tiles.table, tiles.bases, levels, raw, payload[:head].view(torch.float32), payload[head:], out)
         last = weight if row == rows - 1 else 1.0
-        launch(_add, tiles.count, *added, last, FIRST=not row, **shape)
+        launch(_add, tiles.count, *added, last, FIRST=not row, **tiles.shape)
 
 
 def _offsets(points: tuple[int, int, int]) -> list[float]:

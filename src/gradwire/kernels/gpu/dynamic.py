@@ -37,24 +37,17 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
 
 
 @triton.jit
-def _values(codes, table):
-    """What codes stand for, as shares of the scale."""
-    bits = tl.load(table + _CELLS + (codes & 127))
-    return (bits | ((codes >> 7) << 31)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _put(code: tl.constexpr, t, first, second, random, table):
     word = (tl.abs(t) * inverse_of(first, tl.full(t.shape, 1.0, tl.float32))).to(tl.int32, bitcast=True)
     cell = tl.minimum(tl.maximum((word >> _CELL_BITS) - _FIRST_CELL, 0), _CELLS - 1)
     number = (tl.load(table + cell) + (word & _OFFSET)) >> _CELL_BITS
-    codes = number | (t < 0).to(tl.int32) << 7
-    return codes, _values(codes, table) * first
+    return number | (t < 0).to(tl.int32) << 7
 
 
 @triton.jit
 def _read(code: tl.constexpr, codes, first, second, table):
-    return _values(codes, table) * first
+    bits = tl.load(table + _CELLS + (codes & 127))
+    return (bits | ((codes >> 7) << 31)).to(tl.float32, bitcast=True) * first
 
 
-CODES[Dynamic] = lambda code: Jitted(8, _scale, _put, _read, table=_tables)
+CODES[Dynamic] = lambda code: Jitted(_scale, _put, _read, table=_tables)

@@ -21,25 +21,18 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
 
 
 @triton.jit
-def _powers(codes):
-    """What codes stand for, as multiples of the scale."""
-    distance = codes & 7
-    power = tl.where(distance == _ZERO, 0, (127 - distance) << 23)
-    return (power | ((codes >> 3) << 31)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _put(code: tl.constexpr, t, first, second, random, table):
     field = (magnitude_bits(t) + (1 << 22)) >> 23
     distance = (first.to(tl.int32, bitcast=True) >> 23) - field
     distance = tl.where(field == 0, _ZERO, tl.minimum(tl.maximum(distance, 0), _ZERO))
-    codes = distance | (t < 0).to(tl.int32) << 3
-    return codes, _powers(codes) * first
+    return distance | (t < 0).to(tl.int32) << 3
 
 
 @triton.jit
 def _read(code: tl.constexpr, codes, first, second, table):
-    return _powers(codes) * first
+    distance = codes & 7
+    power = tl.where(distance == _ZERO, 0, (127 - distance) << 23)
+    return (power | ((codes >> 3) << 31)).to(tl.float32, bitcast=True) * first
 
 
-CODES[Exponent] = lambda code: Jitted(4, _scale, _put, _read)
+CODES[Exponent] = lambda code: Jitted(_scale, _put, _read)

@@ -29,7 +29,7 @@ def integer_encode(
     code: Integers, block: Block, values: Tensor, subtract: bool, scales: Tensor, codes: Tensor, key: int
 ) -> None:
     source = Compensated(values, values if subtract else None, 0.0, 1.0)
-    put_all(code, (block,), source, scales, codes, 0, key, agreed=True)
+    put_all(code._replace(workers=1), (block,), source, scales, codes, 0, key, agreed=True)
 
 
 def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:
@@ -43,31 +43,23 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
 
 
 @triton.jit
-def _step(scale, LEVELS: tl.constexpr):
-    """What one level is worth: 0 for a scale too small to divide by, NaN for one that is not finite."""
-    smaller = tl.where(scale > LARGEST_SCALE, LARGEST_SCALE, scale)
-    step = tl.where(scale >= SMALLEST_SCALE, tl.div_rn(smaller, tl.full(scale.shape, LEVELS, tl.float32)), 0.0)
-    return tl.where(tl.abs(scale) < INFINITY, step, float("nan"))
-
-
-@triton.jit
 def _put(code: tl.constexpr, t, first, second, random, table):
     LEVELS: tl.constexpr = code.levels
-    step = _step(first, LEVELS)
-    smaller = tl.where(first > LARGEST_SCALE, LARGEST_SCALE, first)
-    divisor = tl.where(step > 0, smaller, 1.0)
-    inverse = tl.where(step > 0, tl.div_rn(tl.full(t.shape, LEVELS, tl.float32), divisor), 0.0)
+    usable = first >= SMALLEST_SCALE
+    divisor = tl.where(usable, tl.where(first > LARGEST_SCALE, LARGEST_SCALE, first), 1.0)
+    inverse = tl.where(usable, tl.div_rn(tl.full(t.shape, LEVELS, tl.float32), divisor), 0.0)
     number = (t * inverse + (uniform16(random) + LEVELS)).to(tl.int32)
-    number = tl.maximum(tl.minimum(number, 2 * LEVELS), 0)
-    return number, (number - LEVELS).to(tl.float32) * step
+    return tl.maximum(tl.minimum(number, 2 * LEVELS), 0)
 
 
 @triton.jit
 def _read(code: tl.constexpr, codes, first, second, table):
     LEVELS: tl.constexpr = code.levels
     ZERO: tl.constexpr = code.levels * code.workers
-    step = _step(first, LEVELS) * (1.0 / code.workers)
+    smaller = tl.where(first > LARGEST_SCALE, LARGEST_SCALE, first)
+    step = tl.where(first >= SMALLEST_SCALE, tl.div_rn(smaller, tl.full(first.shape, LEVELS, tl.float32)), 0.0)
+    step = tl.where(tl.abs(first) < INFINITY, step, float("nan")) * (1.0 / code.workers)
     return (tl.minimum(codes, 2 * ZERO) - ZERO).to(tl.float32) * step
 
 
-CODES[Integers] = lambda code: Jitted(code.bits, _scale, _put, _read, draws=True)
+CODES[Integers] = lambda code: Jitted(_scale, _put, _read, draws=True)

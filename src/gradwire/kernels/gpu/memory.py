@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.deferred import Flag
 from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, compensated, magnitude_bits, tile_of
-from gradwire.kernels.gpu._launch import jitted, launch, tiles_of, warps
+from gradwire.kernels.gpu._launch import jitted, launch, tiles_of
 from gradwire.layout import Block
 
 
@@ -26,7 +26,7 @@ def leave_all(block: Block, gradient: Tensor, residual: Tensor, beta: float, gam
     tiles = tiles_of(block, gradient.device)
     peak = torch.zeros((), dtype=torch.int32, device=gradient.device)
     arguments = (tiles.table, gradient, residual, peak, beta, gamma)
-    launch(_leave, tiles.count, *arguments, WIDTH=tiles.width, ALIGNED=tiles.aligned, warps=warps(tiles.width))
+    launch(_leave, tiles.count, *arguments, **tiles.shape)
     return peak
 
 

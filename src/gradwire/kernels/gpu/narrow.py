@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.gpu._jitted import hash32, key_of_run, tile_of
-from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of, warps
+from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of
 from gradwire.kernels.reference.narrow import INFINITE_BITS, LOW_BITS
 from gradwire.layout import Block
 
@@ -18,7 +18,7 @@ _INFINITE_BITS = tl.constexpr(INFINITE_BITS)
 def narrow(block: Block, values: Tensor, kept: Tensor, key: int) -> None:
     tiles = tiles_of(block, values.device)
     arguments = (tiles.table, values.view(torch.int32), kept.view(torch.int16), *halves(key))
-    launch(_narrow, tiles.count, *arguments, WIDTH=tiles.width, ALIGNED=tiles.aligned, warps=warps(tiles.width))
+    launch(_narrow, tiles.count, *arguments, **tiles.shape)
 
 
 @jitted("key_low", "key_high")

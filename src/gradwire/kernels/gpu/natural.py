@@ -7,7 +7,6 @@ import triton.language as tl
 
 from gradwire.kernels.gpu._jitted import negated
 from gradwire.kernels.gpu._measured import Jitted
-from gradwire.kernels.gpu._packed import NINE
 from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference import natural
 from gradwire.kernels.reference.natural import Natural
@@ -36,9 +35,7 @@ def _put(code: tl.constexpr, t, first, second, random, table):
     scaled = tl.abs(t) * inverse.to(tl.float32, bitcast=True)
     field = (scaled.to(tl.int32, bitcast=True) + (random >> 9).to(tl.int32)) >> _FRACTION_BITS
     field = tl.minimum(field + shift, _LARGEST_EXPONENT) - shift
-    sent = (field << _FRACTION_BITS).to(tl.float32, bitcast=True) * first
-    codes = field | (t < 0).to(tl.int32) << (code.bits - 1)
-    return codes, negated(sent, t < 0)
+    return field | (t < 0).to(tl.int32) << (code.bits - 1)
 
 
 @triton.jit
@@ -53,4 +50,4 @@ def _read(code: tl.constexpr, codes, first, second, table):
     return negated(magnitudes, codes >> BITS != 0)
 
 
-CODES[Natural] = lambda code: Jitted(8 if code.bits == 8 else NINE, _scale, _put, _read, draws=True)
+CODES[Natural] = lambda code: Jitted(_scale, _put, _read, draws=True)

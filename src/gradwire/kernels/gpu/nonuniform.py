@@ -25,14 +25,6 @@ def _table(levels: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 @triton.jit
-def _values(code: tl.constexpr, codes, table):
-    """What codes stand for, as multiples of the scale."""
-    TOP: tl.constexpr = (1 << (code.bits - 1)) - 1
-    bits = tl.load(table + (codes & TOP)).to(tl.int32, bitcast=True)
-    return (bits | ((codes >> (code.bits - 1)) << 31)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _put(code: tl.constexpr, t, first, second, random, table):
     TOP: tl.constexpr = (1 << (code.bits - 1)) - 1
     x = tl.abs(t) * inverse_of(first, tl.full(t.shape, 1.0, tl.float32))
@@ -44,18 +36,19 @@ def _put(code: tl.constexpr, t, first, second, random, table):
     low = tl.load(table + below)
     at = below.to(tl.float32) + tl.div_rn(x - low, tl.load(table + below + 1) - low)
     number = tl.minimum((at + uniform16(random)).to(tl.int32), TOP)
-    codes = number | (t < 0).to(tl.int32) << (code.bits - 1)
-    return codes, _values(code, codes, table) * first
+    return number | (t < 0).to(tl.int32) << (code.bits - 1)
 
 
 @triton.jit
 def _read(code: tl.constexpr, codes, first, second, table):
-    return _values(code, codes, table) * first
+    TOP: tl.constexpr = (1 << (code.bits - 1)) - 1
+    bits = tl.load(table + (codes & TOP)).to(tl.int32, bitcast=True)
+    return (bits | ((codes >> (code.bits - 1)) << 31)).to(tl.float32, bitcast=True) * first
 
 
 def _jitted(code: NonUniform) -> Jitted:
     return Jitted(
-        *(code.bits, scale_of_norm, _put, _read, squares),
+        *(scale_of_norm, _put, _read, squares),
         draws=True,
         table=lambda device: _table(code.levels, device),
         constant=code._replace(levels=()),

@@ -19,15 +19,6 @@ def scale_of_norm(code: tl.constexpr, first, second, peak, negatives, numel):
 
 
 @triton.jit
-def _levels(code: tl.constexpr, codes):
-    """What codes stand for, as multiples of the scale."""
-    TOP: tl.constexpr = (1 << (code.bits - 1)) - 1
-    number = codes & TOP
-    power = tl.where(number == 0, 0, (127 - TOP + number) << 23)
-    return (power | ((codes >> (code.bits - 1)) << 31)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _put(code: tl.constexpr, t, first, second, random, table):
     TOP: tl.constexpr = (1 << (code.bits - 1)) - 1
     drawn = (random >> 9).to(tl.int32)
@@ -35,13 +26,15 @@ def _put(code: tl.constexpr, t, first, second, random, table):
     number = tl.minimum(((x.to(tl.int32, bitcast=True) + drawn) >> 23) - 127 + TOP, TOP)
     one = drawn.to(tl.float32) * (2.0**-23) + (2.0**-24) < x * (2.0 ** (TOP - 1))
     number = tl.where(x < 2.0 ** (1 - TOP), one.to(tl.int32), number)
-    codes = number | (t < 0).to(tl.int32) << (code.bits - 1)
-    return codes, _levels(code, codes) * first
+    return number | (t < 0).to(tl.int32) << (code.bits - 1)
 
 
 @triton.jit
 def _read(code: tl.constexpr, codes, first, second, table):
-    return _levels(code, codes) * first
+    TOP: tl.constexpr = (1 << (code.bits - 1)) - 1
+    number = codes & TOP
+    power = tl.where(number == 0, 0, (127 - TOP + number) << 23)
+    return (power | ((codes >> (code.bits - 1)) << 31)).to(tl.float32, bitcast=True) * first
 
 
-CODES[NUQSGD] = lambda code: Jitted(code.bits, scale_of_norm, _put, _read, terms=squares, draws=True)
+CODES[NUQSGD] = lambda code: Jitted(scale_of_norm, _put, _read, terms=squares, draws=True)

@@ -26,7 +26,7 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
 
 @triton.jit
 def _put(code: tl.constexpr, t, first, second, random, table):
-    return (t < 0).to(tl.int32), tl.where(t < 0, second, first)
+    return (t < 0).to(tl.int32)
 
 
 @triton.jit
@@ -34,4 +34,4 @@ def _read(code: tl.constexpr, codes, first, second, table):
     return tl.where(codes != 0, second, first)
 
 
-CODES[OneBit] = lambda code: Jitted(1, _scale, _put, _read, terms=_sides)
+CODES[OneBit] = lambda code: Jitted(_scale, _put, _read, terms=_sides)

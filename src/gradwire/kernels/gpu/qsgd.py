@@ -40,31 +40,26 @@ def uniform16(random):
 
 
 @triton.jit
-def _step(scale, LEVELS: tl.constexpr):
-    scale = tl.where(scale > LARGEST_SCALE, LARGEST_SCALE, tl.where(scale < -LARGEST_SCALE, -LARGEST_SCALE, scale))
-    return tl.div_rn(scale, tl.full(scale.shape, LEVELS, tl.float32))
-
-
-@triton.jit
 def _put(code: tl.constexpr, t, first, second, random, table):
     LEVELS: tl.constexpr = (1 << (code.bits - 1)) - 1
     inverse = inverse_of(first, tl.full(t.shape, LEVELS, tl.float32))
     offset = tl.full(t.shape, 0.5, tl.float32)
     if not code.nearest:
         offset = uniform16(random)
-    number = tl.minimum((t * inverse + (offset + LEVELS)).to(tl.int32), 2 * LEVELS)
-    return number, (number - LEVELS).to(tl.float32) * _step(first, LEVELS)
+    return tl.minimum((t * inverse + (offset + LEVELS)).to(tl.int32), 2 * LEVELS)
 
 
 @triton.jit
 def _read(code: tl.constexpr, codes, first, second, table):
     LEVELS: tl.constexpr = (1 << (code.bits - 1)) - 1
-    return (tl.minimum(codes, 2 * LEVELS) - LEVELS).to(tl.float32) * _step(first, LEVELS)
+    scale = tl.where(first > LARGEST_SCALE, LARGEST_SCALE, tl.where(first < -LARGEST_SCALE, -LARGEST_SCALE, first))
+    step = tl.div_rn(scale, tl.full(scale.shape, LEVELS, tl.float32))
+    return (tl.minimum(codes, 2 * LEVELS) - LEVELS).to(tl.float32) * step
 
 
 def _jitted(code: QSGD) -> Jitted:
     terms = squares if code.euclidean else None
-    return Jitted(code.bits, _scale, _put, _read, terms=terms, draws=not code.nearest)
+    return Jitted(_scale, _put, _read, terms=terms, draws=not code.nearest)
 
 
 CODES[QSGD] = _jitted

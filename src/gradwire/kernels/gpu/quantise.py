@@ -14,12 +14,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.code import Code
+from gradwire.kernels.code import TRITS, Code
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITY, NEGATIVE, compensated, hash32, key_of_run, place_of, tile_of
-from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of, warps
+from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of
 from gradwire.kernels.gpu._measured import Jitted, measure, statistics, store_scale
-from gradwire.kernels.gpu._packed import TRITS, pack, unpack
+from gradwire.kernels.gpu._packed import pack, unpack
 from gradwire.layout import Block
 
 WIDEST_WITH_SUMS = 512
@@ -35,10 +35,10 @@ def encode(code: Code, block: Block, source: Compensated, payload: Tensor, key: 
 
 def encode_each(code: Code, blocks: tuple[Block, ...], source: Compensated, payloads: Tensor, key: int) -> None:
     """A payload for each of some blocks of one buffer, in rows with zeros after it: the same launches as for one."""
-    own, layouts = CODES[type(code)](code), [code.layout(block.positions) for block in blocks]
-    heads = [4 * words * block.segment_count for (words, _, _), block in zip(layouts, blocks, strict=True)]
-    least = min(head + size for (_, size, _), head in zip(layouts, heads, strict=True))
-    if own.bits == TRITS:
+    layout = code.layout
+    heads = [4 * layout.words * block.segment_count for block in blocks]
+    least = min(head + layout.body(block.positions) for head, block in zip(heads, blocks, strict=True))
+    if layout.bits == TRITS:
         payloads.zero_()
     elif least < payloads.shape[1]:
         payloads[:, least:].zero_()
@@ -47,15 +47,13 @@ def encode_each(code: Code, blocks: tuple[Block, ...], source: Compensated, payl
 
 
 def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
-    words, _, _ = code.layout(block.positions)
-    bodies = payloads[:, 4 * words * block.segment_count :]
+    bodies = payloads[:, 4 * code.layout.words * block.segment_count :]
     read_all(code, (block,), 0, payloads, payloads.stride(0), bodies, out, weight)
 
 
 def decode_each(code: Code, blocks: tuple[Block, ...], payloads: Tensor, out: Tensor) -> None:
     """What :func:`encode_each` wrote, in one launch."""
-    words, _, _ = code.layout(blocks[0].positions)
-    body = payloads[:1, 4 * words * blocks[0].segment_count :]
+    body = payloads[:1, 4 * code.layout.words * blocks[0].segment_count :]
     read_all(code, blocks, payloads.stride(0), payloads, 0, body, out, 1.0)
 
 
@@ -71,7 +69,7 @@ def put_all(
 ) -> None:
     """Writes bodies, and the scales unless they are agreed, of blocks whose payloads lie so many bytes apart."""
     gradient, residual, beta, gamma = source
-    own, (words, _, mark) = CODES[type(code)](code), code.layout(0)
+    own, (words, bits, mark) = CODES[type(code)](code), code.layout
     code = own.constant or code
     tiles = tiles_of(blocks[0], gradient.device, *blocks[1:])
     if not words:
@@ -97,15 +95,14 @@ def put_all(
         SCALE=own.scale,
         TERMS=own.terms,
         PUT=own.put,
-        BITS=own.bits,
+        READ=own.read,
+        BITS=bits,
         WORDS=max(words, 1),
         MARK=mark,
         DRAWS=own.draws,
         KEEP=residual is not None,
         MEASURE=fused and not agreed,
-        WIDTH=tiles.width,
-        ALIGNED=tiles.aligned,
-        warps=warps(tiles.width),
+        **tiles.shape,
     )
 
 
@@ -148,11 +145,9 @@ def read_all(
         weight,
         CODE=code,
         READ=own.read,
-        BITS=own.bits,
-        WORDS=code.layout(0).words,
-        WIDTH=tiles.width,
-        ALIGNED=tiles.aligned,
-        warps=warps(tiles.width),
+        BITS=code.layout.bits,
+        WORDS=code.layout.words,
+        **tiles.shape,
     )
 
 
@@ -178,6 +173,7 @@ def _write(
     SCALE: tl.constexpr,
     TERMS: tl.constexpr,
     PUT: tl.constexpr,
+    READ: tl.constexpr,
     BITS: tl.constexpr,
     WORDS: tl.constexpr,
     MARK: tl.constexpr,
@@ -212,9 +208,11 @@ def _write(
         key = key_of_run(key_low, key_high, tl.load(row + 4))
         random = hash32(key, (tl.load(row + 5) + i).to(tl.uint32))
     safe = tl.where(finite, t, 0.0)
-    code, sent = PUT(CODE, safe, tl.where(finite, low, 1.0), tl.where(finite, high, 1.0), random, looked_up)
+    first = tl.where(finite, low, 1.0)
+    second = tl.where(finite, high, 1.0)
+    code = PUT(CODE, safe, first, second, random, looked_up)
     if KEEP:
-        left = tl.where(finite, t - sent, t)
+        left = tl.where(finite, t - READ(CODE, code, first, second, looked_up), t)
         tl.store(residual + start + i, tl.where(tl.abs(left) < INFINITY, left, r), mask=mask)
     code = tl.where(mask, tl.where(finite, code, MARK), 0)
     pack(body, position, i, code, count, distance, BITS, WIDTH)

@@ -31,7 +31,7 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
 
 @triton.jit
 def _put(code: tl.constexpr, t, first, second, random, table):
-    return (t < 0).to(tl.int32), negated(first, t < 0)
+    return (t < 0).to(tl.int32)
 
 
 @triton.jit
@@ -39,4 +39,4 @@ def read_signs(code: tl.constexpr, codes, first, second, table):
     return negated(first, codes != 0)
 
 
-CODES[Sign] = lambda code: Jitted(1, _scale, _put, read_signs, terms=magnitudes_or_squares)
+CODES[Sign] = lambda code: Jitted(_scale, _put, read_signs, terms=magnitudes_or_squares)

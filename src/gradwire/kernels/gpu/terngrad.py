@@ -7,7 +7,6 @@ import triton.language as tl
 
 from gradwire.kernels.gpu._jitted import SMALLEST_SCALE, inverse_of
 from gradwire.kernels.gpu._measured import Jitted
-from gradwire.kernels.gpu._packed import TRITS
 from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference import terngrad
 from gradwire.kernels.reference.terngrad import TernGrad
@@ -39,8 +38,7 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
 def _put(code: tl.constexpr, t, first, second, random, table):
     part = (random >> 9).to(tl.int32).to(tl.float32) * (2.0**-23) + (2.0**-24)
     sent = part < tl.abs(t) * inverse_of(first, tl.full(t.shape, 1.0, tl.float32))
-    digit = tl.where(sent, tl.where(t < 0, -1, 1), 0)
-    return digit + 1, digit.to(tl.float32) * first
+    return tl.where(sent, tl.where(t < 0, 0, 2), 1)
 
 
 @triton.jit
@@ -48,6 +46,4 @@ def read_digits(code: tl.constexpr, codes, first, second, table):
     return (codes.to(tl.float32) - 1.0) * first
 
 
-CODES[TernGrad] = lambda code: Jitted(
-    TRITS, _scale, _put, read_digits, terms=_moments if code.clip else None, draws=True
-)
+CODES[TernGrad] = lambda code: Jitted(_scale, _put, read_digits, terms=_moments if code.clip else None, draws=True)

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.gpu._measured import Jitted
-from gradwire.kernels.gpu._packed import TRITS
 from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.gpu.terngrad import read_digits
 from gradwire.kernels.reference import threelc
@@ -26,8 +25,7 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
 @triton.jit
 def _put(code: tl.constexpr, t, first, second, random, table):
     threshold = first * 0.5
-    digit = (t > threshold).to(tl.int32) - (t < -threshold).to(tl.int32)
-    return digit + 1, digit.to(tl.float32) * first
+    return (t > threshold).to(tl.int32) - (t < -threshold).to(tl.int32) + 1
 
 
-CODES[ThreeLC] = lambda code: Jitted(TRITS, _scale, _put, read_digits)
+CODES[ThreeLC] = lambda code: Jitted(_scale, _put, read_digits)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gradwire.kernels.gpu._jitted import negated
 from gradwire.kernels.gpu._measured import Jitted
 from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.gpu.sign import read_signs
@@ -20,8 +19,7 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
 
 @triton.jit
 def _put(code: tl.constexpr, t, first, second, random, table):
-    minus = (t < 0) | ((t == 0) & ((random >> 31) == 1))
-    return minus.to(tl.int32), negated(first, minus)
+    return ((t < 0) | ((t == 0) & ((random >> 31) == 1))).to(tl.int32)
 
 
-CODES[Vote] = lambda code: Jitted(1, _scale, _put, read_signs, draws=True)
+CODES[Vote] = lambda code: Jitted(_scale, _put, read_signs, draws=True)

@@ -26,15 +26,15 @@ from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.merge import merge_top, survivors
 from gradwire.kernels.reference.narrow import narrow
 from gradwire.kernels.reference.orthonormal import orthonormalise
-from gradwire.kernels.reference.quantile import quantile_decode, quantile_encode, quantile_payload_bytes
+from gradwire.kernels.reference.quantile import quantile_decode, quantile_encode
 from gradwire.kernels.reference.quantise import decode, encode
 from gradwire.kernels.reference.rotation import hadamard, rotated_decode, rotated_encode, rotated_scales, rotated_sums
-from gradwire.kernels.reference.senders import scatter_mean
 from gradwire.kernels.reference.sketch import sketch, sketch_estimates
 from gradwire.kernels.reference.sparse import (
     gather,
     randomk_positions,
     scatter,
+    scatter_mean,
     scatter_sum,
     subtract,
     topk_select,

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, pack, run_total, unpack
+from gradwire.kernels.code import TRITS, Draws, Layout
+from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, run_total
 from gradwire.kernels.reference.qsgd import check_bits
-from gradwire.kernels.reference.trits import pack_trits, read_trits, trits_stride
 
 
 class Ballot(NamedTuple):
@@ -33,9 +32,10 @@ class Ballot(NamedTuple):
         """Knows how to pack votes of 2, 4 or 8 bits."""
         check_bits(self.bits)
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """8 bytes a segment, and ``bits`` a position, or a byte for five."""
-        return Layout(2, trits_stride(positions) if self.bits == 2 else positions * self.bits // 8)
+        return Layout(2, TRITS if self.bits == 2 else self.bits)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """What a vote counts, 1, and the step, 0 if too small to divide by."""
@@ -45,25 +45,17 @@ class Ballot(NamedTuple):
         step = 0.0 if self.signs else 2 * mean / self.levels
         return values[0].new_tensor([1.0, min(step, LARGEST_SCALE) if step >= SMALLEST_SCALE else 0.0])
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """A vote, plus s."""
         if self.signs:
-            code = t.sign().to(torch.int32) + self.levels
-        else:
-            inverse = 1 / scale[1] if scale[1] > 0 else torch.zeros_like(scale[1])
-            steps = (t.abs() * inverse + (self.levels + 0.5)).clamp(max=2 * self.levels).to(torch.int32)
-            code = torch.where(t < 0, 2 * self.levels - steps, steps)
-        return code, (code - self.levels).float()
+            return t.sign().to(torch.int32) + self.levels
+        inverse = 1 / scale[1] if scale[1] > 0 else torch.zeros_like(scale[1])
+        steps = (t.abs() * inverse + (self.levels + 0.5)).clamp(max=2 * self.levels).to(torch.int32)
+        return torch.where(t < 0, 2 * self.levels - steps, steps)
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Five a byte, or lowest bits first."""
-        return pack_trits(codes) if self.bits == 2 else pack(codes, self.bits)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Votes, by what one counts."""
-        if self.bits == 2:
-            return read_trits(body, scales)
-        return (unpack(body, self.bits).clamp(max=2 * self.levels) - self.levels).float() * scales[:, 0]
+        return (codes.clamp(max=2 * self.levels) - self.levels).float() * scales[:, 0]
 
     @property
     def levels(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwire.deferred import Flag, flag
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.reference._torch import as_bytes, flat_runs, keep_all, pieces_of, run_total
+from gradwire.kernels.reference._torch import as_bytes, flat_runs
 from gradwire.kernels.reference.deadzone_codes import (
     CONTEXTS,
     ESCAPE,
@@ -27,7 +27,8 @@ from gradwire.kernels.reference.deadzone_codes import (
     RAW,
     codes,
 )
-from gradwire.layout import Block
+from gradwire.kernels.reference.statistics import magnitude_statistics
+from gradwire.layout import Block, Float32Array, Float64Array
 
 ROUNDING = 5 / 16
 """What is added to a magnitude in steps before its fraction is cut off."""
@@ -62,14 +63,14 @@ def deadzone_scales(block: Block, source: Compensated) -> Tensor:
     Returns:
         ``float32[S]``: NaN where a value is not finite, 0 below :data:`SMALLEST_SCALE`.
     """
-    scales = []
-    for segment in range(block.segment_count):
-        pieces = pieces_of(block, segment, source)
-        mean = sum(run_total(piece.t.double().abs()) for piece in pieces) / sum(piece.t.numel() for piece in pieces)
-        keep_all(pieces)
-        scales.append(torch.nan if not math.isfinite(mean) else mean)
-    found = torch.tensor(scales, dtype=torch.float32, device=source.gradient.device)
-    return torch.where(found < SMALLEST_SCALE, 0.0, found)
+    totals, _ = magnitude_statistics(block, source)
+    return torch.from_numpy(scales_of(block, totals)).to(source.gradient.device)
+
+
+def scales_of(block: Block, totals: Float64Array) -> Float32Array:
+    """Mean magnitudes from the sums of each segment."""
+    means = (totals / block.segment_numels).astype(np.float32)
+    return np.where(means < SMALLEST_SCALE, np.float32(0), means)
 
 
 def deadzone_encode(

@@ -66,27 +66,22 @@ class Dynamic(NamedTuple):
     def check(self) -> None:
         """Has no parameters."""
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """A byte a position and 4 bytes a segment."""
-        return Layout(1, positions)
+        return Layout(1, 8)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The largest magnitude, 0 if too small to divide by."""
         peak = largest(values)
         return None if math.isnan(peak) else values[0].new_tensor([peak if peak >= SMALLEST_SCALE else 0.0])
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """The number of the nearest entry, and above it the sign."""
         inverse = 1 / scale if scale > 0 else torch.zeros_like(scale)
-        code = torch.bucketize(t.abs() * inverse, thresholds().to(t.device))
-        sent = magnitudes().to(t.device)[code] * scale
-        return code + 128 * (t < 0), torch.where(t < 0, -sent, sent)
+        return torch.bucketize(t.abs() * inverse, thresholds().to(t.device)) + 128 * (t < 0)
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """A byte each."""
-        return codes.to(torch.uint8)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Scaled table entries."""
-        table = magnitudes().to(body.device)
-        return torch.cat((table, -table))[body.long()] * scales[:, 0]
+        table = magnitudes().to(codes.device)
+        return torch.cat((table, -table))[codes] * scales[:, 0]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import largest, pack, unpack
+from gradwire.kernels.reference._torch import largest
 
 ZERO = 7
 """The distance that stands for zero."""
@@ -27,9 +27,10 @@ class Exponent(NamedTuple):
     def check(self) -> None:
         """Has no parameters."""
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """Four bits a position and 4 bytes a segment."""
-        return Layout(1, positions // 2)
+        return Layout(1, 4)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The largest power."""
@@ -38,24 +39,14 @@ class Exponent(NamedTuple):
             return None
         return (values[0].new_tensor([peak]).view(torch.int32) >> 23 << 23).view(torch.float32)
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """The distance to the exponent field of ``|t|`` after half of the fraction was added, and above it the sign."""
         field = (t.abs().view(torch.int32) + (1 << 22)) >> 23
         distance = ((scale.view(torch.int32) >> 23) - field).clamp(0, ZERO).masked_fill(field == 0, ZERO)
-        code = distance | (t < 0).int() << 3
-        return code, _parts(code) * scale
+        return distance | (t < 0).int() << 3
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Two a byte."""
-        return pack(codes, 4)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Signed powers."""
-        return _parts(unpack(body, 4)) * scales[:, 0]
-
-
-def _parts(codes: Tensor) -> Tensor:
-    """What the codes stand for, as multiples of the scale."""
-    distance = codes & 7
-    magnitudes = ((127 - distance) << 23).view(torch.float32).masked_fill(distance == ZERO, 0)
-    return torch.where(codes >> 3 == 1, -magnitudes, magnitudes)
+        distance = codes & 7
+        magnitudes = ((127 - distance) << 23).view(torch.float32).masked_fill(distance == ZERO, 0)
+        return torch.where(codes >> 3 == 1, -magnitudes, magnitudes) * scales[:, 0]

@@ -15,9 +15,7 @@ from gradwire.kernels.reference._torch import (
     SMALLEST_SCALE,
     keep_all,
     largest,
-    pack,
     pieces_of,
-    unpack,
     write_mean,
 )
 from gradwire.kernels.reference.qsgd import check_bits, uniform16
@@ -42,38 +40,29 @@ class Integers(NamedTuple):
         """Knows how to pack codes of 2, 4 or 8 bits."""
         check_bits(self.bits)
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """``bits`` a position; scales travel apart."""
-        return Layout(1, positions * self.bits // 8)
+        return Layout(1, self.bits)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The largest magnitude."""
         peak = largest(values)
         return None if math.isnan(peak) else values[0].new_tensor([peak])
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """A level of either sign, plus s; the last one for what is beyond the scale."""
-        step = self._step(scale)
         clamped = scale.clamp(max=LARGEST_SCALE)
-        inverse = torch.full_like(scale, self.levels) / clamped if step > 0 else torch.zeros_like(scale)
-        code = (t * inverse + (uniform16(draws()) + self.levels)).to(torch.int32).clamp(0, 2 * self.levels)
-        return code, (code - self.levels).float() * step
+        inverse = torch.full_like(scale, self.levels) / clamped if scale >= SMALLEST_SCALE else torch.zeros_like(scale)
+        return (t * inverse + (uniform16(draws()) + self.levels)).to(torch.int32).clamp(0, 2 * self.levels)
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Lowest bits first."""
-        return pack(codes, self.bits)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """What sums of codes stand for, divided by the number of workers."""
         zero = self.levels * self.workers
-        sums = unpack(body, self.bits).clamp(max=2 * zero) - zero
-        return sums.float() * (self._step(scales[:, 0]) * torch.tensor(1 / self.workers, dtype=torch.float32))
-
-    def _step(self, scale: Tensor) -> Tensor:
-        """What one level is worth: 0 for a scale too small to divide by, NaN for one that is not finite."""
-        clamped = scale.clamp(max=LARGEST_SCALE)
-        step = torch.where(scale >= SMALLEST_SCALE, clamped / torch.full_like(scale, self.levels), 0)
-        return step.masked_fill(~scale.isfinite(), torch.nan)
+        scale = scales[:, 0]
+        step = scale.clamp(max=LARGEST_SCALE) / torch.full_like(scale, self.levels)
+        step = torch.where(scale >= SMALLEST_SCALE, step, 0).masked_fill(~scale.isfinite(), torch.nan)
+        return (codes.clamp(max=2 * zero) - zero).float() * (step * torch.tensor(1 / self.workers, dtype=torch.float32))
 
 
 def integer_scales(code: Integers, block: Block, source: Compensated, scales: Tensor) -> None:
@@ -90,7 +79,7 @@ def integer_encode(
 ) -> None:
     """Writes values against the largest scales of all workers; with ``subtract`` takes what is sent from them."""
     source = Compensated(values, values if subtract else None, 0.0, 1.0)
-    codes.copy_(put_all(code, block, source, key, scales[:, None].unbind()))
+    codes.copy_(put_all(code._replace(workers=1), block, source, key, scales[:, None].unbind()))
 
 
 def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:

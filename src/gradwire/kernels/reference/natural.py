@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
-from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import largest, pack, unpack
+from gradwire.kernels.code import NINE, Draws, Layout
+from gradwire.kernels.reference._torch import largest
 
 FRACTION_BITS = 23
 """Bits of a float32 below its exponent."""
@@ -44,9 +44,10 @@ class Natural(NamedTuple):
         if self.bits not in (8, 9):
             raise ConfigurationError(f"bits={self.bits!r} is not possible; choose 9, or 8 for exponents of 7 bits")
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """``bits`` a position, and 4 bytes a segment with 8 bits."""
-        return Layout(1, positions) if self.bits == 8 else Layout(0, positions + positions // 8, NOT_FINITE)
+        return Layout(1, 8) if self.bits == 8 else Layout(0, NINE, NOT_FINITE)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The unit, a power of two: so many exponents does a segment go without, to need 127 at most."""
@@ -57,27 +58,18 @@ class Natural(NamedTuple):
         shift = max(0, min(field + 1, LARGEST_EXPONENT) - DISTANCES)
         return values[0].new_tensor([2.0**shift] if self.bits == 8 else [])
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """The exponent field, after random bits were added to the fraction, and above it the sign."""
         unit = scale if self.bits == 8 else scale.new_ones(1)
         shift = math.frexp(float(unit))[1] - 1
         scaled = t.abs() * unit.new_tensor(2.0**-shift)
         field = (scaled.view(torch.int32) + (draws() >> 32 - FRACTION_BITS).int()) >> FRACTION_BITS
-        field = field.clamp(max=LARGEST_EXPONENT - shift)
-        sent = (field << FRACTION_BITS).view(torch.float32) * unit
-        return field | (t < 0).int() << 8, torch.where(t < 0, -sent, sent)
+        return field.clamp(max=LARGEST_EXPONENT - shift) | (t < 0).int() << (self.bits - 1)
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """With 8 bits one byte a position, else all fields and then all signs."""
-        if self.bits == 8:
-            return (codes & 127 | codes >> 8 << 7).to(torch.uint8)
-        return torch.cat(((codes & 255).to(torch.uint8), pack(codes >> 8, 1)))
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Signed powers."""
-        codes = body[: len(scales)].int()
-        if self.bits == 8:
-            magnitudes = ((codes & 127) << FRACTION_BITS).view(torch.float32) * scales[:, 0]
-            return torch.where(codes >> 7 == 1, -magnitudes, magnitudes)
-        magnitudes = (codes << FRACTION_BITS).view(torch.float32).masked_fill(codes == NOT_FINITE, torch.nan)
-        return torch.where(unpack(body[len(scales) :], 1) == 1, -magnitudes, magnitudes)
+        place = self.bits - 1
+        field = codes & ((1 << place) - 1)
+        magnitudes = (field << FRACTION_BITS).view(torch.float32).masked_fill(field == NOT_FINITE, torch.nan)
+        magnitudes = magnitudes * scales[:, 0] if self.bits == 8 else magnitudes
+        return torch.where(codes >> place == 1, -magnitudes, magnitudes)

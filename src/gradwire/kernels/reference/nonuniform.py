@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import pack, unpack
 from gradwire.kernels.reference.qsgd import check_bits, norm_of, uniform16
 
 
@@ -51,31 +50,27 @@ class NonUniform(NamedTuple):
                 "rising from 0 to 1"
             )
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """``bits`` a position and 4 bytes a segment."""
-        return Layout(1, positions * self.bits // 8)
+        return Layout(1, self.bits)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The norm, 0 if too small to divide by."""
         return norm_of(values)
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """The number of a level, and above it the sign."""
         x = t.abs() * (1 / scale if scale > 0 else torch.zeros_like(scale))
         levels = table(self.levels, t.device)[: len(self.levels)]
         below = torch.bucketize(x, levels[1:-1], right=True)
         at = below.float() + (x - levels[below]) / (levels[below + 1] - levels[below])
         number = (at + uniform16(draws())).int().clamp(max=len(levels) - 1)
-        code = number | (t < 0).int() << (self.bits - 1)
-        return code, table(self.levels, t.device)[code] * scale
+        return number | (t < 0).int() << (self.bits - 1)
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Lowest bits first."""
-        return pack(codes, self.bits)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Scaled levels."""
-        return table(self.levels, body.device)[unpack(body, self.bits)] * scales[:, 0]
+        return table(self.levels, codes.device)[codes] * scales[:, 0]
 
     def error_bound(self, count: int) -> float:
         """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for ``count`` values of a segment.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import pack, unpack
 from gradwire.kernels.reference.qsgd import check_bits, norm_of
 
 
@@ -29,30 +28,30 @@ class NUQSGD(NamedTuple):
         """Knows how to pack codes of 2, 4 or 8 bits."""
         check_bits(self.bits)
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """``bits`` a position and 4 bytes a segment."""
-        return Layout(1, positions * self.bits // 8)
+        return Layout(1, self.bits)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The norm, 0 if too small to divide by."""
         return norm_of(values)
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """The number of a level, and above it the sign."""
         top, random = (1 << (self.bits - 1)) - 1, draws() >> 9
         x = t.abs() * (1 / scale if scale > 0 else torch.zeros_like(scale))
         number = ((x.view(torch.int32) + random.int()) >> 23) - 127 + top
         drawn = random.float() * 2.0**-23 + 2.0**-24 < x * 2.0 ** (top - 1)
-        code = torch.where(x < 2.0 ** (1 - top), drawn.int(), number.clamp(max=top)) | (t < 0).int() << (self.bits - 1)
-        return code, self._values(code) * scale
+        return torch.where(x < 2.0 ** (1 - top), drawn.int(), number.clamp(max=top)) | (t < 0).int() << (self.bits - 1)
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Lowest bits first."""
-        return pack(codes, self.bits)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Scaled levels."""
-        return self._values(unpack(body, self.bits)) * scales[:, 0]
+        top = (1 << (self.bits - 1)) - 1
+        levels = torch.tensor(
+            [0.0, *(2.0 ** (number - top) for number in range(1, top + 1))], device=codes.device, dtype=torch.float32
+        )
+        return torch.cat((levels, -levels))[codes] * scales[:, 0]
 
     def error_bound(self, count: int) -> float:
         """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for ``count`` values of a segment.
@@ -61,10 +60,3 @@ class NUQSGD(NamedTuple):
         """
         smallest = 2.0 ** (2 - (1 << (self.bits - 1)))
         return 1 / 8 + min(count * smallest**2 / 4, math.sqrt(count) * smallest)
-
-    def _values(self, codes: Tensor) -> Tensor:
-        top = (1 << (self.bits - 1)) - 1
-        levels = torch.tensor(
-            [0.0, *(2.0 ** (number - top) for number in range(1, top + 1))], device=codes.device, dtype=torch.float32
-        )
-        return torch.cat((levels, -levels))[codes]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import pack, run_total, unpack
+from gradwire.kernels.reference._torch import run_total
 
 
 class OneBit(NamedTuple):
@@ -22,9 +22,10 @@ class OneBit(NamedTuple):
     def check(self) -> None:
         """Has no parameters."""
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """One bit a position and 8 bytes a segment."""
-        return Layout(2, positions // 8)
+        return Layout(2, 1)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The mean of the values that are not negative, and of those that are; 0 where there are none."""
@@ -36,15 +37,10 @@ class OneBit(NamedTuple):
         others = sum(map(len, values)) - negatives
         return values[0].new_tensor([above / max(others, 1), below / max(negatives, 1)])
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """1 where negative."""
-        negative = (t < 0).int()
-        return negative, scale[negative]
+        return (t < 0).int()
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Eight bits a byte."""
-        return pack(codes, 1)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Means."""
-        return torch.where(unpack(body, 1) == 1, scales[:, 1], scales[:, 0])
+        return torch.where(codes == 1, scales[:, 1], scales[:, 0])

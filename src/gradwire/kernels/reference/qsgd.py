@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, pack, run_total, unpack
+from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, run_total
 
 
 class QSGD(NamedTuple):
@@ -35,30 +35,26 @@ class QSGD(NamedTuple):
         """Knows how to pack codes of 2, 4 or 8 bits."""
         check_bits(self.bits)
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """``bits`` a position and 4 bytes a segment."""
-        return Layout(1, positions * self.bits // 8)
+        return Layout(1, self.bits)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The norm, 0 if too small to divide by."""
         return norm_of(values, self.euclidean)
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """A level of either sign, plus s."""
-        levels, step = self.levels, _step(scale, self.levels)
+        levels = self.levels
         inverse = torch.full_like(scale, levels) / scale if scale > 0 else torch.zeros_like(scale)
         offset = torch.full_like(t, 0.5) if self.nearest else uniform16(draws())
-        code = (t * inverse + (offset + levels)).to(torch.int32).clamp(max=2 * levels)
-        return code, (code - levels).float() * step
+        return (t * inverse + (offset + levels)).to(torch.int32).clamp(max=2 * levels)
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Lowest bits first."""
-        return pack(codes, self.bits)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Scaled levels."""
-        levels = self.levels
-        return (unpack(body, self.bits).clamp(max=2 * levels) - levels).float() * _step(scales[:, 0], levels)
+        step = scales[:, 0].clamp(-LARGEST_SCALE, LARGEST_SCALE) / torch.full_like(scales[:, 0], self.levels)
+        return (codes.clamp(max=2 * self.levels) - self.levels).float() * step
 
     def error_bound(self, count: int) -> float:
         """The most that ``E |Q(x) - x|^2 / |x|^2`` can be for ``count`` values of a segment, if levels are drawn.
@@ -71,11 +67,6 @@ class QSGD(NamedTuple):
     def levels(self) -> int:
         """s, levels on either side of zero."""
         return (1 << (self.bits - 1)) - 1
-
-
-def _step(scale: Tensor, levels: int) -> Tensor:
-    """What one level is worth."""
-    return scale.clamp(-LARGEST_SCALE, LARGEST_SCALE) / torch.full_like(scale, levels)
 
 
 def norm_of(values: list[Tensor], euclidean: bool = True) -> Tensor | None:

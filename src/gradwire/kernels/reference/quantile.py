@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,48 +25,51 @@ from gradwire.layout import Block, Int64Array, aligned
 from gradwire.randomness import MASK32, hash32, mix64
 
 
-def quantile_bits(buckets: int) -> int:
-    """Bits of a bucket's number."""
-    return (buckets - 1).bit_length()
+class Form(NamedTuple):
+    """How buckets are written, as :class:`gradwire.codecs.quantize.Quantile` documents it."""
+
+    buckets: int
+    rows: int
+    columns: float
+    groups: int
+
+    @property
+    def bits(self) -> int:
+        """Bits of a bucket's number."""
+        return (self.buckets - 1).bit_length()
+
+    @property
+    def planes(self) -> int:
+        """Bits of a group's number."""
+        return (self.groups - 1).bit_length()
+
+    def means(self, block: Block) -> Int64Array:
+        """Where the means of each segment start, and where the last ones end."""
+        return np.concatenate(([0], np.cumsum(np.minimum(block.segment_numels, self.buckets)))).astype(np.int64)
+
+    def wide(self, block: Block) -> Int64Array:
+        """Columns of the sketch of each group of a segment."""
+        wide: Int64Array = np.ceil(block.segment_numels * self.columns / self.groups).astype(np.int64)
+        return wide
+
+    def offsets(self, block: Block) -> tuple[int, int, int, int]:
+        """Bytes before the means, before the codes or groups, before the sketches, and in all."""
+        head = 4 if self.rows else 0
+        codes = head + 4 * int(self.means(block)[-1])
+        cells = codes + block.positions * (self.planes if self.rows else self.bits) // 8
+        sizes = [aligned(self.rows * self.groups * wide) * self.bits // 8 for wide in self.wide(block).tolist()]
+        return head, codes, cells, padded(cells + sum(sizes))
 
 
-def quantile_means(block: Block, buckets: int) -> Int64Array:
-    """Where the means of each segment start, and where the last ones end."""
-    return np.concatenate(([0], np.cumsum(np.minimum(block.segment_numels, buckets)))).astype(np.int64)
-
-
-def quantile_columns(block: Block, columns: float, groups: int) -> Int64Array:
-    """Columns of the sketch of each group of a segment."""
-    wide: Int64Array = np.ceil(block.segment_numels * columns / groups).astype(np.int64)
-    return wide
-
-
-def quantile_offsets(block: Block, buckets: int, rows: int, columns: float, groups: int) -> tuple[int, int, int, int]:
-    """Bytes before the means, before the codes or groups, before the sketches, and in all."""
-    head = 4 if rows else 0
-    codes = head + 4 * int(quantile_means(block, buckets)[-1])
-    bits = quantile_bits(buckets)
-    cells = codes + block.positions * (quantile_bits(groups) if rows else bits) // 8
-    sizes = [aligned(rows * groups * wide) * bits // 8 for wide in quantile_columns(block, columns, groups).tolist()]
-    return head, codes, cells, padded(cells + sum(sizes))
-
-
-def quantile_payload_bytes(block: Block, buckets: int, rows: int, columns: float, groups: int) -> int:
-    """Size of a payload; without a sketch if ``rows`` is 0."""
-    return quantile_offsets(block, buckets, rows, columns, groups)[-1]
-
-
-def quantile_encode(
-    block: Block, source: Compensated, payload: Tensor, buckets: int, rows: int, columns: float, groups: int, key: int
-) -> None:
+def quantile_encode(block: Block, source: Compensated, payload: Tensor, form: Form, key: int) -> None:
     """Means of equally filled buckets, and each value's bucket or a MinMaxSketch of them."""
     device = source.gradient.device
-    bits, firsts = quantile_bits(buckets), quantile_means(block, buckets).tolist()
+    (buckets, rows, _, groups), bits, firsts = form, form.bits, form.means(block).tolist()
     means = torch.zeros(firsts[-1], device=device, dtype=torch.float32)
     codes = torch.zeros(block.positions, dtype=torch.uint8, device=device)
     sketches = []
     pieces: list[Piece] = []
-    for segment, wide in enumerate(quantile_columns(block, columns, groups).tolist()):
+    for segment, wide in enumerate(form.wide(block).tolist()):
         mine = pieces_of(block, segment, source)
         pieces += mine
         t = torch.cat([piece.t for piece in mine])
@@ -86,12 +91,11 @@ def quantile_encode(
             means[firsts[segment] : firsts[segment + 1]] = torch.nan
         sketches.append(pack(torch.nn.functional.pad(cells.flatten(), (0, -cells.numel() % 8)), bits))
     head = torch.tensor([key & MASK32] if rows else [], dtype=torch.int64).to(torch.uint32).to(device)
-    planes = [pack(codes >> plane & 1, 1) for plane in range(quantile_bits(groups))] if rows else [pack(codes, bits)]
+    planes = [pack(codes >> plane & 1, 1) for plane in range(form.planes)] if rows else [pack(codes, bits)]
     packed = torch.cat((as_bytes(head), as_bytes(means), *planes, *sketches))
     payload.zero_()
     payload[: packed.numel()] = packed
-    sent = _decoded(block, payload, buckets, rows, columns, groups)
-    keep_rest(pieces, sent)
+    keep_rest(pieces, _decoded(block, payload, form))
 
 
 def _sort_into_buckets(t: Tensor, means: Tensor) -> Tensor:
@@ -137,18 +141,18 @@ def _hashed(seed: int, row: int, count: int, wide: int, device: torch.device) ->
     return hash32(mix64(seed + row), torch.arange(count, device=device)) * wide >> 32
 
 
-def _decoded(block: Block, payload: Tensor, buckets: int, rows: int, columns: float, groups: int) -> Tensor:
+def _decoded(block: Block, payload: Tensor, form: Form) -> Tensor:
     """The value at each position."""
-    bits, firsts = quantile_bits(buckets), quantile_means(block, buckets).tolist()
-    head, before_codes, before_cells, _ = quantile_offsets(block, buckets, rows, columns, groups)
+    (_, rows, _, groups), bits, firsts = form, form.bits, form.means(block).tolist()
+    head, before_codes, before_cells, _ = form.offsets(block)
     seed = int(payload[:head].clone().view(torch.uint32)) if rows else 0
     means = payload[head:before_codes].clone().view(torch.float32)
     codes = unpack(payload[before_codes:before_cells], 1 if rows else bits).long()
     if rows:
-        planes = codes.view(quantile_bits(groups), -1)
+        planes = codes.view(form.planes, -1)
         codes = (planes << torch.arange(len(planes), device=codes.device)[:, None]).sum(0)
     values = torch.zeros(block.positions, device=payload.device, dtype=torch.float32)
-    for segment, wide in enumerate(quantile_columns(block, columns, groups).tolist()):
+    for segment, wide in enumerate(form.wide(block).tolist()):
         own = means[firsts[segment] : firsts[segment + 1]]
         numel, last = int(block.segment_numels[segment]), own.numel() - 1
         stop = before_cells + aligned(rows * groups * wide) * bits // 8
@@ -168,17 +172,8 @@ def _decoded(block: Block, payload: Tensor, buckets: int, rows: int, columns: fl
     return values
 
 
-def quantile_decode(
-    block: Block,
-    payloads: Tensor,
-    out: Tensor,
-    weight: float,
-    buckets: int,
-    rows: int,
-    columns: float,
-    groups: int,
-) -> None:
+def quantile_decode(block: Block, payloads: Tensor, out: Tensor, weight: float, form: Form) -> None:
     """``out = weight * sum of the decoded payloads`` over the runs, summed in row order."""
-    decoded = [_decoded(block, payload, buckets, rows, columns, groups) for payload in payloads]
+    decoded = [_decoded(block, payload, form) for payload in payloads]
     for start, length, position in block.runs.tolist():
         out[start : start + length] = sum_in_order([row[position : position + length] for row in decoded]) * weight

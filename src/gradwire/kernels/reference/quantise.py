@@ -8,17 +8,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradwire.kernels.code import Code
+from gradwire.kernels.code import NINE, TRITS, Code
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.reference._torch import (
     as_bytes,
     draws,
     keep,
+    pack,
     pieces_of,
     segment_of_positions,
+    unpack,
     write_mean,
     write_payload,
 )
+from gradwire.kernels.reference.trits import pack_trits, unpack_trits
 from gradwire.layout import Block
 from gradwire.randomness import run_keys
 
@@ -36,7 +39,7 @@ def encode(code: Code, block: Block, source: Compensated, payload: Tensor, key: 
     scales = [
         code.measure([piece.t for piece in pieces_of(block, segment, source)]) for segment in range(block.segment_count)
     ]
-    marked = torch.full((code.layout(0).words,), torch.nan, device=source.gradient.device, dtype=torch.float32)
+    marked = torch.full((code.layout.words,), torch.nan, device=source.gradient.device, dtype=torch.float32)
     heads = [as_bytes(marked if scale is None else scale) for scale in scales]
     write_payload(payload, *heads, put_all(code, block, source, key, scales))
 
@@ -51,8 +54,7 @@ def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: floa
         out: ``float32`` flat buffer.
         weight: Usually 1 / n.
     """
-    words, body, _ = code.layout(block.positions)
-    head = 4 * words * block.segment_count
+    body, head = code.layout.body(block.positions), 4 * code.layout.words * block.segment_count
     rows = [
         read_all(code, block, payload[:head].contiguous().view(torch.float32), payload[head : head + body])
         for payload in payloads
@@ -62,7 +64,7 @@ def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: floa
 
 def put_all(code: Code, block: Block, source: Compensated, key: int, scales: Sequence[Tensor | None]) -> Tensor:
     """The body of a payload, written against the scales of its segments; None or NaN marks one that is not finite."""
-    keys, mark = run_keys(key, block.streams).tolist(), code.layout(0).mark
+    (_, bits, mark), keys = code.layout, run_keys(key, block.streams).tolist()
     codes = torch.zeros(block.positions, dtype=torch.int32, device=source.gradient.device)
     for segment, scale in enumerate(scales):
         for piece in pieces_of(block, segment, source):
@@ -70,12 +72,18 @@ def put_all(code: Code, block: Block, source: Compensated, key: int, scales: Seq
                 codes[piece.span] = mark
                 keep(piece.memory, piece.t)
             else:
-                codes[piece.span], sent = code.put(piece.t, scale, partial(draws, block, keys, piece))
-                keep(piece.memory, piece.t - sent)
-    return code.pack(codes)
+                codes[piece.span] = code.put(piece.t, scale, partial(draws, block, keys, piece))
+                keep(piece.memory, piece.t - code.read(codes[piece.span], scale[None]))
+    if bits == NINE:
+        return torch.cat((pack(codes & 255, 8), pack(codes >> 8, 1)))
+    return pack_trits(codes) if bits == TRITS else pack(codes, bits)
 
 
 def read_all(code: Code, block: Block, scales: Tensor, body: Tensor) -> Tensor:
     """What the body of a payload stands for, at all positions."""
-    numbers = segment_of_positions(block, body.device)
-    return code.read(body, scales.view(block.segment_count, code.layout(0).words)[numbers])
+    words, bits, _ = code.layout
+    if bits == NINE:
+        codes = unpack(body[: block.positions], 8) | unpack(body[block.positions :], 1) << 8
+    else:
+        codes = unpack_trits(body, block.positions) if bits == TRITS else unpack(body, bits)
+    return code.read(codes, scales.view(block.segment_count, words)[segment_of_positions(block, body.device)])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import pack, run_total, unpack
+from gradwire.kernels.reference._torch import run_total
 
 
 class Sign(NamedTuple):
@@ -28,9 +28,10 @@ class Sign(NamedTuple):
         if self.norm not in (1, 2):
             raise ConfigurationError(f"norm={self.norm!r} is not possible; choose 1 or 2")
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """One bit a position and 4 bytes a segment."""
-        return Layout(1, positions // 8)
+        return Layout(1, 1)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The mean magnitude, or the root of the mean square."""
@@ -40,14 +41,10 @@ class Sign(NamedTuple):
         mean = total / sum(map(len, values))
         return values[0].new_tensor([math.sqrt(mean) if self.norm == 2 else mean])
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """1 where negative."""
-        return (t < 0).int(), torch.where(t < 0, -scale, scale)
+        return (t < 0).int()
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Eight bits a byte."""
-        return pack(codes, 1)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Scaled signs."""
-        return torch.where(unpack(body, 1) == 1, -scales[:, 0], scales[:, 0])
+        return torch.where(codes == 1, -scales[:, 0], scales[:, 0])

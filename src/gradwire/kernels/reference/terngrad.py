@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
-from gradwire.kernels.code import Draws, Layout
+from gradwire.kernels.code import TRITS, Draws, Layout
 from gradwire.kernels.reference._torch import SMALLEST_SCALE, largest, run_total
-from gradwire.kernels.reference.trits import pack_trits, read_trits, trits_stride
 
 SMALLEST_VARIANCE = 2.0**-40
 """A smaller share of the mean square may be nothing but rounding, and counts as no variance."""
@@ -36,9 +35,10 @@ class TernGrad(NamedTuple):
         if not 0 <= self.clip < math.inf:
             raise ConfigurationError(f"clip={self.clip!r} is out of range; choose clip > 0, usually 2.5, or 0 for none")
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """A byte for five positions and 4 bytes a segment."""
-        return Layout(1, trits_stride(positions))
+        return Layout(1, TRITS)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The largest magnitude, or ``clip`` standard deviations if that is less; 0 if too small to divide by."""
@@ -54,17 +54,12 @@ class TernGrad(NamedTuple):
                 scale = min(scale, self.clip * math.sqrt(variance))
         return values[0].new_tensor([0.0 if scale < SMALLEST_SCALE else scale])
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """0, 1 or 2."""
         inverse = 1 / scale if scale > 0 else torch.zeros_like(scale)
         sent = (draws() >> 9).float() * 2.0**-23 + 2.0**-24 < t.abs() * inverse
-        digit = torch.where(t < 0, -1, 1) * sent
-        return digit + 1, digit.float() * scale
+        return torch.where(t < 0, -1, 1) * sent + 1
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Five digits a byte."""
-        return pack_trits(codes)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Scaled digits."""
-        return read_trits(body, scales)
+        return (codes - 1).float() * scales[:, 0]

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
-from gradwire.kernels.code import Draws, Layout
+from gradwire.kernels.code import TRITS, Draws, Layout
 from gradwire.kernels.reference._torch import largest
-from gradwire.kernels.reference.trits import pack_trits, read_trits, trits_stride
 
 LARGEST_FLOAT = (2 - 2.0**-23) * 2.0**127
 """The largest finite float32."""
@@ -32,25 +31,21 @@ class ThreeLC(NamedTuple):
         if not 1 <= self.sparsity < 2:
             raise ConfigurationError(f"sparsity={self.sparsity!r} is out of range; choose 1 <= sparsity < 2, usually 1")
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """A byte for five positions and 4 bytes a segment."""
-        return Layout(1, trits_stride(positions))
+        return Layout(1, TRITS)
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """``M``."""
         peak = largest(values)
         return None if math.isnan(peak) else values[0].new_tensor([min(self.sparsity * peak, LARGEST_FLOAT)])
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """0, 1 or 2."""
         threshold = scale * 0.5
-        digit = (t > threshold).int() - (t < -threshold).int()
-        return digit + 1, digit.float() * scale
+        return (t > threshold).int() - (t < -threshold).int() + 1
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Five digits a byte."""
-        return pack_trits(codes)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Scaled digits."""
-        return read_trits(body, scales)
+        return (codes - 1).float() * scales[:, 0]

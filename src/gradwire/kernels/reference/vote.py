@@ -23,23 +23,19 @@ class Vote(NamedTuple):
     def check(self) -> None:
         """Has no parameters."""
 
-    def layout(self, positions: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """One bit a position and 4 bytes a segment."""
-        return Sign().layout(positions)
+        return Sign().layout
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """1."""
         return None if math.isnan(largest(values)) else values[0].new_ones(1)
 
-    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def put(self, t: Tensor, scale: Tensor, draws: Draws) -> Tensor:
         """1 where negative; for a zero the highest random bit."""
-        minus = torch.where(t == 0, draws() >> 31 == 1, t < 0)
-        return minus.int(), torch.where(minus, -1.0, 1.0)
+        return torch.where(t == 0, draws() >> 31 == 1, t < 0).int()
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Eight bits a byte."""
-        return Sign().pack(codes)
-
-    def read(self, body: Tensor, scales: Tensor) -> Tensor:
+    def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Signs."""
-        return Sign().read(body, scales)
+        return Sign().read(codes, scales)
