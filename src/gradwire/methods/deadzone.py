@@ -23,8 +23,8 @@ class DeadZone(CodecMethod):
 
     One step for all layers is reverse water-filling: each layer gets the bits that its energy deserves, as in image
     and video codecs. Codes are fixed and follow the values before, so that a payload carries no tables and large values
-    that lie close together, as in gradients, are cheap. The step is the finest that fills the bits asked for. Biases and
-    norms are coded, too: nothing is averaged densely unless told otherwise.
+    that lie close together, as in gradients, are cheap. The step is the finest that fills the bits asked for. Biases
+    and norms are coded, too: nothing is averaged densely unless told otherwise.
 
     Attributes:
         bits: For each value, 0.005 to 8.
