@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import gc
 import os
+import pickle
 import signal
 import threading
 import time
@@ -183,3 +185,13 @@ def test_a_profile_names_the_stages() -> None:
         scheduler.submit([asks()], lambda: None, last=True)
     names = {event.key for event in recorded.key_averages()}
     assert {"gradwire::encode", "gradwire::wire", "gradwire::decode"} <= names
+
+
+@pytest.mark.parametrize("way", ["ddp", "own loop"])
+@ranks(1)
+def test_a_handle_that_is_saved_or_copied_says_what_to_save(way: str) -> None:
+    _, handle = attached(way)
+    for kept in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(pickle.PicklingError, match=r"save its state_dict\(\), and attach anew"):
+            kept(handle)
+    handle.close()

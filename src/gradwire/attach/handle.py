@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from pickle import PicklingError
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -367,6 +368,11 @@ class Handle:
 
     def __del__(self) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise PicklingError(
+            "a handle cannot be saved, sent or copied; save its state_dict(), and attach anew to load it"
+        )
 
     def __repr__(self) -> str:
         name = f"{self._guarding.choices.name}: " if self._guarding.choices.name else ""
