@@ -23,7 +23,15 @@ from gradwire_bench.nets import ByteNet
 from gradwire_bench.periodic_plans import Plan, Run
 from gradwire_bench.tasks import Score, Task
 from gradwire_bench.trial import one_cycle
-from gradwire_bench.worker import agree, emit, fingerprint, interface_sent_bytes, mean_over_ranks, process_group, reason
+from gradwire_bench.worker import (
+    agree,
+    emit,
+    failed,
+    fingerprint,
+    interface_sent_bytes,
+    mean_over_ranks,
+    process_group,
+)
 from gradwire_bench.workloads import WORKLOADS, Workload
 
 TOLD_EVERY = 10
@@ -59,7 +67,7 @@ class Trainer:
                 result = self._train(number, run)
             except Exception as caught:  # whatever stops a training belongs in its row
                 error = caught
-            if not _out(number, error) and dist.get_rank() == 0:
+            if not failed(number, error) and dist.get_rank() == 0:
                 emit("result", row=number, **result)
 
     def _task(self, seed: int) -> Task:
@@ -112,6 +120,7 @@ class Trainer:
         world_size = dist.get_world_size()
         dense_bytes = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
         return {
+            "steps_done": run.steps,
             "loss": score.nats / score.seen,
             "accuracy": score.correct / score.seen,
             "dense_bytes": 2 * (world_size - 1) * dense_bytes / world_size,
@@ -236,8 +245,8 @@ class Averages:
                 seconds, metered = self._time(Contender.parse(method), group)
             except Exception as caught:  # whatever stops a method belongs in its row
                 error = caught
-            if not _out(number, error) and dist.get_rank() == 0:
-                emit("average", row=number, seconds=seconds, metered_bytes=metered)
+            if not failed(number, error) and dist.get_rank() == 0:
+                emit("result", row=number, seconds=seconds, metered_bytes=metered)
 
     def _time(self, contender: Contender, group: dist.ProcessGroup) -> tuple[list[float], float]:
         with torch.no_grad():
@@ -311,13 +320,6 @@ def _score(net: nn.Module, task: Task, samples: int) -> Score:
     total = torch.tensor([mine.correct, mine.seen, mine.nats], dtype=torch.float64)
     dist.all_reduce(total)
     return Score(int(total[0]), int(total[1]), float(total[2]))
-
-
-def _out(number: int, error: Exception | None) -> bool:
-    """Tells the parent about an error; whether the row failed on any rank."""
-    if error is not None:
-        emit("failed", row=number, reason=reason(error))
-    return agree(failed=error is not None)[1]
 
 
 def main() -> None:

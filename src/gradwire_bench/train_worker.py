@@ -22,7 +22,7 @@ from gradwire_bench.placement import BACKENDS, FromHost
 from gradwire_bench.settings import learning_rate
 from gradwire_bench.tasks import Task
 from gradwire_bench.trial import base_rate, one_cycle, optimizer_of
-from gradwire_bench.worker import agree, emit, fingerprint, interface_sent_bytes, mean_over_ranks, process_group, reason
+from gradwire_bench.worker import emit, failed, fingerprint, interface_sent_bytes, mean_over_ranks, process_group
 from gradwire_bench.workloads import WORKLOADS, Workload
 
 EVALUATION_STEPS = 10
@@ -60,7 +60,7 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
         averaged = contender.wrap(net, group)
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
-    if out(number, error) or averaged is None:
+    if failed(number, error) or averaged is None:
         return
     dense_bytes = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
     sent_before, stages_before = averaged.sent_bytes(), averaged.stages()
@@ -70,7 +70,7 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
         steps.extend(_steps(number, averaged, peak_rate(contender, workload, job), net, task, job, rank, device))
     except Exception as caught:  # whatever stops a contender belongs in its row
         error = caught
-    if out(number, error):
+    if failed(number, error):
         return
     interface = mean_over_ranks(sum(step.interface_bytes for step in steps)) / len(steps) if job["shaped"] else None
     sent = averaged.sent_bytes()
@@ -117,7 +117,7 @@ class _Step(NamedTuple):
 def peak_rate(contender: Contender, workload: Workload, job: dict[str, Any]) -> float:
     """A contender's learning rate at its highest."""
     own = learning_rate(contender, workload) / workload.learning_rate
-    return float(job["rate_multiple"]) * own * base_rate(workload, job["optimizer"])
+    return float(job["rate"]) * own * base_rate(workload, job["optimizer"])
 
 
 def _steps(
@@ -168,13 +168,6 @@ def evaluated(step: int, steps: int) -> int:
     if step != steps and not (judged and step % EVALUATION_STEPS == 0):
         return 0
     return EVALUATION_SAMPLES if judged else GLANCE_SAMPLES
-
-
-def out(number: int, error: Exception | None) -> bool:
-    """Tells the parent about an error; whether the contender failed on any rank."""
-    if error is not None:
-        emit("failed", row=number, reason=reason(error))
-    return agree(failed=error is not None)[1]
 
 
 def _accuracy(net: nn.Module, task: Task, limit: int | None, device: torch.device) -> float:

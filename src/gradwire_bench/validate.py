@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gradwire import lab
 from gradwire.cost.advice import GAIN, Candidate
 from gradwire.cost.costs import Profile
 from gradwire.cost.network import Line, Measured
 from gradwire.cost.simulation import Setting, plain, simulate
 from gradwire.cost.workload import Workload
 from gradwire.layout import Slot
+from gradwire_bench import launch
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
-from gradwire_bench.sync import link_rate
 
 METHODS = (
     DDP,
@@ -98,21 +95,11 @@ def measure(
     workers: int, link: str, methods: Sequence[str], steps: int, say: Callable[[str], object]
 ) -> tuple[list[Point], list[dict[str, Any]]]:
     """Measures and predicts averages of one group, alone and with backward; what was probed comes with it."""
-    job = {
-        "methods": list(methods),
-        "modes": MODES,
-        "steps": steps,
-        "budget": BUDGET,
-        "timeout": 300.0,
-        "shaped": link_rate(link) is not None,
-    }
+    job = {"methods": list(methods), "modes": MODES, "steps": steps, "budget": BUDGET, "timeout": 300.0}
     probes: list[dict[str, Any]] = []
     points: list[Point] = []
 
-    def on_line(rank: int, line: str) -> None:
-        if not line.startswith("{"):
-            return
-        event = json.loads(line)
+    def take(event: launch.Event) -> None:
         if event["event"] == "probe":
             probes.append({"link": link, "workers": workers, "load": os.getloadavg()[0], **event})
         elif event["event"] == "result":
@@ -120,8 +107,7 @@ def measure(
         doing = methods[event["row"]] if event["row"] >= 0 else "its collectives and codecs"
         say(f"{link}, {workers} workers, {probes[-1]['mode'] if probes else ''}: {doing}")
 
-    with lab.Lab(workers=workers, rate=None if link_rate(link) is None else link) as shaped:
-        shaped.run([sys.executable, "-m", "gradwire_bench.validate_worker", json.dumps(job)], on_line=on_line)
+    launch.launch("gradwire_bench.validate_worker", job, workers, link, take)
     return points, probes
 
 

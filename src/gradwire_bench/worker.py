@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwire import lab, own
-from gradwire.errors import LabError
 
 
 @contextlib.contextmanager
@@ -47,6 +46,13 @@ def agree(seconds: float = 0.0, *, failed: bool = False) -> tuple[float, bool]:
     return slowest, any_failed > 0
 
 
+def failed(number: int, error: Exception | None) -> bool:
+    """Tells the parent why a row failed here; whether it did so on any rank, as all of them learn."""
+    if error is not None:
+        emit("failed", row=number, reason=reason(error))
+    return agree(failed=error is not None)[1]
+
+
 def mean_over_ranks(value: float) -> float:
     """The mean of a number over all ranks."""
     total = torch.tensor(value, dtype=torch.float64)
@@ -71,9 +77,3 @@ def reason(error: BaseException) -> str:
     """An error as one line for a table."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-
-
-def ended_early(error: LabError) -> str:
-    """Why the workers of a run ended before their time, as one line: what happened, and the last that was said."""
-    first, *rest = str(error).strip().splitlines()
-    return f"the run ended early: {first} {rest[-1].strip() if rest else ''}".rstrip()

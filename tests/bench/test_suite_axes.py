@@ -12,7 +12,7 @@ import torch
 
 from gradwire import cli
 from gradwire.errors import ConfigurationError
-from gradwire_bench import placement, train, trial
+from gradwire_bench import launch, placement, trial
 from gradwire_bench.suite import compare, page
 from gradwire_bench.suite.cell import AXES, Cell, Record
 from gradwire_bench.suite.ledger import Ledger, write
@@ -136,7 +136,7 @@ def test_a_device_that_is_not_here_is_refused_before_anything_runs(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     started: list[object] = []
-    monkeypatch.setattr(train.lab, "Lab", started.append)
+    monkeypatch.setattr(launch.lab, "Lab", started.append)
     for arguments in (
         ["bench", "train", "--device", "cuda", "--out", str(tmp_path)],
         ["bench", "suite", "--device", "cuda", "--out", str(tmp_path)],

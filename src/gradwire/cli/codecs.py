@@ -44,7 +44,8 @@ def kernels(
     """
     from gradwire_bench import kernels as bench_kernels
     from gradwire_bench import origin, report
-    from gradwire_bench.suite.cell import Cell, Record
+    from gradwire_bench.suite import run
+    from gradwire_bench.suite.cell import Cell
 
     console = new_console()
     started = time.monotonic()
@@ -57,9 +58,7 @@ def kernels(
     )
     console.print(f"[dim]median of {repeats} rounds; {origin.machine_line()}[/dim]")
     cells = [Cell("kernel", f"{segments}:{numel}", row.operation, workers=1, steps=repeats) for row in rows]
-    spent = (time.monotonic() - started) / len(rows)
-    pairs = zip(cells, rows, strict=True)
-    keep(json, [Record.now(cell, asdict(row), spent, origin.command()) for cell, row in pairs])
+    keep(json, run.records(cells, [(asdict(row), None) for row in rows], started))
 
 
 def codecs(

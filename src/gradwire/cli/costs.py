@@ -312,7 +312,7 @@ def validate(
 
     from gradwire_bench import origin
     from gradwire_bench import validate as bench_validate
-    from gradwire_bench.sync import link_rate
+    from gradwire_bench.launch import link_rate
 
     console = new_console()
     points: list[bench_validate.Point] = []
