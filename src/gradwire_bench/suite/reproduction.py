@@ -78,11 +78,11 @@ def _said(found: Finding) -> str:
 def _tables(records: Sequence[Record]) -> Iterator[str]:
     """As in the report, without the columns in which no row has anything."""
     for table in tables(targeted(records)):
-        used = [place for place in range(len(table.columns)) if any(line.values[place].text for line in table.lines)]
+        used = [name for name in table.columns if any(line.values[name].text for line in table.lines)]
         yield f"### {table.title}\n"
         yield f"{table.about}\n"
-        yield f"| {' | '.join(table.columns[place] for place in used)} |"
-        yield f"|{'|'.join('---' if table.words[place] else '---:' for place in used)}|"
+        yield f"| {' | '.join(used)} |"
+        yield f"|{'|'.join('---' if table.columns[name] else '---:' for name in used)}|"
         for line in table.lines:
-            yield f"| {' | '.join(line.values[place].text for place in used)} |"
+            yield f"| {' | '.join(line.values[name].text for name in used)} |"
         yield ""
