@@ -20,7 +20,7 @@ from gradwire.cost.workload import Workload
 from gradwire.engine.configuration import Configuration
 from gradwire_bench import closed_forms
 from gradwire_bench.cost_pictures import curves, draw_curves
-from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
+from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, axes_of, save
 
 WORKERS = (2, 4, 8, 16, 32, 64, 128)
 
@@ -35,7 +35,7 @@ class Nothing(Profile):
 
 def break_even(path: Path) -> dict[str, Any]:
     """One-bit signs by both routes against dense, in closed form and simulated, averages alone."""
-    figure, axes = _figure((7.5, 4.6))
+    figure, axes = axes_of((7.5, 4.6))
     model = get("resnet50")
     found: dict[str, Any] = {"workers": WORKERS}
     dense = [closed_forms.link_bytes("allreduce", 4 * model.numel, n) for n in WORKERS]
@@ -61,7 +61,7 @@ def break_even(path: Path) -> dict[str, Any]:
     axes.set_xlabel("workers")
     axes.set_ylabel("time of the average, times dense fp32")
     axes.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save(figure, path)
     return found
 
 
@@ -83,7 +83,7 @@ SCENES = (
 
 def findings(path: Path) -> list[dict[str, Any]]:
     """What the founding papers found, out of the simulator: 8 nodes of 4 GPUs."""
-    figure, axes = _figure((8.5, 5.4))
+    figure, axes = axes_of((8.5, 5.4))
     found = []
     for place, scene in enumerate(SCENES):
         setting = scene.setting()
@@ -114,13 +114,13 @@ def findings(path: Path) -> list[dict[str, Any]]:
     axes.set_xlabel("time of a step, times DDP fp32 (32 workers, 4 in a node)")
     axes.axvline(1.0, color="#222222", linewidth=0.6)
     axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=3)
-    _save(figure, path)
+    save(figure, path)
     return found
 
 
 def frontier(path: Path) -> list[dict[str, Any]]:
     """Above which rate nothing gains over 16-bit averages on one H200 a link, 8 workers."""
-    figure, axes = _figure((7.5, 4.6))
+    figure, axes = axes_of((7.5, 4.6))
     found = []
     colours = iter((COLOURS[4], COLOURS[2]))
     for name, step in (("resnet50", 0.06), ("gpt2", 0.065)):
@@ -141,13 +141,13 @@ def frontier(path: Path) -> list[dict[str, Any]]:
     axes.set_xlabel("rate of a link, bit/s; dashed: 16 bits hide behind backward, in closed form")
     axes.set_ylabel("ACP-SGD rank 4, times the best dense average")
     axes.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save(figure, path)
     return found
 
 
 def bandwidth(path: Path) -> None:
     """Step time against the rate of links, 16 workers, as ``gradwire simulate --plot`` draws it."""
-    figure, axes = _figure((8, 5))
+    figure, axes = axes_of((8, 5))
     scene = Scene("resnet50", 16, "10gbit", "50us", "0.3", "epyc")
     tried = [
         Candidate.make(name, given)
@@ -161,7 +161,7 @@ def bandwidth(path: Path) -> None:
         )
     ]
     draw_curves(axes, curves(scene, scene.model(), tried))
-    _save(figure, path)
+    save(figure, path)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gradwire.methods.families import FAMILIES, family_of
 from gradwire_bench.frontier import DEADZONE, Frontier, Point, best_others
-from gradwire_bench.pictures import figure_of, label_points, log_axis
+from gradwire_bench.pictures import figure_of, label_points, log_axis, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,8 +69,7 @@ def draw(frontiers: Sequence[Frontier], path: Path, subtitle: str) -> None:
         named = {point.method.partition(" ")[0]: point for point in last.points if _is_shown(point)}
         places = [(point.bits, _level(point), name) for name, point in named.items() if name != DEADZONE]
         label_points(figure, above[0][column], places)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, facecolor="white")
+    save(figure, path)
 
 
 def _level(point: Point) -> float:

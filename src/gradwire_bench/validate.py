@@ -18,7 +18,7 @@ from gradwire.cost.workload import Workload
 from gradwire.layout import Slot
 from gradwire_bench import launch
 from gradwire_bench.contenders import DDP, Contender
-from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
+from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, axes_of, save, titled
 
 METHODS = (
     DDP,
@@ -230,7 +230,7 @@ def _best(points: Sequence[Point], by: str) -> list[Point]:
 
 def scatter_plot(points: Sequence[Point], path: Path, error: float) -> None:
     """Draws what was predicted against what was measured; ``error`` is the median one."""
-    figure, axes = _figure((6.5, 6))
+    figure, axes = axes_of((6.5, 6))
     methods = list(dict.fromkeys(point.method for point in points))
     marks = {"none": "o", "1gbit": "s", "100mbit": "^", "300mbit": "v"}
     for method, colour in zip(methods, (BASELINE_COLOUR, *COLOURS), strict=False):
@@ -260,5 +260,5 @@ def scatter_plot(points: Sequence[Point], path: Path, error: float) -> None:
     marked = {"none": "●", "1gbit": "■", "300mbit": "▼", "100mbit": "▲"}
     links = ", ".join(f"{mark} {link}" for link, mark in marked.items())
     caption = f"settings that nothing was fitted to; median error {100 * error:.0f} %\nfull: averages alone; {links}"
-    axes.text(0, 1.02, caption, transform=axes.transAxes, fontsize=8, color="#666666")
-    _save(figure, path)
+    titled(axes, "", caption)
+    save(figure, path)
