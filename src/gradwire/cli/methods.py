@@ -42,7 +42,7 @@ def methods(
         json: Write what is known, and what was measured, to this file too.
     """
     from gradwire_bench import catalogue, data, handbook, origin, pictures
-    from gradwire_bench.gradients import real_gradients
+    from gradwire_bench.gradients import Recording, real_gradients
     from gradwire_bench.suite.ledger import Ledger
     from gradwire_bench.suite.measures import gains
 
@@ -53,10 +53,11 @@ def methods(
     source = data.locate("auto") if docs is not None and numel else None
     if numel and (measure or docs is not None):
         with console.status("measuring") as status:
+            real = None if source is None else Recording.of(source.name, real_gradients(source, catalogue.WORKERS))
             measured = catalogue.measure(
                 [entry.name for entry in entries],
                 numel,
-                real_gradients(source, catalogue.WORKERS) if source is not None else (),
+                real,
                 lambda done, total, name: status.update(f"{done} of {total}  {name}"),
             )
     if measured or not names:

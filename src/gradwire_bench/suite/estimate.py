@@ -11,6 +11,7 @@ from itertools import islice
 import torch
 import torch.nn.functional as F
 
+from gradwire.cost.measure import one_thread
 from gradwire.errors import ConfigurationError
 from gradwire_bench import shapes
 from gradwire_bench.contenders import Contender
@@ -98,9 +99,7 @@ def _sample_seconds(name: str, small: bool, dataset: Dataset) -> float:
         task = workload.task(source, rank=0, world_size=1, batch=workload.batch, seed=0)
     except ConfigurationError:
         return 0.0
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         net = workload.model(source, small=small)
         found = []
         for inputs, wanted in islice(task.batches(), 3):
@@ -108,5 +107,3 @@ def _sample_seconds(name: str, small: bool, dataset: Dataset) -> float:
             torch.autograd.backward(F.cross_entropy(net(inputs), wanted))
             found.append((time.perf_counter() - start) / workload.batch)
         return min(found)
-    finally:
-        torch.set_num_threads(threads)

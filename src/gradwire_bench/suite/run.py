@@ -14,7 +14,7 @@ from gradwire_bench import shapes as shape_sets
 from gradwire_bench.abreast import abreast
 from gradwire_bench.contenders import Contender
 from gradwire_bench.data import Dataset
-from gradwire_bench.gradients import real_gradients
+from gradwire_bench.gradients import Recording, real_gradients
 from gradwire_bench.periodic_plans import Plan, Run
 from gradwire_bench.periodic_results import Outcome
 from gradwire_bench.suite.cell import Cell, Record, cut
@@ -113,10 +113,10 @@ def _coded(cell: Cell, dataset: Dataset) -> dict[str, Any]:
 
 
 @cache
-def _recording(name: str, dataset: Dataset, steps: int, seed: int) -> frontier.Recording:
+def _recording(name: str, dataset: Dataset, steps: int, seed: int) -> Recording:
     workload = WORKLOADS[name]
     gradients = real_gradients(workload.locate(dataset), 1 + frontier.WARM_UP_STEPS, steps, seed, workload)
-    return frontier.Recording.of(workload.what, gradients)
+    return Recording.of(workload.what, gradients)
 
 
 def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[Result]:
