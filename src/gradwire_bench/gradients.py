@@ -13,6 +13,7 @@ from torch import Tensor
 from gradwire.layout import Float64Array, Slot, flat_slots
 from gradwire.policy import DensePolicy
 from gradwire_bench.data import DataSource
+from gradwire_bench.tasks import Share
 from gradwire_bench.workloads import IMAGE, Workload
 
 BATCH = 32
@@ -62,7 +63,7 @@ def real_gradients(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = workload.model(source)
-    batches = workload.task(source, rank=0, world_size=1, batch=BATCH, seed=seed).batches()
+    batches = workload.task(source, Share(BATCH, seed)).batches()
     optimizer = torch.optim.SGD(net.parameters(), lr=workload.learning_rate / 2)
     for inputs, labels in islice(batches, steps):
         optimizer.zero_grad()

@@ -21,7 +21,7 @@ from gradwire_bench.contenders import Contender
 from gradwire_bench.data import DataSource
 from gradwire_bench.nets import ByteNet
 from gradwire_bench.periodic_plans import Plan, Run
-from gradwire_bench.tasks import Score, Task
+from gradwire_bench.tasks import Score, Share, Task
 from gradwire_bench.trial import one_cycle
 from gradwire_bench.worker import (
     agree,
@@ -72,11 +72,8 @@ class Trainer:
 
     def _task(self, seed: int) -> Task:
         if seed not in self._tasks:
-            rank, world_size = dist.get_rank(), dist.get_world_size()
-            batch = self._job["batch"]
-            self._tasks = {
-                seed: self._workload.task(self._source, rank=rank, world_size=world_size, batch=batch, seed=seed)
-            }
+            share = Share(self._job["batch"], seed, dist.get_rank(), dist.get_world_size())
+            self._tasks = {seed: self._workload.task(self._source, share)}
         return self._tasks[seed]
 
     def _train(self, number: int, run: Run) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from gradwire_bench.contenders import Averaged, Contender
 from gradwire_bench.data import DataSource
 from gradwire_bench.placement import BACKENDS, FromHost
 from gradwire_bench.settings import learning_rate
-from gradwire_bench.tasks import Task
+from gradwire_bench.tasks import Share, Task
 from gradwire_bench.trial import base_rate, one_cycle, optimizer_of
 from gradwire_bench.worker import emit, failed, fingerprint, interface_sent_bytes, mean_over_ranks, process_group
 from gradwire_bench.workloads import WORKLOADS, Workload
@@ -194,7 +194,7 @@ def main(train: Callable[[int, str, dict[str, Any], Workload, Task], None] = tra
     source = DataSource.of(job["source"])
     workload = WORKLOADS[job["workload"]]
     with process_group(2 * COLLECTIVE_TIMEOUT, BACKENDS[job["backend"]]) as (rank, world_size):
-        task = workload.task(source, rank=rank, world_size=world_size, batch=job["batch"], seed=job["seed"])
+        task = workload.task(source, Share(job["batch"], job["seed"], rank, world_size))
         for number, method in enumerate(job["methods"]):
             train(number, method, job, workload, task)
 

@@ -14,7 +14,7 @@ from gradwire_bench import data, origin, pictures, report, shapes, sync, text, t
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.nets import ByteNet, ConvNet
 from gradwire_bench.suite.cell import Cell
-from gradwire_bench.tasks import CONTEXT, ImageTask
+from gradwire_bench.tasks import CONTEXT, ImageTask, Share
 from gradwire_bench.workloads import LANGUAGE
 from pool import ranks
 
@@ -101,7 +101,7 @@ def test_text_is_the_standard_library_and_test_files_are_not_trained_on():
 
 
 def test_language_model_reads_a_byte_and_is_asked_for_the_next():
-    task = LANGUAGE.task(text.locate(), rank=0, world_size=2, batch=3, seed=0)
+    task = LANGUAGE.task(text.locate(), Share(3, seed=0, world_size=2))
     inputs, wanted = next(task.batches())
     assert inputs.shape == (3, CONTEXT)
     assert torch.equal(inputs[:, 1:].flatten(), wanted.view(3, CONTEXT)[:, :-1].flatten())
@@ -116,7 +116,7 @@ def test_workers_share_out_each_batch_in_the_same_order_for_every_run():
     images = data.load(DIGITS)
 
     def first_epoch(rank):
-        task = ImageTask(images, rank=rank, world_size=2, batch=16, seed=3)
+        task = ImageTask(images, Share(16, 3, rank, 2))
         batches = task.batches()
         return [next(batches) for _ in range(len(images.train_images) // 32)]
 
@@ -125,7 +125,7 @@ def test_workers_share_out_each_batch_in_the_same_order_for_every_run():
     assert mine[0][0].shape == (16, 1, 28, 28)
     assert not any(torch.equal(a[0], b[0]) for a, b in zip(mine, other, strict=True))
     model = ConvNet()
-    shares = [ImageTask(images, rank=r, world_size=2, batch=16, seed=3).score(model, 101).seen for r in range(2)]
+    shares = [ImageTask(images, Share(16, 3, r, 2)).score(model, 101).seen for r in range(2)]
     assert sum(shares) == 101
 
 

@@ -21,6 +21,7 @@ from gradwire_bench.suite.cell import Cell, cut
 from gradwire_bench.suite.run import IN_PROCESS, heats
 from gradwire_bench.sync import BUDGET
 from gradwire_bench.sync_worker import LEAST_STEPS, WARM_UP_STEPS
+from gradwire_bench.tasks import Share
 from gradwire_bench.workloads import WORKLOADS
 
 START_SECONDS = 12.0
@@ -96,7 +97,7 @@ def _sample_seconds(name: str, small: bool, dataset: Dataset) -> float:
     workload = WORKLOADS[name]
     try:
         source = workload.locate(dataset)
-        task = workload.task(source, rank=0, world_size=1, batch=workload.batch, seed=0)
+        task = workload.task(source, Share(workload.batch, seed=0))
     except ConfigurationError:
         return 0.0
     with one_thread():
