@@ -51,7 +51,7 @@ def sync(
     Args:
         method: Contenders, name:option=value,...; with or without the flag. ddp is plain DDP, torch-powersgd is
             PyTorch's own hook, floor is DDP that sends nothing. Eleven contenders if not given.
-        shapes: Whose shapes the gradient has: resnet50 (25.6 M parameters) or tiny.
+        shapes: Whose shapes the gradient has, as of gradwire simulate: resnet50 has 25.6 M parameters.
         workers: Worker processes.
         link: Rate of each worker's link, such as 1gbit, or none for plain loopback; may be repeated.
         steps: Timed steps of each contender.
@@ -104,7 +104,7 @@ def train(
     out: OutputFolder = Path("results"),
     json: Json = None,
 ) -> None:
-    """Train a small CNN on images, or a GRU on text, over a slow network, with one method after another.
+    """Train a small model over a slow network, with one method after another.
 
     Every method gets the same start, the same batches and the same number of steps. Leaves three pictures and the
     records that gradwire bench compare and gradwire methods --accuracy read.
@@ -120,11 +120,12 @@ def train(
     Args:
         method: Contenders, name:option=value,...; with or without the flag; all is every method of the catalogue at its
             recommended settings. Six contenders if not given.
-        workload: image is the CNN; language is a GRU that learns the next byte of the sources of Python's library.
+        workload: image is a CNN, as resnet20, resnet9, vgg16 and alexnet are; language, lstm and gpt learn the next
+            byte of the sources of Python's library; ncf recommends films, unet finds items on canvases.
         workers: Worker processes.
         link: Rate of each worker's link, such as 100mbit, or none for plain loopback.
         steps: Steps of each contender.
-        batch: Images, or pieces of 64 bytes, a worker and step.
+        batch: Samples a worker and step: images, or pieces of 64 bytes.
         seed: Seed of the model's start and of the order of the samples.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         framework: What trains: torch with DDP, Keras' fit on TensorFlow or JAX, or JAX with optax. In the last three,
@@ -198,7 +199,7 @@ def periodic(
         batch: Samples a worker and step; 16 images or 8 pieces of text if not given.
         learning_rate: At its peak. If not given, SGD in claim and speedup has 0.2 for images and 2 for text, AdamW in
             volume 0.003 and 0.01.
-        shapes: Whose shapes the average has that is timed, resnet50 (25.6 M parameters) or tiny.
+        shapes: Whose shapes the average has that is timed, as of gradwire simulate.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         out: Folder for the JSON files and the pictures.
     """

@@ -11,6 +11,7 @@ from cyclopts.validators import Number
 
 from gradwire.cli.arguments import (
     Dataset,
+    Flag,
     Json,
     Methods,
     Natural,
@@ -121,7 +122,7 @@ def gpu(
     json: Json = None,
     plot: OutputPicture | None = None,
     docs: OutputFolder | None = None,
-    rehearse: bool = False,
+    rehearse: Flag = False,
 ) -> None:
     """All that a GPU is needed for, in less than eight minutes: bits, speeds, waits, memory, overhead of a step.
 

@@ -251,7 +251,7 @@ def _best_ways(rows: Sequence[Prediction]) -> list[Prediction]:
 
 
 @bench.command
-def costs(path: OutputFile, method: Methods = None, *, name: str = "here") -> None:
+def costs(path: OutputFile, /, method: Methods = None, *, name: str = "here") -> None:
     """Measure what methods take here, for gradwire simulate --device FILE.json.
 
     Time is that of the thread, whatever else runs; about 20 s a method on an idle core.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from gradwire.cli.arguments import Json, OutputFolder, Values
+from gradwire.cli.arguments import Flag, Json, OutputFolder, Values
 from gradwire.cli.output import new_console, write, wrote
 
 
 def methods(
     *names: str,
-    measure: Annotated[bool, Parameter(negative=())] = False,
+    measure: Flag = False,
     numel: Values = 1_000_000,
     docs: OutputFolder | None = None,
     accuracy: Path | None = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gradwire.cli.arguments import Dataset, Device, Jobs, OutputFolder
+from gradwire.cli.arguments import Dataset, Device, Filters, Flag, Jobs, OutputFolder
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, wrote
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from gradwire_bench.suite.cell import Cell, Record
     from gradwire_bench.suite.claims import Finding
     from gradwire_bench.suite.plan import Plan
-
-Filters = Annotated[list[str] | None, Parameter(name="--only", negative=())]
-Flag = Annotated[bool, Parameter(negative=())]
 
 REPORT = "report.html"
 
