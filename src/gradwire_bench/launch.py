@@ -37,6 +37,8 @@ def launch(
     link: str,
     take: Callable[[Event], object],
     environment: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    silence: float | None = None,
 ) -> None:
     """Runs a job in worker processes.
 
@@ -47,19 +49,25 @@ def launch(
         link: Rate of each worker's link such as ``"1gbit"``, or ``"none"``.
         take: Given every event as it comes.
         environment: More variables for the workers.
+        timeout: Seconds that they have; None for as long as they need.
+        silence: Seconds that may pass without a word; None for as long as they like.
 
     Raises:
         LabError: If they ended before their time.
     """
 
     def on_line(rank: int, line: str) -> None:
-        if line.startswith("{"):
-            take(json.loads(line))
+        try:
+            event = json.loads(line)
+        except ValueError:  # what libraries print
+            return
+        if isinstance(event, dict) and "event" in event:
+            take(event)
 
     shaped = link_rate(link) is not None
     command = [sys.executable, "-m", worker, json.dumps({**job, "shaped": shaped})]
     with lab.Lab(workers, link if shaped else None) as network:
-        network.run(command, env=environment, on_line=on_line)
+        network.run(command, env=environment, timeout=timeout, silence=silence, on_line=on_line)
 
 
 class Row(Protocol):
