@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gradwire.cost.advice import GAIN, Candidate
+from gradwire.cost.advice import GAIN
 from gradwire.cost.costs import Profile
 from gradwire.cost.network import Line, Measured
 from gradwire.cost.simulation import Setting, plain, simulate
@@ -122,8 +122,7 @@ def _point(method: str, probed: dict[str, Any], seconds: Sequence[float], stages
 def predicted(point: Point, setting: Setting) -> Point:
     """The same with what the model says now."""
     racer = Contender.parse(point.method)
-    candidate = Candidate.make(racer.name, dict(racer.options)) if racer.name != DDP else None
-    told = plain(setting) if candidate is None else simulate(candidate.configuration, setting)
+    told = plain(setting) if racer.name == DDP else simulate(racer.configuration(), setting)
     stages = {"encode": told.encode, "wire": told.wire, "decode": told.decode}
     return replace(point, predicted=told.seconds, stages=stages)
 
