@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from gradwire_bench import launch
 from gradwire_bench.data import DataSource
 from gradwire_bench.periodic_plans import Run
 from gradwire_bench.periodic_results import Average, Outcome, Silence
+from gradwire_bench.trial import OptimizerName
 from gradwire_bench.workloads import Workload
-
-Optimizer = Literal["sgd", "adamw"]
 
 AVERAGED = ("dense", *(f"qsgd:bits={bits},owner=qsgd:{bits}" for bits in (8, 4, 2)), "topk:ratio=0.02")
 """Methods whose average is timed."""
@@ -34,7 +32,7 @@ def train(
     link: str,
     runs: Sequence[Run],
     *,
-    optimizer: Optimizer = "sgd",
+    optimizer: OptimizerName = "sgd",
     large: bool = False,
     batch: int | None = None,
     on_progress: Callable[[list[Outcome]], object],

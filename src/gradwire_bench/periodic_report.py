@@ -12,11 +12,11 @@ from gradwire.errors import GradwireError
 from gradwire_bench import origin, periodic, periodic_plans, periodic_results, pictures, report
 from gradwire_bench.data import Dataset
 from gradwire_bench.launch import NO_LINK
-from gradwire_bench.periodic import Optimizer
 from gradwire_bench.periodic_plans import Run
 from gradwire_bench.periodic_results import Average, Outcome, Row
 from gradwire_bench.progress import bars
 from gradwire_bench.shapes import get as get_shapes
+from gradwire_bench.trial import OptimizerName
 from gradwire_bench.workloads import LANGUAGE, Workload
 
 
@@ -156,7 +156,7 @@ class Bench:
         link: str,
         runs: Sequence[Run],
         *,
-        optimizer: Optimizer = "sgd",
+        optimizer: OptimizerName = "sgd",
         large: bool = False,
     ) -> list[Outcome]:
         """Trains with a live bar; whatever has ended, ``before`` included, is in the section's file from then on."""

@@ -6,7 +6,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +22,7 @@ from gradwire_bench.data import DataSource
 from gradwire_bench.nets import ByteNet
 from gradwire_bench.periodic_plans import Plan, Run
 from gradwire_bench.tasks import Score, Share, Task
-from gradwire_bench.trial import one_cycle
+from gradwire_bench.trial import OptimizerName, one_cycle, optimizer_of
 from gradwire_bench.worker import (
     agree,
     emit,
@@ -79,7 +79,7 @@ class Trainer:
     def _train(self, number: int, run: Run) -> dict[str, Any]:
         torch.manual_seed(run.seed)
         net = self._workload.model(self._source, small=not self._job["large"])
-        optimizer = _optimizer(self._job["optimizer"], net.parameters(), run.learning_rate)
+        optimizer = optimizer_of(self._job["optimizer"], net, run.learning_rate)
         group = dist.new_group(timeout=timedelta(seconds=COLLECTIVE_TIMEOUT))
         averager = Averager(net, optimizer, run.plan, group)
         try:
@@ -187,7 +187,8 @@ class Clock:
         the other one: so neither the machine's moods nor where tensors lie make a difference.
         """
         plan, dense = Plan("nothing sent", NEVER), Contender.parse("dense")
-        for name in ("sgd", "adamw"):
+        names: tuple[OptimizerName, ...] = ("sgd", "adamw")
+        for name in names:
             pair = [self._prepared(name), self._prepared(name)]
             alone: list[float] = []
             attached: list[float] = []
@@ -207,12 +208,12 @@ class Clock:
             optimizer.step()
         return (time.process_time() - begin) / self._steps
 
-    def _prepared(self, name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def _prepared(self, name: OptimizerName) -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
         net = ByteNet()
         for parameter in net.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        optimizer = _optimizer(name, net.parameters(), 1e-3)
+        optimizer = optimizer_of(name, net, 1e-3)
         optimizer.step()
         return net, optimizer
 
@@ -297,12 +298,6 @@ def _periodic(
         delay=plan.delay,
         **options,
     )
-
-
-def _optimizer(name: str, parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=learning_rate)
-    return torch.optim.SGD(parameters, lr=learning_rate)
 
 
 def _score(net: nn.Module, task: Task, samples: int) -> Score:

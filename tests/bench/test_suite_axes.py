@@ -12,13 +12,15 @@ import torch
 
 from gradwire import cli
 from gradwire.errors import ConfigurationError
-from gradwire_bench import launch, placement, trial
+from gradwire_bench import launch, periodic, placement, trial
+from gradwire_bench.periodic_plans import FULL, Run
+from gradwire_bench.periodic_results import Outcome
 from gradwire_bench.suite import compare, page
 from gradwire_bench.suite.cell import AXES, Cell, Record
 from gradwire_bench.suite.ledger import Ledger, write
 from gradwire_bench.suite.measures import MEASURES, gains
 from gradwire_bench.suite.plan import load
-from gradwire_bench.suite.run import heats
+from gradwire_bench.suite.run import Runner, heats
 from gradwire_bench.suite.tables import tables
 from gradwire_bench.suite.targets import SHARE, targeted
 from gradwire_bench.workloads import IMAGE
@@ -80,6 +82,20 @@ def test_frameworks_do_not_race_and_are_not_compared(tmp_path: Path) -> None:
     assert gains(others) == {"dense": 0.0, "topk": 0.0}
     html = page.html([*torchs, *slow], "A title", "About.")
     assert html.count("jax") > 2
+
+
+def test_local_steps_are_those_of_the_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def trained(*given: object, optimizer: str, **named: object) -> list[Any]:
+        asked.append(optimizer)
+        return [Outcome(Run(FULL, 0, 1, 0.1), 2, error="not here")]
+
+    monkeypatch.setattr(periodic, "train", trained)
+    names = ["sgd", "momentum", "nesterov", "adamw"]
+    cells = [Cell("local", "image", "dense", optimizer=name, workers=2, every=2) for name in names]
+    Runner(Ledger(tmp_path), "gradwire bench suite", "digits", 1).run(cells, lambda news, done: None)
+    assert asked == names
 
 
 def test_throughput_is_of_all_workers_and_of_the_median_step() -> None:

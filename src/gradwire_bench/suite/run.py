@@ -151,7 +151,7 @@ def _local(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[Result]:
         first.workers,
         first.link,
         [Run(plan, first.seed, first.steps, peak) for plan in plans],
-        optimizer="adamw" if first.optimizer == "adamw" else "sgd",
+        optimizer=first.optimizer,
         batch=first.batch or None,
         on_progress=show,
     )
