@@ -70,6 +70,7 @@ CLAIM = '[[claim]]\ntext = "a"\nmeasure = "bits"\nrelation = "better"\n'
         (GRID.replace("None", "\xe9"), "is no plan"),  # in Latin-1
         (f'{GRID}{CLAIM}margin = "much"\n', "is no plan"),
         (f"{GRID}{CLAIM}where = {{net = 3}}\n", "a claim has no axis .'net'."),
+        (f"{GRID}{CLAIM}margn = 3\n", "is no plan.*margn"),
         (GRID.replace("topk", "tpok"), "did you mean 'topk'"),
     ],
 )

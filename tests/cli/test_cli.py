@@ -42,6 +42,7 @@ def run(*arguments, monkeypatch, capsys):
         (["bench", "sync"], "gradwire bench sync --link 1gbit"),
         (["bench", "train"], "gradwire bench train topk:ratio=0.001 acpsgd:rank=2"),
         (["bench", "periodic"], "gradwire bench periodic overhead"),
+        (["bench", "validate"], "[default: 100mbit 300mbit 1gbit none]"),
         (["bench", "kernels"], "gradwire bench kernels"),
         (["bench", "codecs"], "gradwire bench codecs"),
         (["bench", "recipes"], "gradwire bench recipes --docs docs"),
@@ -195,6 +196,9 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["bench", "train", "--out", "/dev/null/results"], "/dev/null cannot be written to"),
         (["frontier", "--picture", "/dev/null/all.png"], "/dev/null cannot be written to"),
         (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
+        (["bench", "costs"], "PATH is missing; gradwire bench costs --help"),
+        (["bench", "gpu", "me"], "gradwire bench gpu --help says what has"),
+        (["bench", "suite", "--preset", "smal"], "did you mean 'small'"),
     ],
 )
 def test_bad_options_are_one_clear_line_and_exit_code_2(arguments, said, monkeypatch, capsys):
