@@ -7,9 +7,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gradwire.errors import ConfigurationError
 from gradwire_bench import cookbook, recipes
 from gradwire_bench.catalogue import Entry, Measurement
+from gradwire_bench.origin import require
 from gradwire_bench.periodic_results import Row, Speedup
 from gradwire_bench.train import TrainRow
 
@@ -368,14 +368,15 @@ def panels_of(count: int, columns: int, width: float, height: float) -> tuple[Fi
 
 
 def figure_of(inches: tuple[float, float], rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
-    """An empty picture with its axes, row by row."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError(
-            "matplotlib, which draws the pictures, is not installed; install it with: pip install 'gradwire[bench]'"
-        ) from error
+    """An empty picture with its axes, row by row.
+
+    Raises:
+        ConfigurationError: Without matplotlib.
+    """
+    require("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=inches, layout="constrained")
     FigureCanvasAgg(figure)  # which measures letters with one renderer; without it each word gets a canvas of its own
     found = [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
