@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from rich.console import Console
-from rich.table import Table
 from scipy.signal import lfilter
 from scipy.special import gammaln
 from torch import Tensor
@@ -22,6 +21,7 @@ from torch import Tensor
 from gradwire import roundtrip
 from gradwire.layout import Slot
 from gradwire_bench.gradients import Recording, real_gradients
+from gradwire_bench.terminal import table
 from gradwire_bench.workloads import WORKLOADS, Name
 
 Levels = npt.NDArray[np.int64]
@@ -167,10 +167,10 @@ def main(names: Sequence[Name]) -> None:
             for rate in BITS:
                 with console.status(f"{name}, {moment} steps in, {rate} bits"):
                     rows.append((f"{name} {moment}, {rate}", tried(recording, rate)))
-    table = Table(*("gradients, bits", *rows[0][1]), title="bits a value at the same error")
+    shown = table("bits a value at the same error", "gradients, bits", *rows[0][1])
     for label, found in rows:
-        table.add_row(label, *(f"{bits:.3g}" for bits in found.values()))
-    console.print(table)
+        shown.add_row(label, *(f"{bits:.3g}" for bits in found.values()))
+    console.print(shown)
 
 
 if __name__ == "__main__":

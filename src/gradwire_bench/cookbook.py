@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gradwire_bench.contenders import DDP
 from gradwire_bench.recipes import POINTS, SEEDS, SHARE_OF_LOSS, TRIES, Row, by_loss, line
+from gradwire_bench.terminal import table
 from gradwire_bench.trial import STEPS
 from gradwire_bench.workloads import WORKLOADS, Name
 
@@ -59,10 +60,8 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
     """A table a workload and optimizer, for the terminal."""
     for (workload, optimizer), group in groupby(compared(rows), key=lambda row: (row.workload, row.optimizer)):
-        table = Table(title=f"{_what(workload)}, {OPTIMIZER_NAMES[optimizer]}", title_justify="left")
-        table.add_column("line")
-        for column in ("x fewer bytes", _score_name(workload), _lost_name(workload), "rate", "as pasted", ""):
-            table.add_column(column, justify="right", no_wrap=True)
+        heads = ("x fewer bytes", _score_name(workload), _lost_name(workload), "rate", "as pasted", "")
+        shown = table(f"{_what(workload)}, {OPTIMIZER_NAMES[optimizer]}", "line", *heads)
         for number, row in enumerate(group):
             verdict = Text("keeps", "green") if row.keeps else Text("loses", "red")
             figures = (
@@ -72,8 +71,8 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
                 f"{row.learning_rate:g}",
                 _pasted(row),
             )
-            table.add_row(Text(line(row.method)), *figures, verdict if number else "")
-        yield table
+            shown.add_row(Text(line(row.method)), *figures, verdict if number else "")
+        yield shown
 
 
 def page(rows: Sequence[Row], where: str) -> str:

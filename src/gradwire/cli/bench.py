@@ -238,7 +238,7 @@ def _race(console: Console, cells: Sequence[Cell], source: DataSource) -> list[T
     """Trains with a live bar for each contender."""
     from gradwire_bench import train as bench_train
     from gradwire_bench.contenders import Contender
-    from gradwire_bench.progress import bars
+    from gradwire_bench.terminal import bars
 
     with bars(console) as progress:
         tasks = [

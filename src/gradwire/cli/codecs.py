@@ -47,13 +47,12 @@ def kernels(
     from gradwire_bench import origin, report
     from gradwire_bench.suite import run
     from gradwire_bench.suite.cell import Cell
+    from gradwire_bench.terminal import counted
 
     console = new_console()
     started = time.monotonic()
     with console.status("compiling") as status:
-        rows = bench_kernels.measure(
-            numel, repeats, segments, lambda done, total, name: status.update(f"{done} of {total}  {name}")
-        )
+        rows = bench_kernels.measure(numel, repeats, segments, counted(status))
     console.print(
         report.kernels_table(rows, f"Inner loops, {numel / 1e6:g} M values, one thread, segments: {segments}")
     )

@@ -42,6 +42,7 @@ def methods(
     from gradwire_bench.gradients import Recording, real_gradients
     from gradwire_bench.suite.ledger import Ledger
     from gradwire_bench.suite.measures import gains
+    from gradwire_bench.terminal import counted
 
     console = new_console()
     entries = catalogue.entries(names)
@@ -55,7 +56,7 @@ def methods(
                 [entry.name for entry in entries],
                 numel,
                 real,
-                lambda done, total, name: status.update(f"{done} of {total}  {name}"),
+                counted(status),
             )
     if measured or not names:
         console.print(handbook.overview(entries, measured, console.width))

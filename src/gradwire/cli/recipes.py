@@ -85,7 +85,7 @@ def bench_recipes(
     from gradwire_bench import cookbook, origin, pictures
     from gradwire_bench import recipes as measured
     from gradwire_bench.abreast import abreast
-    from gradwire_bench.progress import bars
+    from gradwire_bench.terminal import bars
 
     console = new_console()
     known = [each.method for each in measured.CANDIDATES]
