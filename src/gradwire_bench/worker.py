@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from gradwire import lab, own
+
+Made = TypeVar("Made")
 
 
 @contextlib.contextmanager
@@ -46,11 +48,15 @@ def agree(seconds: float = 0.0, *, failed: bool = False) -> tuple[float, bool]:
     return slowest, any_failed > 0
 
 
-def failed(number: int, error: Exception | None) -> bool:
-    """Tells the parent why a row failed here; whether it did so on any rank, as all of them learn."""
-    if error is not None:
-        emit("failed", row=number, reason=reason(error))
-    return agree(failed=error is not None)[1]
+def attempted(number: int, work: Callable[[], Made]) -> Made | None:
+    """What some work makes; None if it failed on any rank, which the parent is told of the row with that number."""
+    made, error = None, None
+    try:
+        made = work()
+    except Exception as caught:  # whatever stops a row belongs in it
+        error = caught
+        emit("failed", row=number, reason=reason(caught))
+    return None if agree(failed=error is not None)[1] else made
 
 
 def mean_over_ranks(value: float) -> float:
