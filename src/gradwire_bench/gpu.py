@@ -17,9 +17,9 @@ import torch
 
 from gradwire.errors import ConfigurationError, GradwireError, LabError
 from gradwire_bench import gpu_docs, gpu_report, launch, origin
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.placement import Device
 from gradwire_bench.suite import ledger
-from gradwire_bench.suite.cell import Cell, Record
 
 PARTS: dict[str, float] = {
     "kernels:25000000": 150.0,

@@ -15,10 +15,10 @@ from gradwire.cost.simulation import Setting, plain, simulate
 from gradwire.cost.workload import Workload
 from gradwire.errors import ConfigurationError
 from gradwire_bench import origin
+from gradwire_bench.cell import Record
 from gradwire_bench.contenders import Contender
 from gradwire_bench.gpu_report import verdicts
 from gradwire_bench.suite import ledger
-from gradwire_bench.suite.cell import Record
 
 PAGE, TABLES, DATA = Path("gpus.md"), Path("benchmarks.md"), Path("data/gpu.jsonl")
 WORKERS = 8

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradwire_bench.cell import Record
 from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, figure_of, save
-from gradwire_bench.suite.cell import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from gradwire_bench import launch
 from gradwire_bench import shapes as shape_sets
+from gradwire_bench.cell import Cell
 from gradwire_bench.contenders import DDP, FLOOR, TORCH_POWERSGD, Contender
-from gradwire_bench.suite.cell import Cell
 
 DEFAULT_METHODS = (
     DDP,

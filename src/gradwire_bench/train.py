@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 
 from gradwire.errors import ConfigurationError
 from gradwire_bench import launch, placement
+from gradwire_bench.cell import Cell
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import DataSource
 from gradwire_bench.placement import Device, Framework
 from gradwire_bench.settings import everyone
-from gradwire_bench.suite.cell import Cell
 from gradwire_bench.workloads import WORKLOADS, Workload
 
 DEFAULT_METHODS = (DDP, "bf16", "efsignsgd", "topk:ratio=0.01", "powersgd:rank=4", "acpsgd:rank=4")

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from gradwire.errors import ConfigurationError
 from gradwire_bench import data, origin, pictures, report, shapes, sync, text, train
+from gradwire_bench.cell import Cell
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.nets import ByteNet, ConvNet
-from gradwire_bench.suite.cell import Cell
 from gradwire_bench.tasks import CONTEXT, ImageTask, Share
 from gradwire_bench.workloads import LANGUAGE
 from pool import ranks

@@ -27,8 +27,8 @@ from gradwire_bench import (
     origin,
     shapes,
 )
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.suite import ledger, plan, tables
-from gradwire_bench.suite.cell import Cell, Record
 
 CPU = torch.device("cpu")
 without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gradwire.errors import ConfigurationError
+from gradwire_bench.cell import SCHEMA, Cell
 from gradwire_bench.suite import compare
-from gradwire_bench.suite.cell import SCHEMA, Cell
 from gradwire_bench.suite.claims import Claim, judge, undecidable
 from gradwire_bench.suite.ledger import FILE, Ledger, write
 from gradwire_bench.suite.measures import MEASURES

@@ -13,10 +13,10 @@ import torch
 from gradwire import cli
 from gradwire.errors import ConfigurationError
 from gradwire_bench import launch, periodic, placement, trial
+from gradwire_bench.cell import AXES, Cell, Record
 from gradwire_bench.periodic_plans import FULL, Run
 from gradwire_bench.periodic_results import Outcome
 from gradwire_bench.suite import compare, page
-from gradwire_bench.suite.cell import AXES, Cell, Record
 from gradwire_bench.suite.ledger import Ledger, write
 from gradwire_bench.suite.measures import MEASURES, gains
 from gradwire_bench.suite.plan import load

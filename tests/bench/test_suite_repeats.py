@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.codecs.select.variance import SQUARES
 from gradwire.local.world import LocalWorld, Step
-from gradwire_bench.suite.cell import Cell
+from gradwire_bench.cell import Cell
 from gradwire_bench.suite.ledger import Ledger
 from gradwire_bench.suite.run import Runner, measure
 from gradwire_bench.tasks import Share

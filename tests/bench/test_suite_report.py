@@ -11,9 +11,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.pictures import figure_of
 from gradwire_bench.suite import compare, page, reproduction, run
-from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.ledger import Ledger, write
 from gradwire_bench.suite.plan import Plan, load
 from gradwire_bench.suite.plots import svg

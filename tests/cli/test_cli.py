@@ -16,8 +16,8 @@ from gradwire import cli, methods
 from gradwire.lab import availability
 from gradwire.methods.families import FAMILIES
 from gradwire_bench import catalogue, handbook
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.suite import ledger
-from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.terminal import bars
 
 GRADWIRE = [sys.executable, "-c", "import sys; from gradwire.cli import main; sys.exit(main())"]

@@ -17,8 +17,8 @@ from gradwire.cli.output import keep, new_console, wrote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gradwire_bench.cell import Cell
     from gradwire_bench.data import DataSource
-    from gradwire_bench.suite.cell import Cell
     from gradwire_bench.sync import SyncRow
     from gradwire_bench.train import TrainRow
 
@@ -62,8 +62,8 @@ def sync(
     from gradwire_bench import origin, report
     from gradwire_bench import shapes as shape_sets
     from gradwire_bench import sync as bench_sync
+    from gradwire_bench.cell import Cell, Record
     from gradwire_bench.suite import run
-    from gradwire_bench.suite.cell import Cell, Record
 
     console = new_console()
     racers = bench_sync.contenders(method or ())
@@ -137,8 +137,8 @@ def train(
     """
     from gradwire_bench import origin, pictures, placement, report
     from gradwire_bench import train as bench_train
+    from gradwire_bench.cell import Cell
     from gradwire_bench.suite import run
-    from gradwire_bench.suite.cell import Cell
     from gradwire_bench.workloads import WORKLOADS
 
     console = new_console()

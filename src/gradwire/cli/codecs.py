@@ -45,8 +45,8 @@ def kernels(
     """
     from gradwire_bench import kernels as bench_kernels
     from gradwire_bench import origin, report
+    from gradwire_bench.cell import Cell
     from gradwire_bench.suite import run
-    from gradwire_bench.suite.cell import Cell
     from gradwire_bench.terminal import counted
 
     console = new_console()
@@ -90,7 +90,7 @@ def codecs(
         json: Write all measurements to this file too, one JSON a line.
     """
     from gradwire_bench import origin
-    from gradwire_bench.suite.cell import Cell, Record
+    from gradwire_bench.cell import Cell, Record
     from gradwire_bench.suite.plan import load
     from gradwire_bench.suite.run import measure
     from gradwire_bench.suite.tables import tables

@@ -268,17 +268,14 @@ def costs(path: OutputFile, /, method: Methods = None, *, name: str = "here") ->
         name: What to call the device.
     """
     from gradwire.cost import measure
-    from gradwire.cost.advice import Candidate, candidates
+    from gradwire.cost.advice import candidates
     from gradwire_bench.contenders import Contender
 
-    parsed = [Contender.parse(text) for text in method or ()]
-    tried = [Candidate.make(each.name, dict(each.options)) for each in parsed] or [
-        Candidate.make("dense", {}),
-        *(each for each in candidates() if "granularity" not in each.arguments),
-    ]
+    tried = [Contender.parse(text).configuration() for text in method or ("dense",)]
+    tried += [] if method else [each.configuration for each in candidates() if "granularity" not in each.arguments]
     console = new_console()
     with console.status("measuring") as status:
-        found = measure.measured([each.configuration for each in tried], name, status.update)
+        found = measure.measured(tried, name, status.update)
     found.write(path)
     wrote(path)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from gradwire_bench.suite.cell import Cell, Record
+    from gradwire_bench.cell import Cell, Record
     from gradwire_bench.suite.claims import Finding
     from gradwire_bench.suite.plan import Plan
 

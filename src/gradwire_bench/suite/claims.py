@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any, Literal, get_args
 
 from gradwire.errors import ConfigurationError
-from gradwire_bench.suite.cell import AXES, Cell, Record
+from gradwire_bench.cell import AXES, Cell, Record
 from gradwire_bench.suite.measures import MEASURES
 
 Verdict = Literal["holds", "does not hold", "cannot tell"]

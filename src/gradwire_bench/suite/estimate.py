@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from gradwire.cost.measure import one_thread
 from gradwire.errors import ConfigurationError
 from gradwire_bench import shapes
+from gradwire_bench.cell import Cell, cut
 from gradwire_bench.contenders import Contender
 from gradwire_bench.data import Dataset
 from gradwire_bench.launch import link_rate
-from gradwire_bench.suite.cell import Cell, cut
 from gradwire_bench.suite.run import IN_PROCESS, heats
 from gradwire_bench.sync import BUDGET
 from gradwire_bench.sync_worker import LEAST_STEPS, WARM_UP_STEPS

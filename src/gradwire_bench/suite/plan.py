@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.errors import ConfigurationError, did_you_mean
+from gradwire_bench.cell import AXES, Cell
 from gradwire_bench.placement import Device
-from gradwire_bench.suite.cell import AXES, Cell
 from gradwire_bench.suite.claims import Claim
 
 FOLDER = Path(__file__).parent

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.contenders import Contender
 from gradwire_bench.launch import link_rate
 from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, figure_of, label_points, log_axis, panels_of
-from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.suite.tables import by_seed, dense, labels, mean, phase
 from gradwire_bench.suite.targets import LEAST_POINTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gradwire_bench.suite.cell import Record
+from gradwire_bench.cell import Record
 from gradwire_bench.suite.claims import LEAST_PAIRS, Finding, judge
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.suite.page import facts

@@ -12,12 +12,12 @@ from typing import Any
 from gradwire_bench import frontier, kernels, origin, periodic, sync, train, trial
 from gradwire_bench import shapes as shape_sets
 from gradwire_bench.abreast import abreast
+from gradwire_bench.cell import Cell, Record, cut
 from gradwire_bench.contenders import Contender
 from gradwire_bench.data import Dataset
 from gradwire_bench.gradients import Recording, real_gradients
 from gradwire_bench.periodic_plans import Plan, Run
 from gradwire_bench.periodic_results import Outcome
-from gradwire_bench.suite.cell import Cell, Record, cut
 from gradwire_bench.suite.ledger import Ledger
 from gradwire_bench.train_worker import JUDGED_STEPS
 from gradwire_bench.worker import reason

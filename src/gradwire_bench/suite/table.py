@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import rich.table
 
-from gradwire_bench.suite.cell import Record
+from gradwire_bench.cell import Record
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.contenders import Contender, Option
-from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.suite.table import Line, Table, Value
 from gradwire_bench.suite.targets import LEAST_POINTS, SHARE
