@@ -17,7 +17,7 @@ from torch import Tensor
 from gradwire.codecs.codec import Codec
 from gradwire.kernels import codes, dispatch
 from gradwire.layout import Block
-from gradwire.memory import Feedback
+from gradwire.memory import NONE, Feedback
 from gradwire.randomness import key_of
 from kernel_inputs import BUFFER, KEY, block_of, covered, floats, normal, residuals, same, strided
 
@@ -127,6 +127,19 @@ def check_unbiased(codec: Codec, draws: int = 400) -> None:
     variance = rows.var(0)
     assert (error * t).sum().abs() <= 5 * ((variance * t.square()).sum() / draws).sqrt()
     assert abs(error.square().sum() / (variance.sum() / draws) - 1) <= 0.25
+
+
+def check_sends_one_of_two_powers(codec: Codec, bits: int) -> None:
+    """Levels are 0, 2**-s, ..., 1/2, 1 times the norm, with s = 2**(bits - 1) - 2; sent is one around the value."""
+    block, gradient = block_of([4000]), normal()
+    sent = decoded(codec, block, encoded(codec, block, gradient, NONE)[None])[covered(block)].double()
+    t = gradient[covered(block)]
+    norm = t.double().square().sum().sqrt().float().double()
+    levels = torch.tensor([0.0, *(2.0**-power for power in reversed(range(2 ** (bits - 1) - 1)))]) * norm
+    above = torch.searchsorted(levels, t.abs().double())
+    off = torch.minimum((sent.abs() - levels[above]).abs(), (sent.abs() - levels[above - 1]).abs())
+    assert (off <= 1e-6 * norm).all()
+    assert ((sent == 0) | (sent.sign() == t.sign())).all()
 
 
 def decoded_once(codec: Codec, block: Block, payload: Tensor) -> Tensor:

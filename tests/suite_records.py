@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from gradwire_bench import origin
-from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.suite.plan import Plan
 from gradwire_bench.suite.tables import PHASES, STAGES
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+import models
 from models import flat, same_everywhere
 
 # A linear, a sparse, a low-rank and a quantising method, with and without memories, on all routes and scopes.
@@ -21,6 +22,20 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("efsignsgd", {"route": "sharded"}),
     ("qsgd", {"bits": 8, "granularity": "model"}),
 ]
+
+
+class Run:
+    """A DDP model of several buckets whose parameters stay, and the averages it brings."""
+
+    def __init__(self, method: Any, **choices: Any) -> None:
+        self.model = DistributedDataParallel(models.network(), bucket_cap_mb=0.02)
+        self.handle = gradwire.compress(self.model, method, **choices)
+
+    def step(self, number: int) -> torch.Tensor:
+        inputs, labels = models.batch(dist.get_rank(), number)
+        self.model.zero_grad()
+        nn.functional.cross_entropy(self.model.eval()(inputs), labels).backward()
+        return torch.cat([each.grad.view(-1) for each in self.model.parameters() if each.grad is not None])
 
 
 def network() -> nn.Sequential:

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from gradwire_bench.contenders import Contender
-from gradwire_bench.progress import bars
+from gradwire_bench.terminal import bars, table
 from gradwire_bench.trial import STEPS, Averages, Result, Trial, run
 
 WINDOW = 25
@@ -125,7 +124,7 @@ def main(workload: Any, optimizer: Any, method: str, rate: str, steps: str = "")
     """Trains with each policy and seed, and prints the table."""
     console = Console()
     count = int(steps or STEPS[workload])
-    table = Table("bits", "x fewer bytes", "accuracy in %", "loss in bits", title=f"{workload}, {optimizer}, {method}")
+    shown = table(f"{workload}, {optimizer}, {method}", "bits", "x fewer bytes", "accuracy in %", "loss in bits")
     with bars(console) as progress:
         for name, policy in POLICIES.items():
             results = []
@@ -135,8 +134,8 @@ def main(workload: Any, optimizer: Any, method: str, rate: str, steps: str = "")
                 averages = partial(Spending, policy=policy)
                 results.append(run(trial, count, partial(_show, progress, bar), averages=averages))
                 progress.remove_task(bar)
-            table.add_row(*row(name, results))
-    console.print(table)
+            shown.add_row(*row(name, results))
+    console.print(shown)
 
 
 def _show(progress: Any, bar: Any, done: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from gradwire.cost.shapes import get
 from gradwire.cost.simulation import Setting, plain, simulate
 from gradwire.cost.workload import Workload
 from gradwire.engine.configuration import Configuration
-from gradwire_bench import closed_forms
-from gradwire_bench.cost_pictures import curves, draw_curves
-from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
+from gradwire_bench import closed_forms, origin
+from gradwire_bench.contenders import Contender
+from gradwire_bench.cost_pictures import RATES, curves
+from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, axes_of, save
 
 WORKERS = (2, 4, 8, 16, 32, 64, 128)
 
@@ -33,9 +33,13 @@ class Nothing(Profile):
         return FREE, ""
 
 
+def _configuration(method: str) -> Configuration:
+    return Contender.parse(method).configuration()
+
+
 def break_even(path: Path) -> dict[str, Any]:
     """One-bit signs by both routes against dense, in closed form and simulated, averages alone."""
-    figure, axes = _figure((7.5, 4.6))
+    figure, axes = axes_of((7.5, 4.6))
     model = get("resnet50")
     found: dict[str, Any] = {"workers": WORKERS}
     dense = [closed_forms.link_bytes("allreduce", 4 * model.numel, n) for n in WORKERS]
@@ -44,7 +48,7 @@ def break_even(path: Path) -> dict[str, Any]:
         for n in WORKERS:
             network = Links((Level(n, 1e9, 0.0),), efficiency=1.0)
             setting = Setting(Workload.of(model, 0.0), network, Nothing("none", "computed", ""))
-            prediction = simulate(Candidate.make("signsgd", {"route": route}).configuration, setting)
+            prediction = simulate(_configuration(f"signsgd:route={route}"), setting)
             simulated.append(prediction.seconds / plain(setting).seconds)
             ratio = closed_forms.link_bytes(route, 4 * model.numel, n) / prediction.wire_bytes  # type: ignore[arg-type]
         formula = [
@@ -61,18 +65,18 @@ def break_even(path: Path) -> dict[str, Any]:
     axes.set_xlabel("workers")
     axes.set_ylabel("time of the average, times dense fp32")
     axes.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save(figure, path)
     return found
 
 
-FINDINGS: Sequence[tuple[str, str, dict[str, Any]]] = (
-    ("Sign-SGD: gather, after backward", "signsgd", {"route": "gather", "granularity": "model"}),
-    ("Top-k 1 %: gather, after backward", "topk", {"ratio": 0.01, "route": "gather", "granularity": "model"}),
-    ("signs, sharded, with backward", "efsignsgd", {}),
-    ("Top-k 1 %, sharded, with backward", "topk", {"ratio": 0.01, "route": "sharded"}),
-    ("PowerSGD rank 4", "powersgd", {"rank": 4}),
-    ("ACP-SGD rank 4", "acpsgd", {"rank": 4}),
-)
+FINDINGS = {
+    "Sign-SGD: gather, after backward": "signsgd:route=gather,granularity=model",
+    "Top-k 1 %: gather, after backward": "topk:ratio=0.01,route=gather,granularity=model",
+    "signs, sharded, with backward": "efsignsgd",
+    "Top-k 1 %, sharded, with backward": "topk:ratio=0.01,route=sharded",
+    "PowerSGD rank 4": "powersgd:rank=4",
+    "ACP-SGD rank 4": "acpsgd:rank=4",
+}
 SCENES = (
     Scene("resnet50", 32, "1gbit", "50us", "v100-fp32:64", "a100", 4),
     Scene("resnet50", 32, "10gbit", "50us", "v100-fp32:64", "a100", 4),
@@ -83,14 +87,14 @@ SCENES = (
 
 def findings(path: Path) -> list[dict[str, Any]]:
     """What the founding papers found, out of the simulator: 8 nodes of 4 GPUs."""
-    figure, axes = _figure((8.5, 5.4))
+    figure, axes = axes_of((8.5, 5.4))
     found = []
     for place, scene in enumerate(SCENES):
         setting = scene.setting()
         full = plain(setting)
         rows = [
             ("DDP fp32", full),
-            *((label, simulate(Candidate.make(name, given).configuration, setting)) for label, name, given in FINDINGS),
+            *((label, simulate(_configuration(method), setting)) for label, method in FINDINGS.items()),
         ]
         for index, (label, row) in enumerate(rows):
             colour = (BASELINE_COLOUR, *COLOURS)[index]
@@ -114,13 +118,13 @@ def findings(path: Path) -> list[dict[str, Any]]:
     axes.set_xlabel("time of a step, times DDP fp32 (32 workers, 4 in a node)")
     axes.axvline(1.0, color="#222222", linewidth=0.6)
     axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=3)
-    _save(figure, path)
+    save(figure, path)
     return found
 
 
 def frontier(path: Path) -> list[dict[str, Any]]:
     """Above which rate nothing gains over 16-bit averages on one H200 a link, 8 workers."""
-    figure, axes = _figure((7.5, 4.6))
+    figure, axes = axes_of((7.5, 4.6))
     found = []
     colours = iter((COLOURS[4], COLOURS[2]))
     for name, step in (("resnet50", 0.06), ("gpt2", 0.065)):
@@ -130,8 +134,6 @@ def frontier(path: Path) -> list[dict[str, Any]]:
         ways = [Candidate.make("bf16", {}), Candidate.make("acpsgd", {"rank": 4})]
         full, half, best = curves(scene, model, ways)
         gains = [min(a, b) / c for a, b, c in zip(full.seconds, half.seconds, best.seconds, strict=True)]
-        from gradwire_bench.cost_pictures import RATES
-
         axes.plot(RATES, gains, color=colour, label=f"{name}, {1e3 * step:.0f} ms a step")
         axes.axvline(hides, color=colour, linewidth=0.8, linestyle="--")
         found.append({"model": name, "step": step, "bf16_hides_above": hides, "rates": RATES, "gains": gains})
@@ -141,27 +143,8 @@ def frontier(path: Path) -> list[dict[str, Any]]:
     axes.set_xlabel("rate of a link, bit/s; dashed: 16 bits hide behind backward, in closed form")
     axes.set_ylabel("ACP-SGD rank 4, times the best dense average")
     axes.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save(figure, path)
     return found
-
-
-def bandwidth(path: Path) -> None:
-    """Step time against the rate of links, 16 workers, as ``gradwire simulate --plot`` draws it."""
-    figure, axes = _figure((8, 5))
-    scene = Scene("resnet50", 16, "10gbit", "50us", "0.3", "epyc")
-    tried = [
-        Candidate.make(name, given)
-        for name, given in (
-            ("bf16", {}),
-            ("qsgd", {"bits": 4, "owner": "qsgd:4"}),
-            ("efsignsgd", {}),
-            ("topk", {"ratio": 0.01}),
-            ("powersgd", {"rank": 4}),
-            ("acpsgd", {"rank": 4}),
-        )
-    ]
-    draw_curves(axes, curves(scene, scene.model(), tried))
-    _save(figure, path)
 
 
 def main() -> None:
@@ -173,9 +156,7 @@ def main() -> None:
         "findings": findings(folder / "advice_findings.png"),
         "frontier": frontier(folder / "advice_frontier.png"),
     }
-    bandwidth(folder / "advice_bandwidth.png")
-    (folder.parent / "data").mkdir(exist_ok=True)
-    (folder.parent / "data" / "advice.json").write_text(json.dumps(shown, indent=1) + "\n")
+    origin.write_text(folder.parent / "data" / "advice.json", json.dumps(shown, indent=1) + "\n")
 
 
 if __name__ == "__main__":

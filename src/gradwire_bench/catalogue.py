@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import gradwire
+from gradwire.cost.measure import one_thread
 from gradwire.engine.configuration import Configuration
 from gradwire.granularity import Granularity
 from gradwire.layout import Slot, flat_slots
@@ -25,6 +26,7 @@ from gradwire.methods import CodecMethod, Method
 from gradwire.methods.families import FAMILIES, OTHERS, family_of
 from gradwire.methods.published import CHOICES
 from gradwire.policy import DensePolicy
+from gradwire_bench.gradients import Recording
 
 WORKERS = 4
 """Payloads that are decoded and averaged."""
@@ -182,7 +184,7 @@ def _option_texts(kind: type[Method]) -> dict[str, str]:
 def measure(
     names: Sequence[str],
     numel: int,
-    gradients: Sequence[Mapping[str, Tensor]] = (),
+    recording: Recording | None = None,
     progress: Progress = lambda done, total, name: None,
 ) -> list[Measurement]:
     """Runs each method for some steps on one thread: :data:`WARM_UP_STEPS`, then :data:`TIMED_STEPS`.
@@ -194,25 +196,20 @@ def measure(
     Args:
         names: The methods.
         numel: Elements of the square matrix that is timed, rounded up to whole rows.
-        gradients: Real gradients by parameter name, one set of each worker, to tell the error on; none if empty.
+        recording: Real gradients of each worker, to tell the error on.
         progress: Called before each method and after the last.
     """
     side = math.isqrt(numel - 1) + 1
     slots = flat_slots([("weight", (side, side))])
     places = WORKERS * (WARM_UP_STEPS + TIMED_STEPS)
     noise = torch.randn(slots[-1].stop + APART * places, generator=torch.Generator().manual_seed(0))
-    real = [_flat(each) for each in gradients]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     found = []
-    try:
+    with one_thread():
         for done, name in enumerate(names):
             progress(done, len(names), name)
-            error = _error(gradwire.methods.get(name)(), real) if real else None
+            error = None if recording is None else _error(gradwire.methods.get(name)(), recording)
             found.append(_timed(name, slots, noise, error))
         progress(len(names), len(names), "")
-    finally:
-        torch.set_num_threads(threads)
     return found
 
 
@@ -246,12 +243,11 @@ def _timed(name: str, slots: Sequence[Slot], noise: Tensor, error: float | None)
     )
 
 
-def _error(method: Method, real: Sequence[tuple[tuple[Slot, ...], Tensor]]) -> float:
+def _error(method: Method, recording: Recording) -> float:
     """Of the first step, compressed tensors only."""
-    slots = real[0][0]
-    flat = [values.clone() for _, values in real]
+    flat = [each.clone() for each in (recording.values, *recording.others)]
     mean = torch.stack(flat).double().mean(0)
-    _world(method, slots, "none").average(flat)
+    _world(method, recording.slots, "none").average(flat)
     return float((flat[0] - mean).square().sum() / mean.square().sum())
 
 
@@ -260,13 +256,6 @@ def _world(method: Method, slots: Sequence[Slot], memory: str | None) -> LocalWo
     if memory not in method.memories:
         memory = None
     return LocalWorld(Configuration.make(method, {}, memory=memory, dense=everything), slots, WORKERS)
-
-
-def _flat(gradients: Mapping[str, Tensor]) -> tuple[tuple[Slot, ...], Tensor]:
-    """Matrices and convolutions one after another in a flat buffer; the rest goes dense in training."""
-    large = {name: each for name, each in gradients.items() if not DensePolicy().keeps_dense(tuple(each.shape))}
-    slots = flat_slots([(name, tuple(each.shape)) for name, each in large.items()])
-    return slots, torch.cat([each.flatten() for each in large.values()])
 
 
 def _published(name: str) -> dict[str, tuple[str, str]]:

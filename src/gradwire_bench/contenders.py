@@ -165,11 +165,11 @@ class Averaged:
     """A model whose gradients are averaged.
 
     Attributes:
-        model: The DDP model.
+        model: The DDP model, or one whose parameters are averaged now and then.
         handle: gradwire's handle; ``None`` for contenders that are not gradwire's.
     """
 
-    model: DistributedDataParallel
+    model: nn.Module
     handle: gradwire.Handle | None
 
     def sent_bytes(self) -> int | None:
@@ -187,6 +187,11 @@ class Averaged:
         if handle is None or not isinstance(handle.configuration, Automatic):
             return False
         return handle.wire.call(lambda: handle.advice) is None
+
+    def finish(self) -> None:
+        """Averages what the last local steps changed, where there are any."""
+        if isinstance(self.handle, gradwire.Periodic):
+            self.handle.synchronize()
 
     def close(self) -> None:
         """Ends what works in the background for this contender."""

@@ -7,21 +7,21 @@ something only if its code length is shorter than that of the activity along mem
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from rich.console import Console
-from rich.table import Table
 from scipy.signal import lfilter
 from scipy.special import gammaln
 from torch import Tensor
 
 from gradwire import roundtrip
-from gradwire.policy import DensePolicy
-from gradwire_bench.gradients import real_gradients
+from gradwire.layout import Slot
+from gradwire_bench.gradients import Recording, real_gradients
+from gradwire_bench.terminal import table
 from gradwire_bench.workloads import WORKLOADS, Name
 
 Levels = npt.NDArray[np.int64]
@@ -98,22 +98,10 @@ def contexts(layers: Sequence[tuple[Levels, Levels]]) -> dict[str, list[Levels]]
     return found
 
 
-def matrices(gradients: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """What is compressed, and its shape as a matrix."""
-    large = {name: each for name, each in gradients.items() if not DensePolicy().keeps_dense(tuple(each.shape))}
-    return {name: (each.shape[0], each[0].numel()) for name, each in large.items()}
-
-
-def flat(gradients: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, int]]) -> Tensor:
-    """What is compressed, one matrix after another."""
-    return torch.cat([gradients[name].flatten() for name in shapes])
-
-
-def cut(levels: Levels, shapes: Mapping[str, tuple[int, int]]) -> list[Levels]:
-    """The levels of each matrix."""
-    sizes = [rows * columns for rows, columns in shapes.values()]
-    parts = np.split(levels, np.cumsum(sizes)[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes.values(), strict=True)]
+def cut(levels: Levels, slots: Sequence[Slot]) -> list[Levels]:
+    """The levels of each parameter as a matrix."""
+    parts = np.split(levels, [slot.stop for slot in slots[:-1]])
+    return [part.reshape(slot.shape[0], -1) for part, slot in zip(parts, slots, strict=True)]
 
 
 def ideal(levels: Levels, context: Sequence[Levels]) -> float:
@@ -132,39 +120,37 @@ def step_of(values: Tensor, error: float) -> float:
     return low
 
 
-def low_rank(values: Tensor, shapes: Mapping[str, tuple[int, int]], rank: int) -> tuple[Tensor, float]:
+def low_rank(values: Tensor, slots: Sequence[Slot], rank: int) -> tuple[Tensor, float]:
     """The best approximation of each layer, and the bits of its factors in bfloat16."""
-    found, bits, start = [], 0.0, 0
-    for rows, columns in shapes.values():
-        matrix = values[start : start + rows * columns].view(rows, columns)
+    found, bits = [], 0.0
+    for slot in slots:
+        matrix = values[slot.offset : slot.stop].view(slot.shape[0], -1)
         u, s, v = torch.linalg.svd(matrix, full_matrices=False)
         left, right = (u[:, :rank] * s[:rank]).bfloat16().float(), v[:rank].bfloat16().float()
         found.append((left @ right).flatten())
-        bits += 16 * min(rank, len(s)) * (rows + columns)
-        start += rows * columns
+        bits += 16 * min(rank, len(s)) * sum(matrix.shape)
     return torch.cat(found), bits
 
 
-def tried(gradients: Sequence[Mapping[str, Tensor]], rate: float) -> dict[str, float]:
+def tried(recording: Recording, rate: float) -> dict[str, float]:
     """Bits a value by what the coder knows, all at the error of the codec at a rate."""
-    shapes = matrices(gradients[0])
-    memory, steps = torch.zeros(flat(gradients[0], shapes).numel()), []
-    for each in gradients:
-        values = flat(each, shapes) + memory
+    slots, memory, steps = recording.slots, torch.zeros_like(recording.values), []
+    for each in (recording.values, *recording.others):
+        values = each + memory
         trip = roundtrip(values.view(1, -1), "deadzone", bits=rate, memory="none")
         memory = values - trip.decoded.flatten()
         error = float(memory.square().sum())
         steps.append(quantised(values, step_of(values, error)))
     *_, previous, last = steps
     count = values.numel()
-    layers = list(zip(cut(last, shapes), cut(previous, shapes), strict=True))
+    layers = list(zip(cut(last, slots), cut(previous, slots), strict=True))
     found = {"sent": 8 * trip.wire_bytes / count}
     found |= {name: ideal(last, each) / count for name, each in contexts(layers).items()}
     for rank in RANKS:
-        approximation, factors = low_rank(values, shapes, rank)
+        approximation, factors = low_rank(values, slots, rank)
         rest = values - approximation
         levels = quantised(rest, step_of(rest, error))
-        told = contexts(list(zip(cut(levels, shapes), cut(previous, shapes), strict=True)))["before"]
+        told = contexts(list(zip(cut(levels, slots), cut(previous, slots), strict=True)))["before"]
         found[f"rank {rank}"] = (ideal(levels, told) + factors) / count
     return found
 
@@ -177,14 +163,14 @@ def main(names: Sequence[Name]) -> None:
         workload: Any = WORKLOADS[name]
         source = workload.locate("auto")
         for moment in MOMENTS:
-            gradients = real_gradients(source, STEPS, moment, workload=workload)
+            recording = Recording.of(name, real_gradients(source, STEPS, moment, workload=workload))
             for rate in BITS:
                 with console.status(f"{name}, {moment} steps in, {rate} bits"):
-                    rows.append((f"{name} {moment}, {rate}", tried(gradients, rate)))
-    table = Table(*("gradients, bits", *rows[0][1]), title="bits a value at the same error")
+                    rows.append((f"{name} {moment}, {rate}", tried(recording, rate)))
+    shown = table("bits a value at the same error", "gradients, bits", *rows[0][1])
     for label, found in rows:
-        table.add_row(label, *(f"{bits:.3g}" for bits in found.values()))
-    console.print(table)
+        shown.add_row(label, *(f"{bits:.3g}" for bits in found.values()))
+    console.print(shown)
 
 
 if __name__ == "__main__":

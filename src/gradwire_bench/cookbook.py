@@ -11,7 +11,8 @@ from rich.text import Text
 
 from gradwire_bench.contenders import DDP
 from gradwire_bench.recipes import POINTS, SEEDS, SHARE_OF_LOSS, TRIES, Row, by_loss, line
-from gradwire_bench.trial import STEPS
+from gradwire_bench.terminal import table
+from gradwire_bench.trial import STEPS, OptimizerName
 from gradwire_bench.workloads import WORKLOADS, Name
 
 PICTURE = Path("images") / "recipes.png"
@@ -58,22 +59,13 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
     """A table a workload and optimizer, for the terminal."""
-    for (workload, optimizer), group in groupby(compared(rows), key=lambda row: (row.workload, row.optimizer)):
-        table = Table(title=f"{_what(workload)}, {OPTIMIZER_NAMES[optimizer]}", title_justify="left")
-        table.add_column("line")
-        for column in ("x fewer bytes", _score_name(workload), _lost_name(workload), "rate", "as pasted", ""):
-            table.add_column(column, justify="right", no_wrap=True)
+    for workload, optimizer, group in _panels(compared(rows)):
+        heads = ("x fewer bytes", _score_name(workload), _lost_name(workload), "rate", "as pasted", "")
+        shown = table(f"{_what(workload)}, {OPTIMIZER_NAMES[optimizer]}", "line", *heads)
         for number, row in enumerate(group):
             verdict = Text("keeps", "green") if row.keeps else Text("loses", "red")
-            figures = (
-                f"{row.fewer_bytes:.1f}",
-                _score(row),
-                f"{row.lost:+.2f}",
-                f"{row.learning_rate:g}",
-                _pasted(row),
-            )
-            table.add_row(Text(line(row.method)), *figures, verdict if number else "")
-        yield table
+            shown.add_row(Text(line(row.method)), *_figures(row), verdict if number else "")
+        yield shown
 
 
 def page(rows: Sequence[Row], where: str) -> str:
@@ -85,7 +77,7 @@ def page(rows: Sequence[Row], where: str) -> str:
     """
     rows = compared(rows)
     parts = [_INTRODUCTION, f"![Loss against bytes]({PICTURE.as_posix()})\n", "## In short\n", _short(rows)]
-    for (workload, optimizer), group in groupby(rows, key=lambda row: (row.workload, row.optimizer)):
+    for workload, optimizer, group in _panels(rows):
         parts += [
             f"## {_what(workload)}, {OPTIMIZER_NAMES[optimizer]}\n",
             f"| line | x fewer bytes | {_score_name(workload)} | {_lost_name(workload)} | learning rate | as pasted "
@@ -94,10 +86,7 @@ def page(rows: Sequence[Row], where: str) -> str:
         ]
         for number, row in enumerate(group):
             verdict = ("**keeps**" if row.keeps else "") if number else "dense"
-            parts.append(
-                f"| `{line(row.method)}` | {row.fewer_bytes:.1f} | {_score(row)} | {row.lost:+.2f} | "
-                f"{row.learning_rate:g} | {_pasted(row)} | {verdict} |"
-            )
+            parts.append(f"| `{line(row.method)}` | {' | '.join(_figures(row))} | {verdict} |")
         parts.append("")
     parts.append(f"{where}\n")
     return "\n".join(parts)
@@ -114,16 +103,24 @@ def _short(rows: Sequence[Row]) -> str:
         "| | fewest bytes that keep the accuracy | x fewer bytes | lines that keep it at 20 x fewer |",
         "|---|---|---:|---|",
     ]
-    for (workload, optimizer), group in groupby(rows, key=lambda row: (row.workload, row.optimizer)):
-        kept = [row for row in list(group)[1:] if row.keeps]
+    for workload, optimizer, group in _panels(rows):
+        kept = [row for row in group[1:] if row.keeps]
         many = ", ".join(f"`{row.method}`" for row in kept if row.fewer_bytes >= 20)
         best = f"`{line(kept[0].method)}` | {kept[0].fewer_bytes:.0f}" if kept else "none | "
         lines.append(f"| {workload}, {OPTIMIZER_NAMES[optimizer]} | {best} | {many or 'none'} |")
     return "\n".join(lines) + "\n"
 
 
-def _pasted(row: Row) -> str:
-    return "" if row.pasted is None else f"{row.pasted:+.2f}"
+def _panels(rows: Sequence[Row]) -> Iterator[tuple[Name, OptimizerName, list[Row]]]:
+    for (workload, optimizer), group in groupby(rows, key=lambda row: (row.workload, row.optimizer)):
+        yield workload, optimizer, list(group)
+
+
+def _figures(row: Row) -> list[str]:
+    digits = 3 if by_loss(row.workload) else 2
+    score = f"{row.score:.{digits}f} ± {row.spread / 2:.{digits}f}"
+    pasted = "" if row.pasted is None else f"{row.pasted:+.2f}"
+    return [f"{row.fewer_bytes:.1f}", score, f"{row.lost:+.2f}", f"{row.learning_rate:g}", pasted]
 
 
 def _what(workload: Name) -> str:
@@ -136,8 +133,3 @@ def _score_name(workload: Name) -> str:
 
 def _lost_name(workload: Name) -> str:
     return "% of the loss more" if by_loss(workload) else "points lost"
-
-
-def _score(row: Row) -> str:
-    digits = 3 if by_loss(row.workload) else 2
-    return f"{row.score:.{digits}f} ± {row.spread / 2:.{digits}f}"

@@ -14,7 +14,7 @@ from gradwire.cost.scene import Scene
 from gradwire.cost.shapes import Model
 from gradwire.cost.simulation import plain, simulate
 from gradwire.units import written
-from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
+from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, axes_of, save, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,18 +69,10 @@ def bandwidth_plot(scene: Scene, model: Model, tried: Sequence[Candidate], path:
     """
     usual = [each for each in tried if "granularity" not in each.arguments] or list(tried)
     found = _one_each(curves(scene, model, usual))
-    figure, axes = _figure((8, 5))
+    figure, axes = axes_of((8, 5))
     draw_curves(axes, found)
-    axes.text(
-        0,
-        1.03,
-        f"{scene.shapes}, {scene.workers} workers, a step takes {scene.step_time}, {scene.device}",
-        transform=axes.transAxes,
-        fontsize=9,
-        color="#666666",
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _save(figure, path)
+    titled(axes, "", f"{scene.shapes}, {scene.workers} workers, a step takes {scene.step_time}, {scene.device}")
+    save(figure, path)
 
 
 def draw_curves(axes: Axes, found: Sequence[Curve]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire.errors import ConfigurationError
-from gradwire_bench import folders
+from gradwire_bench import folders, origin
 from gradwire_bench.folders import Files
 
 FASHION_MNIST = "Fashion-MNIST"
@@ -174,12 +174,9 @@ def load(source: DataSource) -> Images:
 
 
 def _load_digits() -> Images:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ConfigurationError(
-            "scikit-learn is not installed; install it with: pip install 'gradwire[bench]'"
-        ) from error
+    origin.require("sklearn")
+    from sklearn.datasets import load_digits
+
     pixels, labels = load_digits(return_X_y=True)
     images = np.rint(pixels.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(images))

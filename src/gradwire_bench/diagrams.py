@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from gradwire.codecs.index import EliasFano
@@ -28,6 +27,7 @@ from gradwire.kernels.reference.elias_fano import elias_fano_layout
 from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.memory import NONE
 from gradwire_bench import shapes
+from gradwire_bench.pictures import axes_of, save, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,10 +77,9 @@ def _buckets(parameters: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[Sl
     return [flat_slots(bucket) for bucket in buckets]
 
 
-def draw_timeline(figure: Figure) -> None:
+def draw_timeline(axes: Axes) -> None:
     """Draws what a step's processor and link do, bucket by bucket."""
     work = timeline()
-    axes = figure.add_subplot()
     rows: Sequence[Row] = ("backward", "encode", "wire", "decode")
     for each in work:
         height = len(rows) - 1 - rows.index(each.row)
@@ -100,7 +99,7 @@ def draw_timeline(figure: Figure) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("ms since the backward pass began")
     axes.spines[["top", "right", "left"]].set_visible(False)
-    _titles(
+    titled(
         axes,
         "A step of EF-SignSGD over ResNet-50's four buckets",
         "plain: to the owners of shards, who average and encode again; hatched: from them; grey: small averages "
@@ -144,7 +143,7 @@ def payload() -> tuple[Tensor, list[Part], int]:
     return written, [*parts, Part("high bits, gaps in unary", indices - low)], count
 
 
-def draw_payload(figure: Figure) -> None:
+def draw_payload(axes: Axes) -> None:
     """Draws every bit of a payload, and what it belongs to."""
     written, parts, count = payload()
     columns = 256
@@ -154,7 +153,6 @@ def draw_payload(figure: Figure) -> None:
     image = np.ones((rows * columns, 3))
     full = np.array([to_rgb(_COLOURS[index]) for index in (3, 0, 1, 2)])
     image[: len(bits)] = np.where(bits[:, None] == 1, full[belongs], 1 - (1 - full[belongs]) * 0.22)
-    axes = figure.add_subplot()
     axes.imshow(image.reshape(rows, columns, 3), interpolation="nearest", aspect=2.4)
     axes.set_xticks([0, 64, 128, 192, 256], ["0", "64", "128", "192", "256 bits"], fontsize=8)
     axes.set_yticks([])
@@ -166,7 +164,7 @@ def draw_payload(figure: Figure) -> None:
         axes.text(columns + 4, max(middle, 0.5) - 0.5, told, va="center", fontsize=9, color=full[index] * 0.8)
         start += part.nbytes
     dense = 4 * int(np.prod(LAYER))
-    _titles(
+    titled(
         axes,
         f"The {written.numel():,} bytes that topk sends of a layer's {dense:,}",
         f"every bit of the payload, dark where it is 1: {count} of {dense // 4:,} values, "
@@ -195,9 +193,8 @@ def cuts() -> list[tuple[str, list[Block]]]:
     ]
 
 
-def draw_cuts(figure: Figure) -> None:
+def draw_cuts(axes: Axes) -> None:
     """Draws the segments of one buffer at four granularities."""
-    axes = figure.add_subplot()
     slots = flat_slots(PARAMETERS)
     shown = cuts()
     for height, (_, blocks) in enumerate(reversed(shown)):
@@ -223,19 +220,14 @@ def draw_cuts(figure: Figure) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("element of the flat buffer; dashed: where the second bucket begins")
     axes.spines[["top", "right", "left"]].set_visible(False)
-    _titles(
+    titled(
         axes,
         "One buffer at four granularities",
         "a number is a segment: one scale, one top-k; dotted: runs of one segment that belong to different parameters",
     )
 
 
-def _titles(axes: Axes, title: str, subtitle: str) -> None:
-    axes.set_title(title, loc="left", pad=24)
-    axes.text(0, 1.0, subtitle + "\n", transform=axes.transAxes, fontsize=8.5, color="#666666", linespacing=0.5)
-
-
-PICTURES: dict[str, tuple[tuple[float, float], Callable[[Figure], None]]] = {
+PICTURES: dict[str, tuple[tuple[float, float], Callable[[Axes], None]]] = {
     "timeline.png": ((10, 3.8), draw_timeline),
     "payload.png": ((10, 3.5), draw_payload),
     "granularities.png": ((10, 3.8), draw_cuts),
@@ -244,11 +236,10 @@ PICTURES: dict[str, tuple[tuple[float, float], Callable[[Figure], None]]] = {
 
 def main(folder: Path) -> None:
     """Draws all of them as PNG files."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, (inches, draw) in PICTURES.items():
-        figure = Figure(figsize=inches, layout="constrained")
-        draw(figure)
-        figure.savefig(folder / name, dpi=130, facecolor="white")
+        figure, axes = axes_of(inches)
+        draw(axes)
+        save(figure, folder / name)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,9 @@ from torch import Tensor, nn
 from gradwire_bench.contenders import Contender
 from gradwire_bench.nets.image import CLASSES
 from gradwire_bench.tasks import Task
-from gradwire_bench.train_worker import (
-    evaluated,
-    main,
-    out,
-    peak_rate,
-    share_right,
-)
+from gradwire_bench.train_worker import evaluated, main, peak_rate, share_right
 from gradwire_bench.trial import one_cycle
-from gradwire_bench.worker import emit, interface_sent_bytes, mean_over_ranks
+from gradwire_bench.worker import attempted, emit, interface_sent_bytes, mean_over_ranks
 from gradwire_bench.workloads import Workload
 
 Batches = Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
@@ -165,16 +159,11 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
     net, contender, course = network(), Contender.parse(method), Course(number, job, task)
     rates = list(learning_rates(peak_rate(contender, workload, job), job["steps"]))
     batches = ((images.movedim(1, 3).numpy(), labels.numpy()) for images, labels in task.batches())
-    handle: Any = None
-    scores: Scores | None = None
-    error: Exception | None = None
     dist.barrier()
-    try:
-        handle, scores = WAYS[job["framework"]](net, rates, contender, course, batches)
-    except Exception as caught:  # whatever stops a contender belongs in its row
-        error = caught
-    if out(number, error) or scores is None:
+    trained = attempted(number, lambda: WAYS[job["framework"]](net, rates, contender, course, batches))
+    if trained is None:
         return
+    handle, scores = trained
     steps = len(course.seconds)
     stats = handle.stats()
     metered = mean_over_ranks(stats.wire_bytes) / steps

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from gradwire.engine.configuration import Configuration
-from gradwire.layout import Float64Array, Slot, flat_slots
+from gradwire.layout import Float64Array
 from gradwire.local.world import LocalWorld
 from gradwire.policy import DensePolicy
 from gradwire_bench.contenders import Contender
+from gradwire_bench.gradients import Recording
 
 DEADZONE = "deadzone"
 
@@ -49,35 +48,6 @@ TIGHT_BITS = 2.5
 
 ITERATIONS = 150
 """Of Blahut and Arimoto's algorithm."""
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Gradients of one worker at one time.
-
-    Attributes:
-        name: Of what, and when.
-        slots: Matrices and convolutions, one after another.
-        values: ``float32``, all of them.
-        others: The same of other batches.
-    """
-
-    name: str
-    slots: tuple[Slot, ...]
-    values: Tensor
-    others: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, name: str, gradients: Sequence[Mapping[str, Tensor]]) -> Recording:
-        """What the default policy compresses of several batches' gradients; the first is the one that counts."""
-        shapes = [(key, tuple(each.shape)) for key, each in gradients[0].items()]
-        slots = flat_slots([(key, shape) for key, shape in shapes if not DensePolicy().keeps_dense(shape)])
-        values, *others = [torch.cat([each[slot.name].flatten() for slot in slots]) for each in gradients]
-        return cls(name, slots, values, tuple(others))
-
-    def layers(self) -> list[Float64Array]:
-        """The values of each parameter."""
-        return [self.values[slot.offset : slot.stop].double().numpy() for slot in self.slots]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire.methods.families import FAMILIES, family_of
+from gradwire_bench import terminal
 from gradwire_bench.frontier import DEADZONE, Frontier, Point, best_others
-from gradwire_bench.pictures import figure_of, label_points, log_axis
+from gradwire_bench.pictures import figure_of, label_points, log_axis, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,9 +28,8 @@ _DECIBELS = 16.0
 
 def table(frontier: Frontier) -> Table:
     """Own codec first, then every method by size, with how many times fewer bits the own one takes for its error."""
-    found = Table(title=f"{frontier.recording}, {frontier.numel / 1e6:.2f} M values", title_justify="left")
-    for column in ("method", "granularity", "bits", "error", "dB above bound", "above Gaussian", "x bits of deadzone"):
-        found.add_column(column, justify="left" if column in ("method", "granularity") else "right")
+    heads = ("method", "granularity", "bits", "error", "dB above bound", "above Gaussian", "x bits of deadzone")
+    found = terminal.table(f"{frontier.recording}, {frontier.numel / 1e6:.2f} M values", *heads, words=2)
     for point in (each for each in frontier.points if each.method.startswith(DEADZONE)):
         found.add_row(*_cells(point), "", style="bold" if point.granularity == "model" else "")
     for point, bits in sorted(best_others(frontier), key=lambda each: each[0].bits):
@@ -69,8 +69,7 @@ def draw(frontiers: Sequence[Frontier], path: Path, subtitle: str) -> None:
         named = {point.method.partition(" ")[0]: point for point in last.points if _is_shown(point)}
         places = [(point.bits, _level(point), name) for name, point in named.items() if name != DEADZONE]
         label_points(figure, above[0][column], places)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, facecolor="white")
+    save(figure, path)
 
 
 def _level(point: Point) -> float:

@@ -6,26 +6,20 @@
 from __future__ import annotations
 
 import argparse
-import json as jsons
-import os
-import selectors
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gradwire.errors import ConfigurationError, GradwireError
-from gradwire_bench import gpu_docs, gpu_report, origin
+from gradwire.errors import ConfigurationError, GradwireError, LabError
+from gradwire_bench import gpu_docs, gpu_report, launch, origin
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.placement import Device
 from gradwire_bench.suite import ledger
-from gradwire_bench.suite.cell import Cell, Record
 
 PARTS: dict[str, float] = {
     "kernels:25000000": 150.0,
@@ -47,7 +41,7 @@ SECONDS = 450.0
 SILENCE = 75.0
 """Seconds after which a subject hangs."""
 
-WORKER = [sys.executable, "-m", "gradwire_bench.gpu_part"]
+WORKER = "gradwire_bench.gpu_part"
 
 Told = Callable[[str], None]
 
@@ -63,100 +57,63 @@ def measure(device: Device, told: Told, keep: Callable[[Record], None], parts: S
     """
     end = time.monotonic() + SECONDS
     for part in parts:
-        machine: dict[str, Any] = {}
-        for event in _of_part(part, device, min(end, time.monotonic() + PARTS[part])):
-            match event["event"]:
-                case "machine":
-                    machine = event["facts"]
-                case "begun":
-                    told(f"{part}  {event['subject']}")
-                case "done":
-                    cell = Cell("gpu", part, event["subject"], workers=1, steps=0, device=device)
-                    made = Record.now(cell, event["result"], event["seconds"], origin.command(), event["error"])
-                    keep(replace(made, machine={**made.machine, **machine}))
+        _Part(part, device, told, keep).measure(min(end, time.monotonic() + PARTS[part]))
 
 
-def _of_part(part: str, device: Device, end: float) -> Iterator[dict[str, Any]]:
-    """What its processes tell: another one begins behind the subject with which one ended too early."""
-    skipped: list[str] = []
-    while True:
-        known, begun = len(skipped), ""
-        error = "no time was left for it"
-        if time.monotonic() < end:
-            with _Process(part, device, skipped) as process:
-                for event in process.events(end):
-                    if event["event"] == "begun":
-                        begun = event["subject"]
-                        skipped.append(begun)
-                    elif event["event"] == "done":
-                        begun = ""
-                    yield event
-                error = process.ending
-        if not error:
-            return
-        if begun or len(skipped) == known:
-            subject = begun or "the rest"
-            yield {"event": "done", "subject": subject, "result": {}, "seconds": 0.0, "error": error}
-        if len(skipped) == known:
-            return
-
-
-class _Process:
-    """One that measures a part.
+@dataclass
+class _Part:
+    """A part as its processes tell it.
 
     Attributes:
-        ending: Why it ended before its time; empty if it did not.
+        name: Of :data:`PARTS`.
+        device: Where.
+        told: As of :func:`measure`.
+        keep: The same.
+        machine: What they say of the device.
+        known: Subjects that were begun.
+        begun: The one that has not ended; empty if there is none.
     """
 
-    def __init__(self, part: str, device: Device, skipped: list[str]) -> None:
-        self.ending = ""
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed on leaving
-        command = [*WORKER, part, device, jsons.dumps(skipped)]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._errors, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+    name: str
+    device: Device
+    told: Told
+    keep: Callable[[Record], None]
+    machine: dict[str, Any] = field(default_factory=dict)
+    known: list[str] = field(default_factory=list)
+    begun: str = ""
 
-    def __enter__(self) -> _Process:
-        return self
-
-    def __exit__(self, *caught: object) -> None:
-        with self._errors:
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-
-    def events(self, end: float) -> Iterator[dict[str, Any]]:
-        """What it tells, until it ends, is silent for too long, or its time is over."""
-        try:
-            for line in self._lines(end):
+    def measure(self, end: float) -> None:
+        """Until a time; another process begins behind the subject with which one ended too early."""
+        while True:
+            before, error = len(self.known), "no time was left for it"
+            if (left := end - time.monotonic()) > 0:
+                job = {"part": self.name, "device": self.device, "skipped": self.known}
                 try:
-                    event = jsons.loads(line)
-                except ValueError:  # what libraries print
-                    continue
-                if isinstance(event, dict) and "event" in event:
-                    yield event
-        except TimeoutError as error:
-            self.ending = str(error)
-            return
-        if code := self._process.wait():
-            self._errors.seek(0)
-            last = (self._errors.read().strip().splitlines() or ["it said nothing"])[-1]
-            self.ending = f"the process ended with {code}: {last[:300]}"
-
-    def _lines(self, end: float) -> Iterator[bytes]:
-        assert self._process.stdout is not None
-        rest = b""
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._process.stdout, selectors.EVENT_READ)
-            while True:
-                patience = min(SILENCE, end - time.monotonic())
-                if not ready.select(max(patience, 0.0)):
-                    raise TimeoutError("its time was over" if patience < SILENCE else f"silent for {SILENCE:g} s")
-                chunk = os.read(self._process.stdout.fileno(), 1 << 16)
-                if not chunk:
+                    launch.launch(WORKER, job, 1, launch.NO_LINK, self._take, timeout=left, silence=SILENCE)
                     return
-                *whole, rest = (rest + chunk).split(b"\n")
-                yield from whole
+                except LabError as caught:
+                    error = launch.ended_early(caught)
+            if self.begun or len(self.known) == before:
+                self._keep(self.begun or "the rest", {}, 0.0, error)
+            if len(self.known) == before:
+                return
+
+    def _take(self, event: launch.Event) -> None:
+        match event["event"]:
+            case "machine":
+                self.machine = event["facts"]
+            case "begun":
+                self.begun = event["subject"]
+                self.known.append(self.begun)
+                self.told(f"{self.name}  {self.begun}")
+            case "done":
+                self._keep(event["subject"], event["result"], event["seconds"], event["error"])
+
+    def _keep(self, subject: str, result: dict[str, Any], seconds: float, error: str | None) -> None:
+        self.begun = ""
+        cell = Cell("gpu", self.name, subject, workers=1, steps=0, device=self.device)
+        made = Record.now(cell, result, seconds, origin.command(), error)
+        self.keep(replace(made, machine={**made.machine, **self.machine}))
 
 
 def run(json: Path | None, plot: Path | None, docs: Path | None, rehearse: bool) -> None:

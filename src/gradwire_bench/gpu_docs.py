@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gradwire.cost import shapes
-from gradwire.cost.advice import Candidate
 from gradwire.cost.costs import profile
 from gradwire.cost.gpus import GPUS, TRAFFIC
 from gradwire.cost.network import Level, Links
@@ -17,20 +15,21 @@ from gradwire.cost.simulation import Setting, plain, simulate
 from gradwire.cost.workload import Workload
 from gradwire.errors import ConfigurationError
 from gradwire_bench import origin
+from gradwire_bench.cell import Record
+from gradwire_bench.contenders import Contender
 from gradwire_bench.gpu_report import verdicts
 from gradwire_bench.suite import ledger
-from gradwire_bench.suite.cell import Record
 
 PAGE, TABLES, DATA = Path("gpus.md"), Path("benchmarks.md"), Path("data/gpu.jsonl")
 WORKERS = 8
 BACKWARD = 2 / 3
 """Of a step."""
 
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bf16": ("bf16", {}),
-    "4 bits": ("qsgd", {"bits": 4, "owner": "qsgd:4"}),
-    "1 bit": ("efsignsgd", {}),
-    "acpsgd, rank 4": ("acpsgd", {"rank": 4}),
+WAYS = {
+    "bf16": "bf16",
+    "4 bits": "qsgd:bits=4,owner=qsgd:4",
+    "1 bit": "efsignsgd",
+    "acpsgd, rank 4": "acpsgd:rank=4",
 }
 
 
@@ -94,16 +93,16 @@ def break_even(records: Sequence[Record]) -> str:
     """The rates from which on each method's bytes hide behind backward, and what it takes of the GPU."""
     heads = ["step", "fp32", *WAYS, "of the GPU's time"]
     lines = [_line(heads), "|" + "---|" * len(heads)]
-    taken = profile("h200")
+    taken, ways = profile("h200"), [Contender.parse(each) for each in WAYS.values()]
     for name, row in ROWS.items():
         steps = [each for each in records if each.cell.workload == row.part and "overhead" in each.result]
         seconds = 1e-3 * steps[0].result["dense_milliseconds"] if steps else row.seconds
         network = Links((Level(WORKERS, 1e10, 5e-6),), 1.0)
         setting = Setting(Workload.of(row.model, seconds, taken.copy), network, taken)
-        tried = [Candidate.make(method, options).configuration for method, options in WAYS.values()]
-        sent = [each.wire_bytes for each in (plain(setting), *(simulate(each, setting) for each in tried))]
+        predictions = plain(setting), *(simulate(each.configuration(), setting) for each in ways)
+        sent = [each.wire_bytes for each in predictions]
         rates = [_rounded(8e-9 * each / (BACKWARD * seconds)) for each in sent]
-        shares = [row.model.numel * _traffic(method) / GPUS["h200"] / seconds for method, _ in WAYS.values()]
+        shares = [row.model.numel * _traffic(each.name) / GPUS["h200"] / seconds for each in ways]
         shares = [max(each.result["overhead"], 0.0) for each in steps] or shares
         where = f"measured, {steps[0].machine['gpu']}" if steps else "assumed"
         of_time = f"{min(shares):.1%} to {max(shares):.1%}, {'measured' if steps else 'computed'}"

@@ -1,4 +1,4 @@
-"""A part of ``gradwire bench gpu``, in a process of its own: ``python -m gradwire_bench.gpu_part PART DEVICE SKIPPED``.
+"""A part of ``gradwire bench gpu``, in a process of its own.
 
 Every subject is told of when it begins and when it ends, so that whoever listens knows which one a crash belongs to. A
 process whose device is lost ends; another begins behind the subject that did it.
@@ -209,4 +209,5 @@ def _is_lost(device: torch.device) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))  # type: ignore[arg-type]
+    job = json.loads(sys.argv[1])
+    sys.exit(main(job["part"], job["device"], job["skipped"]))

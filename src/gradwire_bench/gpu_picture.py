@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _save, figure_of
-from gradwire_bench.suite.cell import Record
+from gradwire_bench.cell import Record
+from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, figure_of, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
     _bars(rows[0][0], speeds)
     for (axes,), record in zip(rows[1:], steps, strict=True):
         _streams(axes, record)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _bars(axes: Axes, speeds: Sequence[Record]) -> None:

@@ -22,7 +22,8 @@ from gradwire.errors import GradwireError, LabError
 from gradwire.lab import Lab
 from gradwire_bench import placement
 from gradwire_bench.gpu_steps import METHODS, SMALL, Subject
-from gradwire_bench.worker import ended_early, fingerprint, process_group, reason
+from gradwire_bench.launch import ended_early
+from gradwire_bench.worker import fingerprint, process_group, reason
 
 RANKS = 2
 STEPS = 4

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from gradwire_bench.cell import Record
 from gradwire_bench.gpu_operations import TARGETS
 from gradwire_bench.gpu_steps import TASKS
-from gradwire_bench.suite.cell import Record
 
 _NOT_SHOWN = ("reached", "target", "found", "group", "streams", "copy_gbps", "bytes_per_value")
 _NAMED = 3

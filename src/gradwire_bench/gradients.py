@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gradwire.layout import Float64Array, Slot, flat_slots
+from gradwire.policy import DensePolicy
 from gradwire_bench.data import DataSource
+from gradwire_bench.tasks import Share
 from gradwire_bench.workloads import IMAGE, Workload
 
 BATCH = 32
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Gradients of one training at one time.
+
+    Attributes:
+        name: Of what, and when.
+        slots: Matrices and convolutions, one after another.
+        values: ``float32``, all of them.
+        others: The same of other batches.
+    """
+
+    name: str
+    slots: tuple[Slot, ...]
+    values: Tensor
+    others: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, name: str, gradients: Sequence[Mapping[str, Tensor]]) -> Recording:
+        """What the default policy compresses of several batches' gradients; the first is the one that counts."""
+        shapes = [(key, tuple(each.shape)) for key, each in gradients[0].items()]
+        slots = flat_slots([(key, shape) for key, shape in shapes if not DensePolicy().keeps_dense(shape)])
+        values, *others = [torch.cat([each[slot.name].flatten() for slot in slots]) for each in gradients]
+        return cls(name, slots, values, tuple(others))
+
+    def layers(self) -> list[Float64Array]:
+        """The values of each parameter."""
+        return [self.values[slot.offset : slot.stop].double().numpy() for slot in self.slots]
 
 
 def real_gradients(
@@ -29,7 +63,7 @@ def real_gradients(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = workload.model(source)
-    batches = workload.task(source, rank=0, world_size=1, batch=BATCH, seed=seed).batches()
+    batches = workload.task(source, Share(BATCH, seed)).batches()
     optimizer = torch.optim.SGD(net.parameters(), lr=workload.learning_rate / 2)
     for inputs, labels in islice(batches, steps):
         optimizer.zero_grad()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.cost.measure import one_thread
 from gradwire.kernels import Code, codes
 from gradwire.kernels.reference import elias_fano_bytes
 from gradwire.layout import Block, Granularity, Slot, flat_slots
@@ -86,7 +86,7 @@ def measure(
     report = progress or (lambda done, total, name: None)
     block = _block(numel, segments)
     report(0, 1, "compiling")
-    with _one_thread():
+    with one_thread():
         operations = _operations(block)
         total = len(operations) * (repeats + 1)
         peaks: dict[str, int | None] = {}
@@ -196,16 +196,6 @@ def _sparse(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -> li
         _Operation(f"top-k {share}: read indices and average {ROWS}", 2.0, average),
         _Operation(f"random-k {share}: choose and gather", None, choose),
     ]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _peak_extra_bytes(run: Callable[[], object]) -> int | None:

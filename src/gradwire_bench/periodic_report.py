@@ -11,12 +11,12 @@ from rich.console import Console
 from gradwire.errors import GradwireError
 from gradwire_bench import origin, periodic, periodic_plans, periodic_results, pictures, report
 from gradwire_bench.data import Dataset
-from gradwire_bench.periodic import Optimizer
+from gradwire_bench.launch import NO_LINK
 from gradwire_bench.periodic_plans import Run
 from gradwire_bench.periodic_results import Average, Outcome, Row
-from gradwire_bench.progress import bars
 from gradwire_bench.shapes import get as get_shapes
-from gradwire_bench.sync import NO_LINK, link_rate
+from gradwire_bench.terminal import bars
+from gradwire_bench.trial import OptimizerName
 from gradwire_bench.workloads import LANGUAGE, Workload
 
 
@@ -145,7 +145,7 @@ class Bench:
                 news = f"next: {waiting[0]}" if waiting else ""
                 progress.update(task, completed=len(rows) - len(waiting), news=news)
 
-            return periodic.averages(shapes, workers, self._rate(self.link), on_progress=show)
+            return periodic.averages(shapes, workers, self.link, on_progress=show)
 
     def _train(
         self,
@@ -156,7 +156,7 @@ class Bench:
         link: str,
         runs: Sequence[Run],
         *,
-        optimizer: Optimizer = "sgd",
+        optimizer: OptimizerName = "sgd",
         large: bool = False,
     ) -> list[Outcome]:
         """Trains with a live bar; whatever has ended, ``before`` included, is in the section's file from then on."""
@@ -177,7 +177,7 @@ class Bench:
                 workload,
                 workload.locate(self.dataset),
                 workers,
-                self._rate(link),
+                link,
                 runs,
                 optimizer=optimizer,
                 large=large,
@@ -185,9 +185,6 @@ class Bench:
                 on_progress=show,
             )
         return outcomes
-
-    def _rate(self, link: str) -> str | None:
-        return None if link_rate(link) is None else link
 
     def _where(self, workload: Workload, link: str) -> str:
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"

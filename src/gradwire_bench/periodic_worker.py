@@ -6,8 +6,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,13 +17,21 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire_bench import shapes
-from gradwire_bench.contenders import Contender
+from gradwire_bench.contenders import Averaged, Contender
 from gradwire_bench.data import DataSource
 from gradwire_bench.nets import ByteNet
 from gradwire_bench.periodic_plans import Plan, Run
-from gradwire_bench.tasks import Score, Task
-from gradwire_bench.trial import one_cycle
-from gradwire_bench.worker import agree, emit, fingerprint, interface_sent_bytes, mean_over_ranks, process_group, reason
+from gradwire_bench.tasks import Score, Share, Task
+from gradwire_bench.trial import OptimizerName, one_cycle, optimizer_of
+from gradwire_bench.worker import (
+    agree,
+    attempted,
+    emit,
+    fingerprint,
+    interface_sent_bytes,
+    mean_over_ranks,
+    process_group,
+)
 from gradwire_bench.workloads import WORKLOADS, Workload
 
 TOLD_EVERY = 10
@@ -54,29 +62,22 @@ class Trainer:
         """Does every training and tells its result; every rank calls it at the same time."""
         for number, fields in enumerate(self._job["runs"]):
             run = Run(**{**fields, "plan": Plan(**fields["plan"])})
-            error = None
-            try:
-                result = self._train(number, run)
-            except Exception as caught:  # whatever stops a training belongs in its row
-                error = caught
-            if not _out(number, error) and dist.get_rank() == 0:
+            result = attempted(number, partial(self._train, number, run))
+            if result is not None and dist.get_rank() == 0:
                 emit("result", row=number, **result)
 
     def _task(self, seed: int) -> Task:
         if seed not in self._tasks:
-            rank, world_size = dist.get_rank(), dist.get_world_size()
-            batch = self._job["batch"]
-            self._tasks = {
-                seed: self._workload.task(self._source, rank=rank, world_size=world_size, batch=batch, seed=seed)
-            }
+            share = Share(self._job["batch"], seed, dist.get_rank(), dist.get_world_size())
+            self._tasks = {seed: self._workload.task(self._source, share)}
         return self._tasks[seed]
 
     def _train(self, number: int, run: Run) -> dict[str, Any]:
         torch.manual_seed(run.seed)
         net = self._workload.model(self._source, small=not self._job["large"])
-        optimizer = _optimizer(self._job["optimizer"], net.parameters(), run.learning_rate)
+        optimizer = optimizer_of(self._job["optimizer"], net, run.learning_rate)
         group = dist.new_group(timeout=timedelta(seconds=COLLECTIVE_TIMEOUT))
-        averager = Averager(net, optimizer, run.plan, group)
+        averaged = _averaged(net, optimizer, run.plan, group)
         try:
             schedule = one_cycle(optimizer, run.learning_rate, run.steps + 1)
             task = self._task(run.seed)
@@ -88,7 +89,7 @@ class Trainer:
             for step in range(1, run.steps + 1):
                 inputs, wanted = next(batches)
                 optimizer.zero_grad()
-                loss: Tensor = F.cross_entropy(averager.model(inputs), wanted)
+                loss: Tensor = F.cross_entropy(averaged.model(inputs), wanted)
                 torch.autograd.backward(loss)
                 stepping = time.perf_counter()
                 optimizer.step()
@@ -99,19 +100,20 @@ class Trainer:
             ending = 0.0
             if run.plan.every <= run.steps:
                 stepping = time.perf_counter()
-                averager.finish()
+                averaged.finish()
                 ending = time.perf_counter() - stepping
             seconds, _ = agree(time.perf_counter() - begin)
             interface = None
             if self._job["shaped"]:
                 interface = mean_over_ranks(interface_sent_bytes() - interface_before) / run.steps
-            metered = mean_over_ranks(averager.sent_bytes()) / run.steps
+            metered = mean_over_ranks(averaged.sent_bytes() or 0) / run.steps
             score = _score(net, task, self._job["test_samples"])
         finally:
-            averager.close()
+            averaged.close()
         world_size = dist.get_world_size()
         dense_bytes = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
         return {
+            "steps_done": run.steps,
             "loss": score.nats / score.seen,
             "accuracy": score.correct / score.seen,
             "dense_bytes": 2 * (world_size - 1) * dense_bytes / world_size,
@@ -124,148 +126,99 @@ class Trainer:
         }
 
 
-class Averager:
-    """A model and what averages it, as a plan says.
-
-    Args:
-        net: The plain module.
-        optimizer: Of its parameters.
-        plan: When to average what, and how.
-        group: The workers.
-
-    Attributes:
-        model: What to call for a forward pass.
-    """
-
-    def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, group: dist.ProcessGroup) -> None:
-        contender = Contender.parse(plan.method)
-        self.model: Callable[[Tensor], Tensor] = net
-        if dist.get_world_size() == 1 and plan.every == 0:
-            self._handle: gradwire.Handle | None = None
-        elif plan.every == 0:
-            averaged = contender.wrap(net, group)
-            self.model, self._handle = averaged.model, averaged.handle
-        else:
-            self._handle = _periodic(net, optimizer, plan, contender, group)
-
-    def finish(self) -> None:
-        """Averages what the last local steps changed."""
-        if isinstance(self._handle, gradwire.Periodic):
-            self._handle.synchronize()
-
-    def sent_bytes(self) -> int:
-        """Bytes that this rank handed over to be sent since attach."""
-        return 0 if self._handle is None else int(self._handle.stats().wire_bytes)
-
-    def close(self) -> None:
-        """Ends what works in the background."""
-        if self._handle is not None:
-            self._handle.close()
-
-
-class Clock:
+def silence(job: dict[str, Any]) -> None:
     """Times an optimizer's steps, bare and with an averager attached that never sends; CPU time of the process.
+
+    Tells the median over rounds for SGD and AdamW. Each round times two optimizers of the same kind in turn, of which
+    one has the averager, in half of the rounds the other one: so neither the machine's moods nor where tensors lie make
+    a difference.
 
     Args:
         job: The parent's wishes: ``steps`` of a round, ``rounds``.
     """
+    plan, dense = Plan("nothing sent", NEVER), Contender.parse("dense")
+    names: tuple[OptimizerName, ...] = ("sgd", "adamw")
+    for name in names:
+        pair = [_prepared(name), _prepared(name)]
+        alone: list[float] = []
+        attached: list[float] = []
+        for chosen in pair:
+            handle = _periodic(*chosen, plan, dense, dist.group.WORLD)
+            for _ in range(job["rounds"] // 2):
+                for each in pair:
+                    (attached if each is chosen else alone).append(_step_seconds(each[1], job["steps"]))
+            handle.close()
+        if dist.get_rank() == 0:
+            emit("silence", optimizer=name, alone=statistics.median(alone), attached=statistics.median(attached))
 
-    def __init__(self, job: dict[str, Any]) -> None:
-        self._steps: int = job["steps"]
-        self._rounds: int = job["rounds"]
 
-    def run(self) -> None:
-        """Tells the median over rounds for SGD and AdamW.
-
-        Each round times two optimizers of the same kind in turn, of which one has the averager, in half of the rounds
-        the other one: so neither the machine's moods nor where tensors lie make a difference.
-        """
-        plan, dense = Plan("nothing sent", NEVER), Contender.parse("dense")
-        for name in ("sgd", "adamw"):
-            pair = [self._prepared(name), self._prepared(name)]
-            alone: list[float] = []
-            attached: list[float] = []
-            for chosen in pair:
-                handle = _periodic(*chosen, plan, dense, dist.group.WORLD)
-                for _ in range(self._rounds // 2):
-                    for each in pair:
-                        seconds = self._step_seconds(each[1])
-                        (attached if each is chosen else alone).append(seconds)
-                handle.close()
-            if dist.get_rank() == 0:
-                emit("silence", optimizer=name, alone=statistics.median(alone), attached=statistics.median(attached))
-
-    def _step_seconds(self, optimizer: torch.optim.Optimizer) -> float:
-        begin = time.process_time()
-        for _ in range(self._steps):
-            optimizer.step()
-        return (time.process_time() - begin) / self._steps
-
-    def _prepared(self, name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        net = ByteNet()
-        for parameter in net.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer = _optimizer(name, net.parameters(), 1e-3)
+def _step_seconds(optimizer: torch.optim.Optimizer, steps: int) -> float:
+    begin = time.process_time()
+    for _ in range(steps):
         optimizer.step()
-        return net, optimizer
+    return (time.process_time() - begin) / steps
 
 
-class Averages:
-    """Times averages of a model-shaped change of parameters.
+def _prepared(name: OptimizerName) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = ByteNet()
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = optimizer_of(name, net, 1e-3)
+    optimizer.step()
+    return net, optimizer
+
+
+def averages(job: dict[str, Any]) -> None:
+    """Times averages of a model-shaped change of parameters, one method after another.
 
     Args:
         job: The parent's wishes: ``shapes``, ``repeats`` and ``seconds``, both of which are reached, ``methods``.
     """
+    net = nn.ParameterDict({name.replace(".", "_"): torch.zeros(shape) for name, shape in shapes.get(job["shapes"])})
+    for number, method in enumerate(job["methods"]):
+        found = attempted(number, partial(_average, job, net, Contender.parse(method)))
+        if found is not None and dist.get_rank() == 0:
+            emit("result", row=number, seconds=found[0], metered_bytes=found[1])
 
-    def __init__(self, job: dict[str, Any]) -> None:
-        self._repeats, self._seconds = job["repeats"], job["seconds"]
-        self._methods = job["methods"]
-        self._net = nn.ParameterDict(
-            {name.replace(".", "_"): torch.zeros(shape) for name, shape in shapes.get(job["shapes"])}
-        )
 
-    def run(self) -> None:
-        """Times one method after another; every rank calls it at the same time."""
-        for number, method in enumerate(self._methods):
-            error = None
-            seconds: list[float] = []
-            metered = 0.0
-            try:
-                group = dist.new_group(timeout=timedelta(seconds=COLLECTIVE_TIMEOUT))
-                seconds, metered = self._time(Contender.parse(method), group)
-            except Exception as caught:  # whatever stops a method belongs in its row
-                error = caught
-            if not _out(number, error) and dist.get_rank() == 0:
-                emit("average", row=number, seconds=seconds, metered_bytes=metered)
+def _average(job: dict[str, Any], net: nn.ParameterDict, contender: Contender) -> tuple[list[float], float]:
+    """Seconds of each average, and bytes of one."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    group = dist.new_group(timeout=timedelta(seconds=COLLECTIVE_TIMEOUT))
+    handle = _periodic(net, optimizer, Plan("timed", NEVER), contender, group)
+    change = torch.Generator().manual_seed(dist.get_rank())
 
-    def _time(self, contender: Contender, group: dist.ProcessGroup) -> tuple[list[float], float]:
+    def timed() -> float:
         with torch.no_grad():
-            for parameter in self._net.parameters():
-                parameter.zero_()
-        optimizer = torch.optim.SGD(self._net.parameters(), lr=1.0)
-        handle = _periodic(self._net, optimizer, Plan("timed", NEVER), contender, group)
-        change = torch.Generator().manual_seed(dist.get_rank())
+            for parameter in net.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=change), alpha=1e-3)
+        optimizer.step()  # without gradients, which changes nothing; but there is something to average after it
+        dist.barrier()
+        begin = time.perf_counter()
+        handle.synchronize()
+        slowest, _ = agree(time.perf_counter() - begin)
+        return slowest
 
-        def timed() -> float:
-            with torch.no_grad():
-                for parameter in self._net.parameters():
-                    parameter.add_(torch.randn(parameter.shape, generator=change), alpha=1e-3)
-            optimizer.step()  # without gradients, which changes nothing; but there is something to average after it
-            dist.barrier()
-            begin = time.perf_counter()
-            handle.synchronize()
-            slowest, _ = agree(time.perf_counter() - begin)
-            return slowest
+    timed()  # warms up
+    before = handle.stats().wire_bytes
+    seconds: list[float] = []
+    while len(seconds) < job["repeats"] or sum(seconds) < job["seconds"]:
+        seconds.append(timed())
+    metered = mean_over_ranks(handle.stats().wire_bytes - before) / len(seconds)
+    handle.close()
+    return seconds, metered
 
-        timed()  # warms up
-        before = handle.stats().wire_bytes
-        seconds: list[float] = []
-        while len(seconds) < self._repeats or sum(seconds) < self._seconds:
-            seconds.append(timed())
-        metered = mean_over_ranks(handle.stats().wire_bytes - before) / len(seconds)
-        handle.close()
-        return seconds, metered
+
+def _averaged(net: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, group: dist.ProcessGroup) -> Averaged:
+    """A model and what averages it, as a plan says."""
+    contender = Contender.parse(plan.method)
+    if plan.every:
+        return Averaged(net, _periodic(net, optimizer, plan, contender, group))
+    return contender.wrap(net, group) if dist.get_world_size() > 1 else Averaged(net, None)
 
 
 def _periodic(
@@ -293,12 +246,6 @@ def _periodic(
     )
 
 
-def _optimizer(name: str, parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=learning_rate)
-    return torch.optim.SGD(parameters, lr=learning_rate)
-
-
 def _score(net: nn.Module, task: Task, samples: int) -> Score:
     """Of so many test samples, each rank looking at its part, with the mean over ranks of the running statistics."""
     for buffer in net.buffers():
@@ -313,23 +260,17 @@ def _score(net: nn.Module, task: Task, samples: int) -> Score:
     return Score(int(total[0]), int(total[1]), float(total[2]))
 
 
-def _out(number: int, error: Exception | None) -> bool:
-    """Tells the parent about an error; whether the row failed on any rank."""
-    if error is not None:
-        emit("failed", row=number, reason=reason(error))
-    return agree(failed=error is not None)[1]
-
-
 def main() -> None:
     """Runs the job given as JSON on the command line."""
     job = json.loads(sys.argv[1])
-    kinds: dict[str, Callable[[dict[str, Any]], Trainer | Clock | Averages]] = {
-        "train": Trainer,
-        "silence": Clock,
-        "average": Averages,
-    }
     with process_group(2 * COLLECTIVE_TIMEOUT):
-        kinds[job["kind"]](job).run()
+        match job["kind"]:
+            case "train":
+                Trainer(job).run()
+            case "silence":
+                silence(job)
+            case "average":
+                averages(job)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gradwire.errors import ConfigurationError
 from gradwire_bench import cookbook, recipes
 from gradwire_bench.catalogue import Entry, Measurement
+from gradwire_bench.origin import require
 from gradwire_bench.periodic_results import Row, Speedup
 from gradwire_bench.train import TrainRow
 
@@ -50,20 +50,17 @@ def train_plots(rows: Sequence[TrainRow], folder: Path, subtitle: str) -> list[P
     if not done:
         return []
     colours = {row.label: colour for row, colour in zip(done, (BASELINE_COLOUR, *COLOURS * len(done)), strict=False)}
-    pictures: list[tuple[str, Callable[[Axes, Sequence[TrainRow], dict[str, str]], None]]] = [
-        ("accuracy_over_time.png", _draw_accuracy_over_time),
-        ("step_time.png", _draw_step_time),
-        ("accuracy_over_bytes.png", _draw_accuracy_over_bytes),
-    ]
-    paths = []
-    for name, draw in pictures:
-        figure, axes = _figure()
+    pictures: dict[str, tuple[str, Callable[[Axes, Sequence[TrainRow], dict[str, str]], None]]] = {
+        "accuracy_over_time.png": ("Test accuracy against training time", _draw_accuracy_over_time),
+        "step_time.png": ("Time of a training step", _draw_step_time),
+        "accuracy_over_bytes.png": ("Final test accuracy against bytes sent", _draw_accuracy_over_bytes),
+    }
+    for name, (title, draw) in pictures.items():
+        figure, axes = axes_of()
         draw(axes, done, colours)
-        axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=9, color="#666666")
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / name, dpi=160, facecolor="white")
-        paths.append(folder / name)
-    return paths
+        titled(axes, title, subtitle)
+        save(figure, folder / name)
+    return [folder / name for name in pictures]
 
 
 def size_error_plot(entries: Sequence[Entry], measured: Sequence[Measurement], path: Path, subtitle: str) -> None:
@@ -75,9 +72,8 @@ def size_error_plot(entries: Sequence[Entry], measured: Sequence[Measurement], p
         path: The PNG file.
         subtitle: On what it was measured, in a line.
     """
-    figure, axes = _figure((10, 7.5))
-    axes.set_title("Error of one step against size, without a memory", loc="left", pad=26)
-    axes.text(0, 1.02, subtitle, transform=axes.transAxes, fontsize=9, color="#666666")
+    figure, axes = axes_of((10, 7.5))
+    titled(axes, "Error of one step against size, without a memory", subtitle)
     points = [
         (entry, each, each.error) for entry, each in zip(entries, measured, strict=True) if each.error is not None
     ]
@@ -91,8 +87,7 @@ def size_error_plot(entries: Sequence[Entry], measured: Sequence[Measurement], p
     axes.legend(frameon=False, fontsize=9)
     axes.margins(0.08)
     label_points(figure, axes, [(each.bits, max(error, _LEAST_ERROR), entry.name) for entry, each, error in points])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160, facecolor="white")
+    save(figure, path)
 
 
 def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> None:
@@ -104,9 +99,8 @@ def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> N
         title: What was trained.
         subtitle: Where, in a line.
     """
-    figure, axes = _figure((9, 5.4))
-    axes.set_title(title, loc="left", pad=26)
-    axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=9, color="#666666")
+    figure, axes = axes_of((9, 5.4))
+    titled(axes, title, subtitle)
     shown = [(row, row.share, row.loss) for row in rows if row.loss is not None and row.share]
     families = dict.fromkeys(row.label.split()[0] for row, _, _ in shown)
     colours = dict(zip(families, (BASELINE_COLOUR, *COLOURS), strict=False))
@@ -122,7 +116,7 @@ def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> N
     axes.set_ylabel("loss on held-out data in nats")
     axes.margins(x=0.22, y=0.1)
     label_points(figure, axes, [(100 * share, loss.mean, row.label) for row, share, loss in shown])
-    _save(figure, path)
+    save(figure, path)
 
 
 def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
@@ -135,14 +129,9 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
     shown = cookbook.compared(rows)
     panels = [list(group) for _, group in groupby(shown, key=lambda row: (row.workload, row.optimizer))]
     columns = min(len(panels), 2 if len(panels) == 4 else 3)
-    lines = -(-len(panels) // columns)
-    figure, first = _figure((5.2 * columns, 4.2 * lines))
-    first.remove()
-    places = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for empty in places[len(panels) :]:
-        empty.remove()
+    figure, places = panels_of(len(panels), columns, 5.2, 4.2)
     names: list[list[tuple[float, float, str]]] = []
-    for place, ((dense, *others), axes) in enumerate(zip(panels, places, strict=False)):
+    for place, ((dense, *others), axes) in enumerate(zip(panels, places, strict=True)):
         limit = recipes.limit(dense.workload)
         worst = min(max([3 * limit, *(1.2 * row.lost for row in others)]), 8 * limit)
         axes.axhspan(-2 * limit, limit, color="#e4f1ea", zorder=0, linewidth=0)
@@ -158,12 +147,10 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
             axes.set_ylabel("% of the loss more" if recipes.by_loss(dense.workload) else "points lost")
         if place + columns >= len(panels):
             axes.set_xlabel("times fewer bytes than dense (logarithmic)")
-        axes.tick_params(labelsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
         names.append([(row.fewer_bytes, min(row.lost, worst), cookbook.short(row)) for row in others])
-    for axes, named in zip(places, names, strict=False):
+    for axes, named in zip(places, names, strict=True):
         label_points(figure, axes, named)
-    _save(figure, path)
+    save(figure, path)
 
 
 def speedup_plot(rows: Sequence[Speedup], path: Path, title: str, subtitle: str) -> None:
@@ -175,11 +162,8 @@ def speedup_plot(rows: Sequence[Speedup], path: Path, title: str, subtitle: str)
         title: What was trained.
         subtitle: Where, in a line.
     """
-    figure, left = _figure((10, 4.8))
-    left.remove()
-    left, right = figure.subplots(1, 2)
-    left.set_title(title, loc="left", pad=26)
-    left.text(0, 1.03, subtitle, transform=left.transAxes, fontsize=9, color="#666666")
+    figure, ((left, right),) = figure_of((10, 4.8), 1, 2)
+    titled(left, title, subtitle)
     for row, colour in zip(rows, COLOURS[2:] * len(rows), strict=False):
         totals, losses = [row.workers * steps for steps in row.losses], list(row.losses.values())
         reach = [[loss.mean - loss.least for loss in losses], [loss.most - loss.mean for loss in losses]]
@@ -204,19 +188,23 @@ def speedup_plot(rows: Sequence[Speedup], path: Path, title: str, subtitle: str)
         right.annotate(
             "linear speed-up", (workers[0], start / workers[0]), (12, -3), textcoords="offset points", fontsize=9
         )
-        right.set_title(f"Steps of a worker to a loss of {reached[0].target:.2f}", loc="left", pad=26)
+        titled(right, f"Steps of a worker to a loss of {reached[0].target:.2f}")
     log_axis(right)
     log_axis(right, "y")
     right.set_xticks([row.workers for row in rows])
     right.set_xlabel("workers M (logarithmic)")
     right.set_ylabel("steps K (logarithmic)")
-    for axes in (left, right):
-        axes.tick_params(labelsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    save(figure, path)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def titled(axes: Axes, title: str, subtitle: str = "") -> None:
+    """Writes a title, and a line below it that is smaller."""
+    axes.set_title(title, loc="left", pad=26)
+    axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=9, color="#666666")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a picture, making the folder where needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160, facecolor="white")
 
@@ -265,7 +253,6 @@ def label_points(figure: Figure, axes: Axes, points: Sequence[tuple[float, float
 
 
 def _draw_accuracy_over_time(axes: Axes, rows: Sequence[TrainRow], colours: dict[str, str]) -> None:
-    axes.set_title("Test accuracy against training time", loc="left", pad=26)
     for row in rows:
         seconds, accuracy = [point.seconds for point in row.curve], [100 * point.accuracy for point in row.curve]
         axes.plot(seconds, accuracy, color=colours[row.label], linewidth=2, marker="o", markersize=3)
@@ -300,7 +287,6 @@ def _clusters(rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
 
 
 def _draw_step_time(axes: Axes, rows: Sequence[TrainRow], colours: dict[str, str]) -> None:
-    axes.set_title("Time of a training step", loc="left", pad=26)
     times = [row.median_seconds or 0.0 for row in rows]
     places = range(len(rows))
     axes.barh(places, times, color=[colours[row.label] for row in rows], height=0.65)
@@ -315,7 +301,6 @@ def _draw_step_time(axes: Axes, rows: Sequence[TrainRow], colours: dict[str, str
 
 
 def _draw_accuracy_over_bytes(axes: Axes, rows: Sequence[TrainRow], colours: dict[str, str]) -> None:
-    axes.set_title("Final test accuracy against bytes sent", loc="left", pad=26)
     shown = [row for row in rows if row.sent_bytes]
     accuracies = [100 * (row.accuracy or 0.0) for row in shown]
     if not accuracies:  # one worker alone sends nothing
@@ -366,20 +351,32 @@ def _stacked(heights: Sequence[float], gap: float) -> list[float]:
     return stacked
 
 
-def _figure(inches: tuple[float, float] = (8, 4.8)) -> tuple[Figure, Axes]:
+def axes_of(inches: tuple[float, float] = (8, 4.8)) -> tuple[Figure, Axes]:
+    """An empty picture with one pair of axes."""
     figure, ((axes,),) = figure_of(inches, 1, 1)
     return figure, axes
 
 
+def panels_of(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """So many panels of one size, in so many columns."""
+    rows = -(-count // columns)
+    figure, found = figure_of((width * columns, height * rows), rows, columns)
+    flat = [axes for row in found for axes in row]
+    for axes in flat[count:]:
+        axes.remove()
+    return figure, flat[:count]
+
+
 def figure_of(inches: tuple[float, float], rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
-    """An empty picture with its axes, row by row."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError(
-            "matplotlib, which draws the pictures, is not installed; install it with: pip install 'gradwire[bench]'"
-        ) from error
+    """An empty picture with its axes, row by row.
+
+    Raises:
+        ConfigurationError: Without matplotlib.
+    """
+    require("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=inches, layout="constrained")
     FigureCanvasAgg(figure)  # which measures letters with one renderer; without it each word gets a canvas of its own
     found = [list(row) for row in figure.subplots(rows, columns, squeeze=False)]

@@ -1,4 +1,4 @@
-"""Where a training computes, and what its workers' collectives go through."""
+"""What trains, where it computes, and what its workers' collectives go through."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigurationError
 
+Framework = Literal["torch", "keras-tf", "keras-jax", "jax"]
 Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,6 +153,86 @@ def candidates(optimizer: OptimizerName) -> list[Candidate]:
     return [Candidate(DDP), *fitting]
 
 
+@dataclass(frozen=True)
+class Column:
+    """A workload under an optimizer, and what has been trained of it.
+
+    Attributes:
+        results: Of all trainings.
+        workload: The task.
+        optimizer: The column's; methods that carry momentum themselves stand in that of momentum.
+        workers: How many.
+    """
+
+    results: Mapping[Trial, Result]
+    workload: Name
+    optimizer: OptimizerName
+    workers: int
+
+    def trial(self, candidate: Candidate, rate: float, seed: int = 0) -> Trial:
+        """A training; plain SGD takes the averages of what has a momentum of its own."""
+        takes: OptimizerName = "sgd" if candidate.kind == "momentum" else self.optimizer
+        return Trial(self.workload, takes, self.workers, candidate.method, rate, seed)
+
+    def tried(self, candidate: Candidate) -> dict[float, float]:
+        """Goodness by learning rate, of the first seed."""
+        sign = -1 if by_loss(self.workload) else 1
+        return {
+            each.learning_rate: sign * _score(self.workload, result)
+            for each, result in self.results.items()
+            if each == self.trial(candidate, each.learning_rate)
+        }
+
+    def best(self, candidate: Candidate) -> float:
+        """The best learning rate tried."""
+        tried = self.tried(candidate)
+        return max(tried, key=lambda rate: tried[rate])
+
+    def next(self, candidate: Candidate, start: float, tuned: bool = False) -> Trial | None:
+        """The next training, or None if it is settled; ``tuned`` leaves out the first rate's other seeds."""
+        tried, start = self.tried(candidate), float(f"{start:.4g}")
+        for rate in (start, start / 2, start * 2):
+            if rate not in tried:
+                return self.trial(candidate, rate)
+        best = self.best(candidate)
+        if len(tried) < TRIES:
+            if best == max(tried):
+                return self.trial(candidate, best * 2)
+            if best == min(tried):
+                return self.trial(candidate, best / 2)
+        rates = (best,) if tuned or candidate.kind == "momentum" else (best, start)
+        wanted = (self.trial(candidate, rate, seed) for rate in rates for seed in range(SEEDS))
+        return next((each for each in wanted if each not in self.results), None)
+
+    def scores(self, candidate: Candidate, rate: float) -> list[float]:
+        """Of all seeds that were trained at a rate."""
+        trained = (self.trial(candidate, rate, seed) for seed in range(SEEDS))
+        return [_score(self.workload, self.results[each]) for each in trained if each in self.results]
+
+    def row(self, candidate: Candidate, dense: Row | None) -> Row | None:
+        """What a candidate makes of it beside dense averages; None if it is not settled."""
+        tried = self.tried(candidate)
+        if not tried or self.next(candidate, next(iter(tried)), tuned=True) is not None:
+            return None
+        best = self.best(candidate)
+        result, same = self.results[self.trial(candidate, best)], self.scores(candidate, best)
+        pasted = self.scores(candidate, dense.learning_rate if dense else best)
+        known = candidate.kind != "momentum" and len(pasted) == SEEDS
+        return Row(
+            self.workload,
+            self.optimizer,
+            candidate.method,
+            best,
+            len(tried),
+            score=statistics.fmean(same),
+            spread=max(same) - min(same),
+            lost=_lost(self.workload, statistics.fmean(same), dense),
+            fewer_bytes=result.dense_bytes / result.sent_bytes,
+            seeds=len(same),
+            pasted=_lost(self.workload, statistics.fmean(pasted), dense) if known else None,
+        )
+
+
 def trials(
     done: Sequence[Done],
     workloads: Sequence[Name],
@@ -166,22 +247,17 @@ def trials(
     averages come first, since the others begin at theirs.
     """
     results = {each.trial: each.result for each in done}
-    wanted = []
-    for workload in workloads:
-        for optimizer in optimizers:
-            dense, *others = candidates(optimizer)
-            first = _next(results, workload, optimizer, workers, dense, base_rate(WORKLOADS[workload], optimizer), True)
-            if first is not None:
-                wanted.append(first)
-                continue
-            best = _best(_tried(results, workload, optimizer, workers, dense))
-            for each in others:
-                if methods is not None and each.method not in methods:
-                    continue
-                trial = _next(results, workload, optimizer, workers, each, best * each.rate)
-                if trial is not None:
-                    wanted.append(trial)
-    return wanted
+    wanted: list[Trial | None] = []
+    for workload, optimizer in itertools.product(workloads, optimizers):
+        column = Column(results, workload, optimizer, workers)
+        dense, *others = candidates(optimizer)
+        first = column.next(dense, base_rate(WORKLOADS[workload], optimizer), tuned=True)
+        if first is not None:
+            wanted.append(first)
+            continue
+        best = column.best(dense)
+        wanted += [column.next(each, best * each.rate) for each in others if methods is None or each.method in methods]
+    return [each for each in wanted if each is not None]
 
 
 def train(trial: Trial) -> Done:
@@ -192,37 +268,12 @@ def train(trial: Trial) -> Done:
 def rows(done: Sequence[Done]) -> list[Row]:
     """A row for every method that is settled, dense averages first, then fewest bytes first."""
     results = {each.trial: each.result for each in done}
-    found = []
-    places = dict.fromkeys((each.trial.workload, _column(each.trial), each.trial.workers) for each in done)
-    for workload, optimizer, workers in places:
-        here: list[Row] = []
-        for each in candidates(optimizer):
-            tried = _tried(results, workload, optimizer, workers, each)
-            if not tried or _next(results, workload, optimizer, workers, each, next(iter(tried)), True) is not None:
-                continue
-            best = _best(tried)
-            dense = here[0] if here else None
-            first = dense.learning_rate if dense else best
-            place = Trial(workload, _takes(optimizer, each), workers, each.method, best, 0)
-            same, pasted = _scores(results, place), _scores(results, replace(place, learning_rate=first))
-            score = statistics.fmean(same)
-            here.append(
-                Row(
-                    workload,
-                    optimizer,
-                    each.method,
-                    best,
-                    len(tried),
-                    score,
-                    max(same) - min(same),
-                    _lost(workload, score, dense),
-                    results[place].dense_bytes / results[place].sent_bytes,
-                    len(same),
-                    _lost(workload, statistics.fmean(pasted), dense)
-                    if each.kind != "momentum" and len(pasted) == SEEDS
-                    else None,
-                )
-            )
+    found: list[Row] = []
+    for place in dict.fromkeys((each.trial.workload, _column(each.trial), each.trial.workers) for each in done):
+        column, here = Column(results, *place), list[Row]()
+        for each in candidates(column.optimizer):
+            if (row := column.row(each, here[0] if here else None)) is not None:
+                here.append(row)
         found += [*here[:1], *sorted(here[1:], key=lambda row: -row.fewer_bytes)]
     return found
 
@@ -258,37 +309,9 @@ def plain(done: Sequence[Done]) -> list[dict[str, Any]]:
     return found
 
 
-def _takes(optimizer: OptimizerName, candidate: Candidate) -> OptimizerName:
-    """What takes a candidate's averages in an optimizer's column."""
-    return "sgd" if candidate.kind == "momentum" else optimizer
-
-
 def _column(trial: Trial) -> OptimizerName:
     own = {each.method for each in CANDIDATES if each.kind == "momentum"}
     return "momentum" if trial.method in own else trial.optimizer
-
-
-def _tried(
-    results: Mapping[Trial, Result], workload: Name, optimizer: OptimizerName, workers: int, candidate: Candidate
-) -> dict[float, float]:
-    """Goodness by learning rate, of the first seed."""
-    takes = _takes(optimizer, candidate)
-    return {
-        trial.learning_rate: -_score(workload, result) if by_loss(workload) else _score(workload, result)
-        for trial, result in results.items()
-        if (trial.workload, trial.optimizer, trial.workers, trial.method, trial.seed)
-        == (workload, takes, workers, candidate.method, 0)
-    }
-
-
-def _best(tried: Mapping[float, float]) -> float:
-    return max(tried, key=lambda rate: tried[rate])
-
-
-def _scores(results: Mapping[Trial, Result], place: Trial) -> list[float]:
-    """Of all seeds that were trained so."""
-    places = [replace(place, seed=seed) for seed in range(SEEDS)]
-    return [_score(place.workload, results[each]) for each in places if each in results]
 
 
 def _lost(workload: Name, score: float, dense: Row | None) -> float:
@@ -299,39 +322,6 @@ def _lost(workload: Name, score: float, dense: Row | None) -> float:
 
 def _score(workload: Name, result: Result) -> float:
     return result.loss if by_loss(workload) else 100 * result.accuracy
-
-
-def _next(
-    results: Mapping[Trial, Result],
-    workload: Name,
-    optimizer: OptimizerName,
-    workers: int,
-    candidate: Candidate,
-    start: float,
-    tuned: bool = False,
-) -> Trial | None:
-    """The next training of a candidate, or None if it is settled; ``tuned`` leaves out the first rate's other seeds."""
-    tried = _tried(results, workload, optimizer, workers, candidate)
-    takes = _takes(optimizer, candidate)
-
-    def trial(rate: float, seed: int = 0) -> Trial:
-        return Trial(workload, takes, workers, candidate.method, rate, seed)
-
-    start = float(f"{start:.4g}")
-    for rate in (start, start / 2, start * 2):
-        if rate not in tried:
-            return trial(rate)
-    best = _best(tried)
-    if len(tried) < TRIES:
-        if best == max(tried):
-            return trial(best * 2)
-        if best == min(tried):
-            return trial(best / 2)
-    for rate in (best,) if tuned or candidate.kind == "momentum" else (best, start):
-        for seed in range(SEEDS):
-            if trial(rate, seed) not in results:
-                return trial(rate, seed)
-    return None
 
 
 def line(method: str) -> str:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire_bench.sync import SyncRow
+from gradwire_bench.terminal import table
 from gradwire_bench.train import TrainRow
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _NOTHING = "-"
 def sync_table(rows: Sequence[SyncRow], title: str) -> Table:
     """Seconds a step, ratio to DDP fp32, bytes, and the wire thread's profile, of the rows of one link."""
     targets = [_targets(row) for row in rows]
-    table = _table(
+    shown = table(
         title,
         "method",
         "s a step",
@@ -36,7 +37,7 @@ def sync_table(rows: Sequence[SyncRow], title: str) -> Table:
         "steps",
     )
     for row, target in zip(rows, targets, strict=True):
-        table.add_row(
+        shown.add_row(
             _name(row.label, row.error),
             _number(row.median_seconds, "{:.3f}"),
             _number(row.ratio_to_ddp, "{:.2f}"),
@@ -46,17 +47,17 @@ def sync_table(rows: Sequence[SyncRow], title: str) -> Table:
             Text("+".join(f"{1e3 * seconds:.0f}" for seconds in row.stages.values()) or _NOTHING),
             str(len(row.seconds) or row.steps_begun or _NOTHING),
         )
-    return table
+    return shown
 
 
 def train_table(rows: Sequence[TrainRow], title: str) -> Table:
     """Step time, bytes and accuracy of each contender."""
     target, first = (f"s to {rows[0].target_accuracy:.0%}", rows[0].label) if rows else ("s to target", "DDP fp32")
-    table = _table(
+    shown = table(
         title, "method", "ms a step", f"x {first}", "MB metered", "MB interface", "x fewer bytes", "accuracy", target
     )
     for row in rows:
-        table.add_row(
+        shown.add_row(
             _name(row.label, row.error),
             _number(row.median_seconds, "{:.0f}", 1e-3),
             _number(row.speedup, "{:.2f}"),
@@ -68,17 +69,17 @@ def train_table(rows: Sequence[TrainRow], title: str) -> Table:
             if row.accuracy and row.seconds_to_target is None
             else _number(row.seconds_to_target, "{:.1f}"),
         )
-    return table
+    return shown
 
 
 def kernels_table(rows: Sequence[KernelRow], title: str) -> Table:
     """Time of each inner loop, as a multiple of a copy too."""
-    table = _table(title, "operation", "ms", "x copy", "target", "GB/s", "extra MB")
+    shown = table(title, "operation", "ms", "x copy", "target", "GB/s", "extra MB")
     for row in rows:
         target = Text()
         if row.target is not None:
             target = _verdict(f"<= {row.target:g}", reached=row.times_copy <= row.target)
-        table.add_row(
+        shown.add_row(
             Text(row.operation),
             _number(row.milliseconds, "{:.1f}"),
             _number(row.times_copy, "{:.2f}"),
@@ -86,12 +87,12 @@ def kernels_table(rows: Sequence[KernelRow], title: str) -> Table:
             _number(row.gigabytes_per_second, "{:.2f}"),
             _number(row.peak_extra_bytes, "{:.1f}", _MB),
         )
-    return table
+    return shown
 
 
 def periodic_table(rows: Sequence[periodic_results.Row], title: str) -> Table:
     """Bytes, loss and accuracy of each plan beside full communication's, mean and range over the seeds."""
-    shown = _table(
+    shown = table(
         title, "plan", "workers", "kB a step", "of full", "nats", "range", "above full", "accuracy", "s", "loss"
     )
     for row in rows:
@@ -117,7 +118,7 @@ def speedup_table(rows: Sequence[periodic_results.Speedup], title: str) -> Table
     """Loss by workers and steps of all workers together, and the speed-up."""
     totals = list(dict.fromkeys(row.workers * steps for row in rows for steps in row.losses))
     target = f"steps to {rows[0].target:.2f}" if rows else "steps"
-    shown = _table(title, "workers", *(f"M K = {total:,}" for total in totals), target, "x fewer")
+    shown = table(title, "workers", *(f"M K = {total:,}" for total in totals), target, "x fewer")
     for row in rows:
         by_total = {row.workers * steps: loss.mean for steps, loss in row.losses.items()}
         shown.add_row(
@@ -131,9 +132,7 @@ def speedup_table(rows: Sequence[periodic_results.Speedup], title: str) -> Table
 
 def silence_table(rows: Sequence[periodic_results.Silence], limit: float) -> Table:
     """What an averager costs while it sends nothing."""
-    shown = _table(
-        "An optimizer step in which nothing is sent", "optimizer", "us bare", "us attached", "more", "target"
-    )
+    shown = table("An optimizer step in which nothing is sent", "optimizer", "us bare", "us attached", "more", "target")
     for row in rows:
         shown.add_row(
             row.optimizer,
@@ -147,7 +146,7 @@ def silence_table(rows: Sequence[periodic_results.Silence], limit: float) -> Tab
 
 def average_table(rows: Sequence[periodic_results.Average], title: str, limit: float) -> Table:
     """Time of an average against what the link alone needs for its bytes."""
-    shown = _table(title, "method", "s", "MB metered", "s of the link", "x the link", "target")
+    shown = table(title, "method", "s", "MB metered", "s of the link", "x the link", "target")
     for row in rows:
         verdict = Text() if row.ratio is None else _verdict(f"<= {limit:g}", reached=row.ratio <= limit)
         shown.add_row(
@@ -163,7 +162,7 @@ def average_table(rows: Sequence[periodic_results.Average], title: str, limit: f
 
 def stream_table(rows: Sequence[periodic_results.Stream], title: str, least: float) -> Table:
     """Waiting with and without delay."""
-    shown = _table(title, "averages", "s", "s waited", "of it at the end", "hidden", "target")
+    shown = table(title, "averages", "s", "s waited", "of it at the end", "hidden", "target")
     for row in rows:
         verdict = Text() if row.hidden is None else _verdict(f">= {least:.0%}", reached=row.hidden >= least)
         seconds, waited, ending = (f"{each:.2f}" for each in (row.seconds, row.waited, row.ending))
@@ -173,7 +172,7 @@ def stream_table(rows: Sequence[periodic_results.Stream], title: str, least: flo
 
 def analysis_table(label: str, analysis: Analysis) -> Table:
     """Omega and error of each layer, then the bounds side by side."""
-    shown = _table(label, "layer", "elements", "Omega worker", "Omega owner", "(1 + M)(1 + W)", "error")
+    shown = table(label, "layer", "elements", "Omega worker", "Omega owner", "(1 + M)(1 + W)", "error")
     for layer in analysis.layers:
         shown.add_row(
             layer.name,
@@ -189,14 +188,6 @@ def analysis_table(label: str, analysis: Analysis) -> Table:
     shown.add_row("layer-wise", elements, "", "", layer_wise, f"{analysis.layer_wise_error:.3g}")
     shown.add_row("entire model", elements, "", "", entire, _number(analysis.entire_model_error, "{:.3g}"))
     return shown
-
-
-def _table(title: str, *columns: str) -> Table:
-    """Heads and names break where there is little room, else names would vanish in 80 columns."""
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
-    return table
 
 
 def _name(label: str, error: str | None) -> Text:

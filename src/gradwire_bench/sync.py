@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from gradwire import lab
-from gradwire.errors import ConfigurationError, LabError, did_you_mean
+from gradwire_bench import launch
 from gradwire_bench import shapes as shape_sets
+from gradwire_bench.cell import Cell
 from gradwire_bench.contenders import DDP, FLOOR, TORCH_POWERSGD, Contender
-from gradwire_bench.worker import ended_early
 
 DEFAULT_METHODS = (
     DDP,
@@ -31,9 +27,6 @@ DEFAULT_METHODS = (
 )
 BUDGET = 20.0
 """Seconds of timed steps for each contender on each link, once it has had its least number of steps."""
-
-NO_LINK = "none"
-"""The link that is no link: plain loopback."""
 
 _GBIT, _100MBIT = 1_000_000_000, 100_000_000
 TARGETS: dict[tuple[str, str], dict[int | None, float]] = {
@@ -98,88 +91,38 @@ def contenders(methods: Sequence[str]) -> list[Contender]:
     return list(dict.fromkeys([baseline, *chosen]))
 
 
-def link_rate(link: str) -> int | None:
-    """A link's rate in bits per second, ``None`` for plain loopback.
-
-    Raises:
-        ConfigurationError: If the text is neither a rate nor ``"none"``.
-    """
-    try:
-        return None if link == NO_LINK else lab.parse_rate(link)
-    except ConfigurationError as error:
-        hint = did_you_mean(link.lower(), [NO_LINK])
-        raise ConfigurationError(f"link: {hint}{error}, or 'none' for plain loopback") from error
-
-
-def measure_link(
-    shapes: str,
-    workers: int,
-    link: str,
-    racers: Sequence[Contender],
-    steps: int,
-    on_progress: Callable[[list[SyncRow]], object],
-) -> list[SyncRow]:
-    """Races all contenders over one link.
+def race(cells: Sequence[Cell], on_progress: Callable[[list[SyncRow]], object]) -> list[SyncRow]:
+    """Races contenders over one link.
 
     Args:
-        shapes: Name of the shape set.
-        workers: Number of worker processes.
-        link: The link's rate such as ``"1gbit"``, or ``"none"``.
-        racers: The contenders, DDP fp32 among them.
-        steps: Timed steps of each, fewer for those that would exceed the budget.
+        cells: One for each, DDP fp32 among them; a slow contender has fewer steps, as the budget allows.
         on_progress: Called with the rows so far after every step.
 
     Returns:
-        A row for every contender; one that failed says why.
+        A row for every cell; one that failed says why.
     """
-    rows = [SyncRow(str(racer), racer.label, link) for racer in racers]
-    rate = link_rate(link)
+    first = cells[0]
+    rows = [SyncRow(cell.contender, Contender.parse(cell.contender).label, cell.link) for cell in cells]
+    rate = launch.link_rate(first.link)
     job = {
-        "shapes": shapes,
-        "methods": [str(racer) for racer in racers],
-        "steps": steps,
+        "shapes": first.workload,
+        "methods": [cell.contender for cell in cells],
+        "steps": first.steps,
         "budget": BUDGET,
-        "timeout": _collective_timeout(shapes, rate),
-        "shaped": rate is not None,
+        "timeout": _collective_timeout(first.workload, rate),
     }
 
-    finished: set[int] = set()
+    def on_step(row: SyncRow, event: launch.Event) -> None:
+        row.steps_begun += 1
+        if event["timed"]:
+            row.seconds.append(event["seconds"])
 
-    def on_line(rank: int, line: str) -> None:
-        if not line.startswith("{"):
-            return
-        event = json.loads(line)
-        if event["event"] == "result":
-            finished.add(event["row"])
-        _take(rows[event["row"]], event)
-        on_progress(rows)
-
-    try:
-        with lab.Lab(workers=workers, rate=None if rate is None else link) as shaped:
-            shaped.run([sys.executable, "-m", "gradwire_bench.sync_worker", json.dumps(job)], on_line=on_line)
-    except LabError as error:
-        if not any(row.steps_begun for row in rows):
-            raise
-        for number, row in enumerate(rows):
-            if number not in finished and row.error is None:
-                row.error = ended_early(error)
-    _compare(rows, shapes, workers, rate)
-    return rows
-
-
-def _take(row: SyncRow, event: dict[str, Any]) -> None:
-    match event["event"]:
-        case "step":
-            row.steps_begun += 1
-            if event["timed"]:
-                row.seconds.append(event["seconds"])
-        case "failed":
-            row.error = row.error or event["reason"]
+    launch.race("gradwire_bench.sync_worker", job, first.workers, first.link, rows, on_step, lambda: on_progress(rows))
+    for row in rows:
+        if row.error:
             row.seconds = []
-        case "result":
-            row.seconds = event["seconds"]
-            row.metered_bytes, row.interface_bytes = event["metered_bytes"], event["interface_bytes"]
-            row.stages = event["stages"]
+    _compare(rows, first.workload, first.workers, rate)
+    return rows
 
 
 def _compare(rows: list[SyncRow], shapes: str, workers: int, rate: int | None) -> None:

@@ -51,6 +51,33 @@ class Score:
         return Score(self.correct + other.correct, self.seen + other.seen, self.nats + other.nats)
 
 
+@dataclass(frozen=True)
+class Share:
+    """A worker's part of every batch and of the test samples; the same seed gives the same batches.
+
+    Attributes:
+        batch: Samples a worker and step.
+        seed: Of their order.
+        rank: This worker.
+        world_size: Number of workers.
+    """
+
+    batch: int
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def whole(self) -> int:
+        """Samples of all workers in a step."""
+        return self.batch * self.world_size
+
+    @property
+    def mine(self) -> slice:
+        """Which of them are this worker's."""
+        return slice(self.rank, None, self.world_size)
+
+
 class Task(Protocol):
     """One worker's share of a training task."""
 
@@ -62,32 +89,27 @@ class Task(Protocol):
 
 
 class ImageTask:
-    """Image classification on one worker's share of every batch; the same seed gives every method the same batches.
+    """Image classification.
 
     Args:
         images: The whole data set, of which each worker takes its own part.
-        rank: This worker.
-        world_size: Number of workers.
-        batch: Images a worker and step.
-        seed: Seed of the order of the images.
+        share: This worker's.
         side: Of the images that the model gets. Images of 28 by 28 are padded to larger ones, others interpolated.
     """
 
-    def __init__(self, images: Images, *, rank: int, world_size: int, batch: int, seed: int, side: int = 28) -> None:
+    def __init__(self, images: Images, share: Share, side: int = 28) -> None:
         pixels = images.train_images
         self._mean, self._deviation = float(pixels.mean()) / 255, float(pixels.std()) / 255
-        self._images, self._rank, self._world_size, self._batch, self._seed = images, rank, world_size, batch, seed
-        self._side = side
+        self._images, self._share, self._side = images, share, side
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This worker's part of an endless run through shuffled epochs; whole global batches only."""
-        images = self._images
-        order = np.random.default_rng(self._seed)
-        size = self._batch * self._world_size
+        images, size = self._images, self._share.whole
+        order = np.random.default_rng(self._share.seed)
         while True:
             epoch = order.permutation(len(images.train_images))
             for start in range(0, max(len(epoch) - size, 0) + 1, size):
-                mine = epoch[start : start + size][self._rank :: self._world_size]
+                mine = epoch[start : start + size][self._share.mine]
                 yield self._inputs(images.train_images[mine]), torch.from_numpy(images.train_labels[mine])
 
     def score(self, model: nn.Module, limit: int | None = None) -> Score:
@@ -97,8 +119,8 @@ class ImageTask:
             model: The plain module, not its DDP wrapper.
             limit: Use only the first ``limit`` test images of all workers together.
         """
-        images = self._images.test_images[:limit][self._rank :: self._world_size]
-        labels = torch.from_numpy(self._images.test_labels[:limit][self._rank :: self._world_size])
+        images = self._images.test_images[:limit][self._share.mine]
+        labels = torch.from_numpy(self._images.test_labels[:limit][self._share.mine])
         return _score(model, ((self._inputs(images[part]), labels[part]) for part in _parts(len(images))))
 
     def _inputs(self, images: npt.NDArray[np.uint8] | Files) -> Tensor:
@@ -115,26 +137,22 @@ class ImageTask:
 
 
 class LanguageTask:
-    """The next byte of a text, on one worker's share of every batch; the same seed gives the same batches.
+    """The next byte of a text; a sample is a piece of 64 bytes.
 
     Args:
         source: The text; each worker holds it all and takes its own part.
-        rank: This worker.
-        world_size: Number of workers.
-        batch: Pieces of 64 bytes a worker and step.
-        seed: Seed of the order of the pieces.
+        share: This worker's.
     """
 
-    def __init__(self, source: Text, *, rank: int, world_size: int, batch: int, seed: int) -> None:
-        self._text, self._rank, self._world_size, self._batch, self._seed = source, rank, world_size, batch, seed
+    def __init__(self, source: Text, share: Share) -> None:
+        self._text, self._share = source, share
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This worker's part of an endless run of pieces that begin anywhere in the text."""
-        order = np.random.default_rng(self._seed)
-        size = self._batch * self._world_size
+        order = np.random.default_rng(self._share.seed)
         while True:
-            begins = order.integers(0, len(self._text.train) - CONTEXT, size)
-            yield _pieces(self._text.train, begins[self._rank :: self._world_size])
+            begins = order.integers(0, len(self._text.train) - CONTEXT, self._share.whole)
+            yield _pieces(self._text.train, begins[self._share.mine])
 
     def score(self, model: nn.Module, limit: int | None = None) -> Score:
         """How well a model foretells the bytes of this worker's share of the held-out text.
@@ -145,7 +163,7 @@ class LanguageTask:
         """
         begins = np.arange(0, len(self._text.test) - CONTEXT, CONTEXT)
         chosen = begins if limit is None else begins[:: max(len(begins) // limit, 1)][:limit]
-        mine = chosen[self._rank :: self._world_size]
+        mine = chosen[self._share.mine]
         return _score(model, (_pieces(self._text.test, mine[part]) for part in _parts(len(mine))))
 
 
@@ -153,36 +171,34 @@ class RatingTask:
     """Whether a user has rated an item; each user's last rating is held out (He et al. 2017, arXiv 1708.05031).
 
     Args:
-        ratings: All of them; each worker takes its own part.
-        rank: This worker.
-        world_size: Number of workers.
-        batch: Ratings a worker and step; four items that the user has not rated come with each.
-        seed: Seed of the order of the ratings and of the items that come with them.
+        ratings: All of them; each worker takes its own part, and with each rating four items that the user has not
+            rated.
+        share: This worker's.
     """
 
-    def __init__(self, ratings: Ratings, *, rank: int, world_size: int, batch: int, seed: int) -> None:
-        self._ratings, self._rank, self._world_size, self._batch, self._seed = ratings, rank, world_size, batch, seed
+    def __init__(self, ratings: Ratings, share: Share) -> None:
+        self._ratings, self._share = ratings, share
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This worker's part of an endless run through shuffled epochs: pairs ``int64[5 B, 2]``, and 1 or 0."""
-        order, train = np.random.default_rng(self._seed), self._ratings.train
-        size = self._batch * self._world_size
-        wanted = torch.tensor([1] + [0] * NEGATIVES).repeat(self._batch)
+        order, train = np.random.default_rng(self._share.seed), self._ratings.train
+        size, mine = self._share.whole, self._share.mine
+        wanted = torch.tensor([1] + [0] * NEGATIVES).repeat(self._share.batch)
         while True:
             epoch = order.permutation(len(train))
             for start in range(0, len(epoch) - size + 1, size):
                 chosen = train[epoch[start : start + size]]
                 others = self._ratings.unrated(chosen[:, 0], NEGATIVES, order)
-                items = np.concatenate((chosen[:, 1:], others), 1)[self._rank :: self._world_size]
-                users = np.repeat(chosen[self._rank :: self._world_size, 0], 1 + NEGATIVES)
+                items = np.concatenate((chosen[:, 1:], others), 1)[mine]
+                users = np.repeat(chosen[mine, 0], 1 + NEGATIVES)
                 yield torch.from_numpy(np.stack((users, items.ravel()), 1)), wanted
 
     def score(self, model: nn.Module, limit: int | None = None) -> Score:
         """How often the held-out item is among the first ten of a hundred; the cross entropy is over the hundred."""
         held = self._ratings.test[:limit]
         others = self._ratings.unrated(held[:, 0], CANDIDATES, np.random.default_rng(0))
-        items = np.concatenate((held[:, 1:], others), 1)[self._rank :: self._world_size]
-        users = held[self._rank :: self._world_size, 0]
+        items = np.concatenate((held[:, 1:], others), 1)[self._share.mine]
+        users = held[self._share.mine, 0]
         total = Score(0, 0, 0.0)
         with torch.inference_mode():
             for part in _parts(len(users)):
@@ -199,23 +215,20 @@ class PixelTask:
 
     Args:
         images: Of items, grey on black; each worker holds them all and takes its own part.
-        rank: This worker.
-        world_size: Number of workers.
-        batch: Canvases a worker and step.
-        seed: Seed of what is on the canvases.
+        share: This worker's, of canvases.
     """
 
-    def __init__(self, images: Images, *, rank: int, world_size: int, batch: int, seed: int) -> None:
-        self._images, self._rank, self._world_size, self._batch, self._seed = images, rank, world_size, batch, seed
+    def __init__(self, images: Images, share: Share) -> None:
+        self._images, self._share = images, share
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Canvases ``float32[B, 1, 48, 48]`` and ``int64[B * 48 * 48]``: 0 for the background, else 1 + the class."""
-        order = np.random.default_rng(self._seed)
+        order, mine = np.random.default_rng(self._share.seed), self._share.mine
         while True:
             canvases, masks = self._canvases(
-                order, self._images.train_images, self._images.train_labels, self._batch * self._world_size
+                order, self._images.train_images, self._images.train_labels, self._share.whole
             )
-            yield canvases[self._rank :: self._world_size], masks[self._rank :: self._world_size].flatten()
+            yield canvases[mine], masks[mine].flatten()
 
     def score(self, model: nn.Module, limit: int | None = None) -> Score:
         """Intersection over union of all items' pixels; the cross entropy is over the union.
@@ -228,7 +241,7 @@ class PixelTask:
         count = max((limit or len(self._images.test_images)) // 10, 1)
         order = np.random.default_rng(0)
         canvases, masks = self._canvases(order, self._images.test_images, self._images.test_labels, count)
-        canvases, masks = canvases[self._rank :: self._world_size], masks[self._rank :: self._world_size]
+        canvases, masks = canvases[self._share.mine], masks[self._share.mine]
         total = Score(0, 0, 0.0)
         with torch.inference_mode():
             for part in _parts(len(canvases), 25):

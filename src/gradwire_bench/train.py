@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import statistics
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
 
-from gradwire import lab
-from gradwire.errors import ConfigurationError, LabError
-from gradwire_bench import placement
+from gradwire.errors import ConfigurationError
+from gradwire_bench import launch, placement
+from gradwire_bench.cell import Cell
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import DataSource
-from gradwire_bench.placement import Backend, Device
+from gradwire_bench.placement import Device, Framework
 from gradwire_bench.settings import everyone
-from gradwire_bench.trial import OptimizerName
-from gradwire_bench.worker import ended_early
-from gradwire_bench.workloads import Workload
+from gradwire_bench.workloads import WORKLOADS, Workload
 
 DEFAULT_METHODS = (DDP, "bf16", "efsignsgd", "topk:ratio=0.01", "powersgd:rank=4", "acpsgd:rank=4")
 
 ALL = "all"
-
-Framework = Literal["torch", "keras-tf", "keras-jax", "jax"]
 
 _NEEDS: dict[str, tuple[str, ...]] = {
     "keras-tf": ("keras", "tensorflow"),
@@ -161,101 +154,53 @@ def check_framework(framework: Framework, workload: Workload, device: Device = "
             )
 
 
-def race(
-    workload: Workload,
-    source: DataSource,
-    workers: int,
-    rate: str | None,
-    racers: Sequence[Contender],
-    *,
-    steps: int,
-    batch: int,
-    seed: int,
-    on_progress: Callable[[list[TrainRow]], object],
-    optimizer: OptimizerName = "sgd",
-    rate_multiple: float = 1.0,
-    framework: Framework = "torch",
-    device: Device = "cpu",
-    backend: Backend = "gloo",
-) -> list[TrainRow]:
+def race(cells: Sequence[Cell], source: DataSource, on_progress: Callable[[list[TrainRow]], object]) -> list[TrainRow]:
     """Trains with each contender in turn, in the same worker processes.
 
     Args:
-        workload: The model.
-        source: The data that it learns from.
-        workers: Number of worker processes.
-        rate: Rate of each worker's link such as ``"100mbit"``; ``None`` for plain loopback.
-        racers: The contenders, DDP fp32 among them.
-        steps: Steps of each.
-        batch: Samples a worker and step.
-        seed: Seed of the model and of the order of the samples, the same for all contenders.
+        cells: One for each, dense averages among them; they differ in their methods alone.
+        source: The data that all learn from.
         on_progress: Called with the rows so far after every step.
-        optimizer: What takes the averages for gradients.
-        rate_multiple: Of the learning rate that goes with it.
-        framework: What trains; of others than torch SGD is the optimizer.
-        device: Where the models compute.
-        backend: What the workers' collectives go through.
 
     Returns:
-        A row for every contender; one that failed says why.
+        A row for every cell; one that failed says why.
 
     Raises:
         ConfigurationError: If there is no such device here, or too few of them.
     """
-    placement.check(device, backend, workers)
-    rows = [TrainRow(str(racer), racer.label, workload.target(source), framework=framework) for racer in racers]
+    first = cells[0]
+    placement.check(first.device, first.backend, first.workers)
+    workload, framework = WORKLOADS[first.workload], first.framework
+    rows = [
+        TrainRow(cell.contender, Contender.parse(cell.contender).label, workload.target(source), framework=framework)
+        for cell in cells
+    ]
     job = {
-        "workload": workload.name,
+        **asdict(first),
         "source": source.plain(),
-        "methods": [str(racer) for racer in racers],
-        "steps": steps,
-        "batch": batch,
-        "seed": seed,
-        "optimizer": optimizer,
-        "rate_multiple": rate_multiple,
-        "framework": framework,
-        "device": device,
-        "backend": backend,
-        "shaped": rate is not None,
+        "methods": [row.method for row in rows],
+        "batch": first.batch or workload.batch,
     }
 
-    def on_line(rank: int, line: str) -> None:
-        if not line.startswith("{"):
-            return
-        event = json.loads(line)
-        _take(rows[event["row"]], event)
-        on_progress(rows)
+    def on_step(row: TrainRow, event: launch.Event) -> None:
+        row.steps_done, row.loss = event["step"], event["loss"]
+        if event["accuracy"] is not None:
+            row.curve.append(CurvePoint(event["step"], event["elapsed"], event["accuracy"]))
+            if row.seconds_to_target is None and event["accuracy"] >= row.target_accuracy:
+                row.seconds_to_target = event["elapsed"]
 
-    try:
-        with lab.Lab(workers=workers, rate=rate) as network:
-            worker = "train_worker" if framework == "torch" else "framework_worker"
-            command = [sys.executable, "-m", f"gradwire_bench.{worker}", json.dumps(job)]
-            network.run(command, env=_ENVIRONMENT[framework], on_line=on_line)
-    except LabError as error:
-        if not any(row.steps_done for row in rows):
-            raise
-        for row in rows:
-            if row.accuracy is None and row.error is None:
-                row.error = ended_early(error)
+    launch.race(
+        f"gradwire_bench.{'train_worker' if framework == 'torch' else 'framework_worker'}",
+        job,
+        first.workers,
+        first.link,
+        rows,
+        on_step,
+        lambda: on_progress(rows),
+        _ENVIRONMENT[framework],
+    )
     dense = rows[0].median_seconds
     for row in rows:
         if dense and row.median_seconds:
             row.speedup = dense / row.median_seconds
     return rows
-
-
-def _take(row: TrainRow, event: dict[str, Any]) -> None:
-    match event["event"]:
-        case "step":
-            row.steps_done, row.loss = event["step"], event["loss"]
-            if event["accuracy"] is not None:
-                row.curve.append(CurvePoint(event["step"], event["elapsed"], event["accuracy"]))
-                if row.seconds_to_target is None and event["accuracy"] >= row.target_accuracy:
-                    row.seconds_to_target = event["elapsed"]
-        case "failed":
-            row.error = row.error or event["reason"]
-        case "result":
-            row.step_seconds, row.losses, row.accuracy = event["step_seconds"], event["losses"], event["accuracy"]
-            row.dense_bytes, row.metered_bytes = event["dense_bytes"], event["metered_bytes"]
-            row.interface_bytes = event["interface_bytes"]
-            row.phases, row.peak_bytes, row.parameters = event["phases"], event["peak_bytes"], event["parameters"]

@@ -20,9 +20,9 @@ from gradwire_bench.contenders import Averaged, Contender
 from gradwire_bench.data import DataSource
 from gradwire_bench.placement import BACKENDS, FromHost
 from gradwire_bench.settings import learning_rate
-from gradwire_bench.tasks import Task
+from gradwire_bench.tasks import Share, Task
 from gradwire_bench.trial import base_rate, one_cycle, optimizer_of
-from gradwire_bench.worker import agree, emit, fingerprint, interface_sent_bytes, mean_over_ranks, process_group, reason
+from gradwire_bench.worker import attempted, emit, fingerprint, interface_sent_bytes, mean_over_ranks, process_group
 from gradwire_bench.workloads import WORKLOADS, Workload
 
 EVALUATION_STEPS = 10
@@ -54,23 +54,17 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
     device = placement.place(job["device"], rank)
     net = workload.model(DataSource.of(job["source"])).to(device)
     contender = Contender.parse(method)
-    averaged, error = None, None
-    try:
-        group = dist.new_group(timeout=timedelta(seconds=COLLECTIVE_TIMEOUT))
-        averaged = contender.wrap(net, group)
-    except Exception as caught:  # whatever stops a contender belongs in its row
-        error = caught
-    if out(number, error) or averaged is None:
+    averaged = attempted(
+        number, lambda: contender.wrap(net, dist.new_group(timeout=timedelta(seconds=COLLECTIVE_TIMEOUT)))
+    )
+    if averaged is None:
         return
     dense_bytes = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
     sent_before, stages_before = averaged.sent_bytes(), averaged.stages()
     measurable = resident.reset_peak()
-    steps: list[_Step] = []
-    try:
-        steps.extend(_steps(number, averaged, peak_rate(contender, workload, job), net, task, job, rank, device))
-    except Exception as caught:  # whatever stops a contender belongs in its row
-        error = caught
-    if out(number, error):
+    peak = peak_rate(contender, workload, job)
+    steps = attempted(number, lambda: list(_steps(number, averaged, peak, net, task, job, rank, device)))
+    if steps is None:
         return
     interface = mean_over_ranks(sum(step.interface_bytes for step in steps)) / len(steps) if job["shaped"] else None
     sent = averaged.sent_bytes()
@@ -82,7 +76,7 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
     }
     for stage, total in averaged.stages().items():
         phases[stage] = (total - stages_before[stage]) / len(steps)
-    peak = resident.peak() if measurable else None
+    peak_bytes = resident.peak() if measurable else None
     end = fingerprint(net)
     accuracy = _accuracy(net, task, None if job["steps"] >= JUDGED_STEPS else GLANCE_SAMPLES, device)
     averaged.close()
@@ -97,7 +91,7 @@ def train(number: int, method: str, job: dict[str, Any], workload: Workload, tas
             accuracy=accuracy,
             losses=[step.loss for step in steps],
             phases=phases,
-            peak_bytes=peak,
+            peak_bytes=peak_bytes,
             parameters=end,
         )
 
@@ -117,7 +111,7 @@ class _Step(NamedTuple):
 def peak_rate(contender: Contender, workload: Workload, job: dict[str, Any]) -> float:
     """A contender's learning rate at its highest."""
     own = learning_rate(contender, workload) / workload.learning_rate
-    return float(job["rate_multiple"]) * own * base_rate(workload, job["optimizer"])
+    return float(job["rate"]) * own * base_rate(workload, job["optimizer"])
 
 
 def _steps(
@@ -170,13 +164,6 @@ def evaluated(step: int, steps: int) -> int:
     return EVALUATION_SAMPLES if judged else GLANCE_SAMPLES
 
 
-def out(number: int, error: Exception | None) -> bool:
-    """Tells the parent about an error; whether the contender failed on any rank."""
-    if error is not None:
-        emit("failed", row=number, reason=reason(error))
-    return agree(failed=error is not None)[1]
-
-
 def _accuracy(net: nn.Module, task: Task, limit: int | None, device: torch.device) -> float:
     """Share of test samples answered rightly, with rank 0's running statistics."""
     for buffer in net.buffers():
@@ -201,7 +188,7 @@ def main(train: Callable[[int, str, dict[str, Any], Workload, Task], None] = tra
     source = DataSource.of(job["source"])
     workload = WORKLOADS[job["workload"]]
     with process_group(2 * COLLECTIVE_TIMEOUT, BACKENDS[job["backend"]]) as (rank, world_size):
-        task = workload.task(source, rank=rank, world_size=world_size, batch=job["batch"], seed=job["seed"])
+        task = workload.task(source, Share(job["batch"], job["seed"], rank, world_size))
         for number, method in enumerate(job["methods"]):
             train(number, method, job, workload, task)
 

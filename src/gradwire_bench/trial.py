@@ -24,7 +24,7 @@ from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import Dataset, DataSource
 from gradwire_bench.periods import Periods, nesterov
 from gradwire_bench.placement import Device, FromHost
-from gradwire_bench.tasks import Task
+from gradwire_bench.tasks import Share, Task
 from gradwire_bench.worker import fingerprint
 from gradwire_bench.workloads import WORKLOADS, Name, Workload, bits
 
@@ -143,7 +143,7 @@ def run(
 @cache
 def _task(workload: Workload, source: DataSource, batch: int, seed: int) -> Task:
     """All workers' share at once."""
-    return workload.task(source, rank=0, world_size=1, batch=batch, seed=seed)
+    return workload.task(source, Share(batch, seed))
 
 
 def optimizer_of(name: OptimizerName, net: nn.Module, learning_rate: float) -> torch.optim.Optimizer:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gradwire import lab
-from gradwire.cost.advice import GAIN, Candidate
+from gradwire.cost.advice import GAIN
 from gradwire.cost.costs import Profile
 from gradwire.cost.network import Line, Measured
 from gradwire.cost.simulation import Setting, plain, simulate
 from gradwire.cost.workload import Workload
 from gradwire.layout import Slot
+from gradwire_bench import launch
 from gradwire_bench.contenders import DDP, Contender
-from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, _figure, _save
-from gradwire_bench.sync import link_rate
+from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, axes_of, save, titled
 
 METHODS = (
     DDP,
@@ -98,21 +95,11 @@ def measure(
     workers: int, link: str, methods: Sequence[str], steps: int, say: Callable[[str], object]
 ) -> tuple[list[Point], list[dict[str, Any]]]:
     """Measures and predicts averages of one group, alone and with backward; what was probed comes with it."""
-    job = {
-        "methods": list(methods),
-        "modes": MODES,
-        "steps": steps,
-        "budget": BUDGET,
-        "timeout": 300.0,
-        "shaped": link_rate(link) is not None,
-    }
+    job = {"methods": list(methods), "modes": MODES, "steps": steps, "budget": BUDGET, "timeout": 300.0}
     probes: list[dict[str, Any]] = []
     points: list[Point] = []
 
-    def on_line(rank: int, line: str) -> None:
-        if not line.startswith("{"):
-            return
-        event = json.loads(line)
+    def take(event: launch.Event) -> None:
         if event["event"] == "probe":
             probes.append({"link": link, "workers": workers, "load": os.getloadavg()[0], **event})
         elif event["event"] == "result":
@@ -120,8 +107,7 @@ def measure(
         doing = methods[event["row"]] if event["row"] >= 0 else "its collectives and codecs"
         say(f"{link}, {workers} workers, {probes[-1]['mode'] if probes else ''}: {doing}")
 
-    with lab.Lab(workers=workers, rate=None if link_rate(link) is None else link) as shaped:
-        shaped.run([sys.executable, "-m", "gradwire_bench.validate_worker", json.dumps(job)], on_line=on_line)
+    launch.launch("gradwire_bench.validate_worker", job, workers, link, take)
     return points, probes
 
 
@@ -136,8 +122,7 @@ def _point(method: str, probed: dict[str, Any], seconds: Sequence[float], stages
 def predicted(point: Point, setting: Setting) -> Point:
     """The same with what the model says now."""
     racer = Contender.parse(point.method)
-    candidate = Candidate.make(racer.name, dict(racer.options)) if racer.name != DDP else None
-    told = plain(setting) if candidate is None else simulate(candidate.configuration, setting)
+    told = plain(setting) if racer.name == DDP else simulate(racer.configuration(), setting)
     stages = {"encode": told.encode, "wire": told.wire, "decode": told.decode}
     return replace(point, predicted=told.seconds, stages=stages)
 
@@ -244,7 +229,7 @@ def _best(points: Sequence[Point], by: str) -> list[Point]:
 
 def scatter_plot(points: Sequence[Point], path: Path, error: float) -> None:
     """Draws what was predicted against what was measured; ``error`` is the median one."""
-    figure, axes = _figure((6.5, 6))
+    figure, axes = axes_of((6.5, 6))
     methods = list(dict.fromkeys(point.method for point in points))
     marks = {"none": "o", "1gbit": "s", "100mbit": "^", "300mbit": "v"}
     for method, colour in zip(methods, (BASELINE_COLOUR, *COLOURS), strict=False):
@@ -274,5 +259,5 @@ def scatter_plot(points: Sequence[Point], path: Path, error: float) -> None:
     marked = {"none": "●", "1gbit": "■", "300mbit": "▼", "100mbit": "▲"}
     links = ", ".join(f"{mark} {link}" for link, mark in marked.items())
     caption = f"settings that nothing was fitted to; median error {100 * error:.0f} %\nfull: averages alone; {links}"
-    axes.text(0, 1.02, caption, transform=axes.transAxes, fontsize=8, color="#666666")
-    _save(figure, path)
+    titled(axes, "", caption)
+    save(figure, path)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.cost import group, measure, probe
-from gradwire.cost.advice import Candidate
 from gradwire.wire import ProcessGroupTransport
 from gradwire_bench import shapes
 from gradwire_bench.contenders import DDP, Contender
@@ -67,8 +66,7 @@ def main() -> None:
         transport = ProcessGroupTransport(dist.new_group())
         parameters = [(name, tuple(each.shape)) for name, each in Computed(rank).named_parameters()]
         racers = [Contender.parse(text) for text in job["methods"]]
-        tried = [Candidate.make(each.name, dict(each.options)).configuration for each in racers if each.name != DDP]
-        tried.append(Candidate.make("dense", {}).configuration)
+        tried = [each.configuration() for each in (*racers, Contender("dense")) if each.name != DDP]
         profile, _ = measure.slowest(measure.here(tried, parameters, CPU, shapes.numel(parameters)), transport, CPU)
         network = probe.measured(transport, CPU, SIZES)
         seen = {"network": asdict(network), "profile": asdict(profile), "cores": group.cores(transport, CPU)}

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from gradwire import lab, own
-from gradwire.errors import LabError
+
+Made = TypeVar("Made")
 
 
 @contextlib.contextmanager
@@ -47,6 +48,17 @@ def agree(seconds: float = 0.0, *, failed: bool = False) -> tuple[float, bool]:
     return slowest, any_failed > 0
 
 
+def attempted(number: int, work: Callable[[], Made]) -> Made | None:
+    """What some work makes; None if it failed on any rank, which the parent is told of the row with that number."""
+    made, error = None, None
+    try:
+        made = work()
+    except Exception as caught:  # whatever stops a row belongs in it
+        error = caught
+        emit("failed", row=number, reason=reason(caught))
+    return None if agree(failed=error is not None)[1] else made
+
+
 def mean_over_ranks(value: float) -> float:
     """The mean of a number over all ranks."""
     total = torch.tensor(value, dtype=torch.float64)
@@ -71,9 +83,3 @@ def reason(error: BaseException) -> str:
     """An error as one line for a table."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-
-
-def ended_early(error: LabError) -> str:
-    """Why the workers of a run ended before their time, as one line: what happened, and the last that was said."""
-    first, *rest = str(error).strip().splitlines()
-    return f"the run ended early: {first} {rest[-1].strip() if rest else ''}".rstrip()

@@ -14,7 +14,7 @@ from gradwire.errors import ConfigurationError
 from gradwire_bench import data, ratings, text
 from gradwire_bench.data import CIFAR10, DIGITS, FASHION_MNIST, IMAGENET, Dataset, DataSource
 from gradwire_bench.nets import VGG16, AlexNet, ByteGPT, ByteNet, ConvNet, NeuMF, ResNet9, ResNet20, UNet
-from gradwire_bench.tasks import CANVAS, CONTEXT, HITS, ImageTask, LanguageTask, PixelTask, RatingTask, Task
+from gradwire_bench.tasks import CANVAS, CONTEXT, HITS, ImageTask, LanguageTask, PixelTask, RatingTask, Share, Task
 from gradwire_bench.text import PYTHON_SOURCES
 
 Name = Literal["image", "resnet20", "resnet9", "vgg16", "alexnet", "language", "lstm", "gpt", "ncf", "unet"]
@@ -82,18 +82,17 @@ class Workload:
         make = self.small if small else self.net
         return make(colours=source.colours, classes=source.classes) if self.kind == "images" else make()
 
-    def task(self, source: DataSource, *, rank: int, world_size: int, batch: int, seed: int) -> Task:
+    def task(self, source: DataSource, share: Share) -> Task:
         """One worker's share of the task on the data of ``source``."""
         match self.kind:
             case "text":
-                return LanguageTask(_text(source), rank=rank, world_size=world_size, batch=batch, seed=seed)
+                return LanguageTask(_text(source), share)
             case "ratings":
-                return RatingTask(_ratings(source), rank=rank, world_size=world_size, batch=batch, seed=seed)
+                return RatingTask(_ratings(source), share)
             case "canvases":
-                return PixelTask(_images(source), rank=rank, world_size=world_size, batch=batch, seed=seed)
+                return PixelTask(_images(source), share)
             case "images":
-                images = _images(source)
-                return ImageTask(images, rank=rank, world_size=world_size, batch=batch, seed=seed, side=self.side)
+                return ImageTask(_images(source), share, self.side)
 
     def target(self, source: DataSource) -> float:
         """The share of right answers to reach."""

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+import trained
 from gradwire.attach import trial
 from gradwire.attach.trial import Decision, decide
 from gradwire.engine.automatic import AMONG, EXACT
 from gradwire.errors import ConfigurationError
-from models import batch, network
+from models import batch, network, same_everywhere
 from pool import Pool, ranks
 
 TOPK, LOW = "topk:ratio=0.1", "acpsgd:rank=2"
@@ -48,22 +49,13 @@ STEPS = 9
 """More than a trial of three lines takes, of three steps each, less one."""
 
 
-class Run:
-    """A DDP model of several buckets whose parameters stay, and the averages it brings."""
-
+class Run(trained.Run):
     def __init__(self, method: str = "auto", **choices: Any) -> None:
-        choices = {"among": AMONG_TWO, **choices} if method == "auto" else choices
-        self.model = DistributedDataParallel(network(), bucket_cap_mb=0.02)
-        self.handle = gradwire.compress(self.model, method, **choices)
+        super().__init__(method, **({"among": AMONG_TWO, **choices} if method == "auto" else choices))
 
     def step(self, number: int) -> Tensor:
-        inputs, labels = batch(dist.get_rank(), number)
-        self.model.zero_grad()
-        nn.functional.cross_entropy(self.model.eval()(inputs), labels).backward()
-        average = torch.cat([each.grad.view(-1) for each in self.model.parameters() if each.grad is not None])
-        everyone = [torch.empty_like(average) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, average)
-        assert all(torch.equal(average, other) for other in everyone)
+        average = super().step(number)
+        assert same_everywhere(average)
         return average
 
 

@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from gradwire.errors import ConfigurationError
 from gradwire_bench import data, origin, pictures, report, shapes, sync, text, train
+from gradwire_bench.cell import Cell
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.nets import ByteNet, ConvNet
-from gradwire_bench.tasks import CONTEXT, ImageTask
-from gradwire_bench.workloads import IMAGE, LANGUAGE
+from gradwire_bench.tasks import CONTEXT, ImageTask, Share
+from gradwire_bench.workloads import LANGUAGE
 from pool import ranks
 
 DIGITS = data.DataSource(data.DIGITS, None, "for the test")
@@ -100,7 +101,7 @@ def test_text_is_the_standard_library_and_test_files_are_not_trained_on():
 
 
 def test_language_model_reads_a_byte_and_is_asked_for_the_next():
-    task = LANGUAGE.task(text.locate(), rank=0, world_size=2, batch=3, seed=0)
+    task = LANGUAGE.task(text.locate(), Share(3, seed=0, world_size=2))
     inputs, wanted = next(task.batches())
     assert inputs.shape == (3, CONTEXT)
     assert torch.equal(inputs[:, 1:].flatten(), wanted.view(3, CONTEXT)[:, :-1].flatten())
@@ -115,7 +116,7 @@ def test_workers_share_out_each_batch_in_the_same_order_for_every_run():
     images = data.load(DIGITS)
 
     def first_epoch(rank):
-        task = ImageTask(images, rank=rank, world_size=2, batch=16, seed=3)
+        task = ImageTask(images, Share(16, 3, rank, 2))
         batches = task.batches()
         return [next(batches) for _ in range(len(images.train_images) // 32)]
 
@@ -124,7 +125,7 @@ def test_workers_share_out_each_batch_in_the_same_order_for_every_run():
     assert mine[0][0].shape == (16, 1, 28, 28)
     assert not any(torch.equal(a[0], b[0]) for a, b in zip(mine, other, strict=True))
     model = ConvNet()
-    shares = [ImageTask(images, rank=r, world_size=2, batch=16, seed=3).score(model, 101).seen for r in range(2)]
+    shares = [ImageTask(images, Share(16, 3, r, 2)).score(model, 101).seen for r in range(2)]
     assert sum(shares) == 101
 
 
@@ -179,9 +180,10 @@ def test_sync_always_has_the_baseline_and_each_contender_once():
 
 
 def test_sync_measures_every_contender_and_keeps_the_row_of_one_that_fails(tmp_path):
-    racers = [*sync.contenders(["dense", "acpsgd:rank=2", "torch-powersgd"]), Contender("no-such-method")]
+    racers = sync.contenders(["dense", "acpsgd:rank=2", "torch-powersgd", "topk:inside=3"])
     progress = []
-    rows = sync.measure_link("tiny", 2, "none", racers, 4, lambda so_far: progress.append(len(so_far)))
+    cells = [Cell("sync", "tiny", str(racer), workers=2, steps=4) for racer in racers]
+    rows = sync.race(cells, lambda so_far: progress.append(len(so_far)))
     assert progress
     *measured, broken = rows
     for row in measured:
@@ -190,7 +192,7 @@ def test_sync_measures_every_contender_and_keeps_the_row_of_one_that_fails(tmp_p
         assert 0 < row.median_seconds < 10
         assert row.ratio_to_ddp == pytest.approx(rows[0].median_seconds / row.median_seconds)
     assert broken.seconds == []
-    assert "no-such-method" in broken.error
+    assert "inside=3" in broken.error
     by_method = {row.method: row for row in rows}
     gradient_bytes = 4 * shapes.numel(shapes.get("tiny"))
     assert by_method["dense"].metered_bytes == pytest.approx(gradient_bytes, rel=0.01)  # 2 (n - 1) / n of it, n = 2
@@ -221,7 +223,8 @@ def test_targets_are_compared_with_the_measured_ratio():
 
 def test_training_race_learns_and_leaves_pictures(tmp_path):
     racers = train.contenders(["acpsgd:rank=4"])
-    rows = train.race(IMAGE, DIGITS, 2, None, racers, steps=40, batch=32, seed=0, on_progress=lambda rows: None)
+    cells = [Cell("train", "image", str(racer), workers=2, steps=40, batch=32) for racer in racers]
+    rows = train.race(cells, DIGITS, lambda rows: None)
     for row in rows:
         assert row.error is None
         assert len(row.step_seconds) == len(row.losses) == 40

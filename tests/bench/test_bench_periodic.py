@@ -10,6 +10,7 @@ from rich.console import Console
 import gradwire
 from gradwire.errors import ConfigurationError
 from gradwire_bench import data, origin, periodic, periodic_plans, periodic_results, pictures, report
+from gradwire_bench.launch import NO_LINK
 from gradwire_bench.periodic_plans import CLAIM, FULL, SPEEDUP, VOLUME, Plan, Run
 from gradwire_bench.periodic_report import Bench
 from gradwire_bench.periodic_results import Outcome
@@ -30,7 +31,7 @@ def test_trainings_of_all_kinds_send_what_their_plans_say(tmp_path):
     ]
     runs = [Run(plan, seed, STEPS, 0.05) for seed in (0, 1) for plan in (plans if seed == 0 else plans[:2])]
     seen = []
-    outcomes = periodic.train(IMAGE, DIGITS, 2, None, runs, on_progress=lambda so_far: seen.append(len(so_far)))
+    outcomes = periodic.train(IMAGE, DIGITS, 2, NO_LINK, runs, on_progress=lambda so_far: seen.append(len(so_far)))
     assert seen
     rows = {row.label: row for row in periodic_results.summary(outcomes)}
     assert "fragments" in rows.pop("broken").error
@@ -151,7 +152,7 @@ def test_unknown_shapes_are_refused_before_anything_is_measured(tmp_path):
 
 
 def test_what_has_been_trained_is_kept_when_a_section_is_interrupted(tmp_path, monkeypatch):
-    def interrupted(workload, source, workers, rate, runs, *, on_progress, **options):
+    def interrupted(workload, source, workers, link, runs, *, on_progress, **options):
         outcomes = [Outcome(run, workers) for run in runs]
         for outcome in outcomes[:2]:
             outcome.steps_done, outcome.loss = outcome.run.steps, 0.5

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from gradwire_bench import frontier, frontier_report
 from gradwire_bench.contenders import Contender
-from gradwire_bench.frontier import Recording, blahut_arimoto, differential_entropy, empirical_bound, gaussian_bound
+from gradwire_bench.frontier import blahut_arimoto, differential_entropy, empirical_bound, gaussian_bound
+from gradwire_bench.gradients import Recording
 
 GENERATOR = np.random.default_rng(0)
 GAUSSIAN = GENERATOR.standard_normal(30_000)

@@ -11,7 +11,7 @@ from gradwire_bench import pictures
 
 def test_names_cover_neither_each_other_nor_points() -> None:
     """Of points in a heap, as methods of one size and loss are."""
-    figure, axes = pictures._figure((6, 4))
+    figure, axes = pictures.axes_of((6, 4))
     noise = torch.Generator().manual_seed(0)
     heap = torch.randn(40, 2, generator=noise).mul_(torch.tensor([0.2, 0.05])).tolist()
     places = [*heap, [1.0, 1.0], [1.0, 1.0]]

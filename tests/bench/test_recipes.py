@@ -14,6 +14,7 @@ from gradwire.errors import ConfigurationError
 from gradwire_bench import cookbook, pictures, recipes
 from gradwire_bench.periods import Periods, nesterov
 from gradwire_bench.recipes import CANDIDATES, SEEDS, TRIES, Done
+from gradwire_bench.tasks import Share
 from gradwire_bench.trial import Result, Trial, one_cycle, optimizer_of, run
 from gradwire_bench.worker import fingerprint
 from gradwire_bench.workloads import WORKLOADS
@@ -117,7 +118,7 @@ def test_local_steps_in_one_process_are_those_of_real_workers() -> None:
         optimizer, every=3, method="qsgd", bits=4, outer=nesterov, parameters=net.named_parameters()
     )
     schedule = one_cycle(optimizer, 0.004, 7)
-    batches = workload.task(source, rank=0, world_size=1, batch=2 * workload.batch, seed=0).batches()
+    batches = workload.task(source, Share(2 * workload.batch, seed=0)).batches()
     for inputs, wanted in itertools.islice(batches, 7):
         optimizer.zero_grad()
         mine = wanted.view(len(inputs), -1)[dist.get_rank() :: 2].flatten()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gradwire.errors import ConfigurationError
+from gradwire_bench.cell import SCHEMA, Cell
 from gradwire_bench.suite import compare
-from gradwire_bench.suite.cell import SCHEMA, Cell
 from gradwire_bench.suite.claims import Claim, judge, undecidable
 from gradwire_bench.suite.ledger import FILE, Ledger, write
 from gradwire_bench.suite.measures import MEASURES
@@ -70,6 +70,7 @@ CLAIM = '[[claim]]\ntext = "a"\nmeasure = "bits"\nrelation = "better"\n'
         (GRID.replace("None", "\xe9"), "is no plan"),  # in Latin-1
         (f'{GRID}{CLAIM}margin = "much"\n', "is no plan"),
         (f"{GRID}{CLAIM}where = {{net = 3}}\n", "a claim has no axis .'net'."),
+        (f"{GRID}{CLAIM}margn = 3\n", "is no plan.*margn"),
         (GRID.replace("topk", "tpok"), "did you mean 'topk'"),
     ],
 )

@@ -12,13 +12,15 @@ import torch
 
 from gradwire import cli
 from gradwire.errors import ConfigurationError
-from gradwire_bench import placement, train, trial
+from gradwire_bench import launch, periodic, placement, trial
+from gradwire_bench.cell import AXES, Cell, Record
+from gradwire_bench.periodic_plans import FULL, Run
+from gradwire_bench.periodic_results import Outcome
 from gradwire_bench.suite import compare, page
-from gradwire_bench.suite.cell import AXES, Cell, Record
 from gradwire_bench.suite.ledger import Ledger, write
 from gradwire_bench.suite.measures import MEASURES, gains
 from gradwire_bench.suite.plan import load
-from gradwire_bench.suite.run import heats
+from gradwire_bench.suite.run import Runner, heats
 from gradwire_bench.suite.tables import tables
 from gradwire_bench.suite.targets import SHARE, targeted
 from gradwire_bench.workloads import IMAGE
@@ -74,14 +76,26 @@ def test_frameworks_do_not_race_and_are_not_compared(tmp_path: Path) -> None:
     lost, found = compare.lost_and_found(torchs, slow)
     assert [len(lost), len(found)] == [2, 2]
     (table,) = tables([*torchs, *slow])
-    place = table.columns.index("framework")
-    assert [line.values[place].text for line in table.lines] == ["torch", "torch", "jax", "jax"]
-    times = table.columns.index("x DDP")
-    assert [line.values[times].text for line in table.lines] == ["1.00"] * 4  # each against its own dense averages
+    assert [line.values["framework"].text for line in table.lines] == ["torch", "torch", "jax", "jax"]
+    assert [line.values["x DDP"].text for line in table.lines] == ["1.00"] * 4  # each against its own dense averages
     assert "framework" not in tables(torchs)[0].columns
     assert gains(others) == {"dense": 0.0, "topk": 0.0}
     html = page.html([*torchs, *slow], "A title", "About.")
     assert html.count("jax") > 2
+
+
+def test_local_steps_are_those_of_the_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def trained(*given: object, optimizer: str, **named: object) -> list[Any]:
+        asked.append(optimizer)
+        return [Outcome(Run(FULL, 0, 1, 0.1), 2, error="not here")]
+
+    monkeypatch.setattr(periodic, "train", trained)
+    names = ["sgd", "momentum", "nesterov", "adamw"]
+    cells = [Cell("local", "image", "dense", optimizer=name, workers=2, every=2) for name in names]
+    Runner(Ledger(tmp_path), "gradwire bench suite", "digits", 1).run(cells, lambda news, done: None)
+    assert asked == names
 
 
 def test_throughput_is_of_all_workers_and_of_the_median_step() -> None:
@@ -89,7 +103,7 @@ def test_throughput_is_of_all_workers_and_of_the_median_step() -> None:
     assert MEASURES["throughput"].of(trained(workers=2)) == pytest.approx(2 * IMAGE.batch / 0.2)
     assert MEASURES["throughput"].of(record(Cell("sync", "tiny", "ddp"), seconds=[1.0])) is None
     (table,) = tables([trained("ddp", workers=4, batch=8)])
-    assert table.lines[0].values[table.columns.index("samples/s")].text == "160.0"
+    assert table.lines[0].values["samples/s"].text == "160.0"
 
 
 @pytest.mark.filterwarnings("error")  # of pictures without room for what is in them
@@ -118,9 +132,7 @@ def test_the_target_is_that_of_dense_averages_in_the_same_heat() -> None:
     ]
     assert records[0].result["target_accuracy"] == 0.85  # as measured
     (table,) = tables(targeted([each for each in records if each.cell.seed < 2]))
-    shown = [
-        [line.values[table.columns.index(name)].text for name in ("target %", "s to target")] for line in table.lines
-    ]
+    shown = [[line.values[name].text for name in ("target %", "s to target")] for line in table.lines]
     mean = f"{100 * (high + low) / 2:.1f}"
     assert shown == [[mean, "5.0 ± 1.0"], [mean, "5.0 ± 1.0"], [mean, "not reached"], *[["", ""]] * 2]
     curves = "Quality by steps, seconds and bytes"
@@ -136,7 +148,7 @@ def test_a_device_that_is_not_here_is_refused_before_anything_runs(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     started: list[object] = []
-    monkeypatch.setattr(train.lab, "Lab", started.append)
+    monkeypatch.setattr(launch.lab, "Lab", started.append)
     for arguments in (
         ["bench", "train", "--device", "cuda", "--out", str(tmp_path)],
         ["bench", "suite", "--device", "cuda", "--out", str(tmp_path)],

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from gradwire.codecs.select.variance import SQUARES
 from gradwire.local.world import LocalWorld, Step
-from gradwire_bench.suite.cell import Cell
+from gradwire_bench.cell import Cell
 from gradwire_bench.suite.ledger import Ledger
 from gradwire_bench.suite.run import Runner, measure
+from gradwire_bench.tasks import Share
 from gradwire_bench.workloads import WORKLOADS
 
 NAME = "3.weight"
@@ -69,7 +70,7 @@ def test_squares_are_of_each_workers_samples(monkeypatch: pytest.MonkeyPatch) ->
     source = workload.locate("digits")
     torch.manual_seed(0)
     net = workload.model(source, small=True)
-    inputs, wanted = next(workload.task(source, rank=0, world_size=1, batch=6, seed=0).batches())
+    inputs, wanted = next(workload.task(source, Share(6, seed=0)).batches())
     weight = dict(net.named_parameters())[NAME]
     for rank, found in enumerate(seen[0]):
         expected = torch.zeros_like(weight)

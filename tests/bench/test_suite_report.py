@@ -11,9 +11,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.pictures import figure_of
 from gradwire_bench.suite import compare, page, reproduction, run
-from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.ledger import Ledger, write
 from gradwire_bench.suite.plan import Plan, load
 from gradwire_bench.suite.plots import svg
@@ -98,12 +98,11 @@ def test_rows_are_over_seeds_and_hooks_without_a_meter_have_their_interface() ->
     training, learnt, averages, codecs = tables(of_every_kind())
     assert [len(table.lines) for table in (training, learnt, averages, codecs)] == [4, 4, 8, 2]
     assert [len(line.records) for line in learnt.lines] == [2] * 4
-    texts = {line.values[2].text: [value.text for value in line.values] for line in training.lines}
-    kilobytes = training.columns.index("kB a step")
-    assert texts["DDP fp32"][kilobytes] == "0.1"
-    assert texts["torch fp16_compress_hook"][kilobytes] == "0.06"
-    assert texts["topk ratio=0.01"][kilobytes] == "0.05"
-    points = {line.values[2].text: line.values[4].text for line in learnt.lines}
+    kilobytes = {line.values["method"].text: line.values["kB a step"].text for line in training.lines}
+    assert kilobytes["DDP fp32"] == "0.1"
+    assert kilobytes["torch fp16_compress_hook"] == "0.06"
+    assert kilobytes["topk ratio=0.01"] == "0.05"
+    points = {line.values["method"].text: line.values["points"].text for line in learnt.lines}
     assert points == {
         "DDP fp32": "+0.00",
         "topk ratio=0.01": "-1.00",
@@ -122,7 +121,7 @@ def test_trainings_that_diverged_are_told_and_large_numbers_are_written_out() ->
     for results, said in (([figures], "10.00 diverged"), ([well, old, well], "10.00 ± 0.00 1 of 3 diverged")):
         records = [record(replace(cell, seed=seed), **result) for seed, result in enumerate(results)]
         (table,) = tables(records)
-        shown = dict(zip(table.columns, (value.text for value in table.lines[0].values), strict=True))
+        shown = {name: value.text for name, value in table.lines[0].values.items()}
         assert shown["quality %"] == said
         assert shown["ms a step"].partition(" ± ")[0] == "12350"
         assert shown["kB a step"] == "123500"

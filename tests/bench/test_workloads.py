@@ -17,7 +17,7 @@ from gradwire.errors import ConfigurationError
 from gradwire_bench import data, ratings, trial
 from gradwire_bench.nets import VGG16, AlexNet, ResNet9, ResNet20
 from gradwire_bench.ratings import Ratings
-from gradwire_bench.tasks import CANDIDATES, NEGATIVES, PixelTask, RatingTask, Score, Task
+from gradwire_bench.tasks import CANDIDATES, NEGATIVES, PixelTask, RatingTask, Score, Share, Task
 from gradwire_bench.workloads import NAMES, WORKLOADS
 
 DIGITS = data.DataSource(data.DIGITS, None, "for the test")
@@ -40,9 +40,9 @@ def task_of(name: str, rank: int, world_size: int) -> Task:
     workload = WORKLOADS[name]
     batch = workload.batch // world_size
     if workload.kind == "ratings":
-        return RatingTask(made_up_ratings(), rank=rank, world_size=world_size, batch=batch, seed=3)
+        return RatingTask(made_up_ratings(), Share(batch, 3, rank, world_size))
     source = workload.locate("digits")
-    return workload.task(source, rank=rank, world_size=world_size, batch=batch, seed=3)
+    return workload.task(source, Share(batch, 3, rank, world_size))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,7 +96,7 @@ def test_nets_have_the_shapes_of_their_papers(net: type[torch.nn.Module], count:
 
 
 def test_masks_are_of_what_is_on_top() -> None:
-    task = PixelTask(data.load(DIGITS), rank=0, world_size=1, batch=4, seed=0)
+    task = PixelTask(data.load(DIGITS), Share(4, seed=0))
     canvases, mask = next(task.batches())
     assert mask.max() <= 10
     assert torch.equal(mask.view(4, 48, 48) > 0, canvases[:, 0] > canvases.min())
@@ -107,7 +107,7 @@ def test_unrated_items_are_unrated() -> None:
     users = np.arange(50)
     found = made.unrated(users, CANDIDATES, np.random.default_rng(1))
     assert not made.rated[users[:, None], found].any()
-    inputs, wanted = next(RatingTask(made, rank=0, world_size=1, batch=8, seed=0).batches())
+    inputs, wanted = next(RatingTask(made, Share(8, seed=0)).batches())
     assert wanted.view(8, 1 + NEGATIVES).sum(1).eq(1).all()
     assert made.rated[inputs[wanted == 1][:, 0], inputs[wanted == 1][:, 1]].all()
 

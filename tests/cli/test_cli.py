@@ -16,9 +16,9 @@ from gradwire import cli, methods
 from gradwire.lab import availability
 from gradwire.methods.families import FAMILIES
 from gradwire_bench import catalogue, handbook
-from gradwire_bench.progress import bars
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.suite import ledger
-from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.terminal import bars
 
 GRADWIRE = [sys.executable, "-c", "import sys; from gradwire.cli import main; sys.exit(main())"]
 
@@ -42,6 +42,7 @@ def run(*arguments, monkeypatch, capsys):
         (["bench", "sync"], "gradwire bench sync --link 1gbit"),
         (["bench", "train"], "gradwire bench train topk:ratio=0.001 acpsgd:rank=2"),
         (["bench", "periodic"], "gradwire bench periodic overhead"),
+        (["bench", "validate"], "[default: 100mbit 300mbit 1gbit none]"),
         (["bench", "kernels"], "gradwire bench kernels"),
         (["bench", "codecs"], "gradwire bench codecs"),
         (["bench", "recipes"], "gradwire bench recipes --docs docs"),
@@ -195,6 +196,9 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["bench", "train", "--out", "/dev/null/results"], "/dev/null cannot be written to"),
         (["frontier", "--picture", "/dev/null/all.png"], "/dev/null cannot be written to"),
         (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
+        (["bench", "costs"], "PATH is missing; gradwire bench costs --help"),
+        (["bench", "gpu", "me"], "gradwire bench gpu --help says what has"),
+        (["bench", "suite", "--preset", "smal"], "did you mean 'small'"),
     ],
 )
 def test_bad_options_are_one_clear_line_and_exit_code_2(arguments, said, monkeypatch, capsys):

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from catalogue import OPTIONS, Case, cases
@@ -26,6 +25,7 @@ from gradwire.local.world import LocalWorld
 from gradwire.memory import OWED
 from models import SHAPES, batch, network
 from pool import Pool, ranks
+from trained import Run
 
 SLOTS = flat_slots(list(SHAPES.items()))
 WORKERS = 2
@@ -216,20 +216,6 @@ def test_every_value_of_a_schedule_must_be_possible() -> None:
     with pytest.raises(ConfigurationError, match="ratio=2"):
         Configuration.make("topk", {"ratio": {0: 0.1, 5: 2}})
     assert Configuration.make("topk", {"ratio": {0: 0.1, 5: 0.1}}).describe()["ratio"] == "0.1"
-
-
-class Run:
-    """A DDP model whose parameters stay, and the gradients it brings."""
-
-    def __init__(self, method: Any, **choices: Any) -> None:
-        self.model = DistributedDataParallel(network(), bucket_cap_mb=0.02)
-        self.handle = gradwire.compress(self.model, method, **choices)
-
-    def step(self, number: int) -> Tensor:
-        inputs, labels = batch(dist.get_rank(), number)
-        self.model.zero_grad()
-        nn.functional.cross_entropy(self.model.eval()(inputs), labels).backward()
-        return torch.cat([each.grad.view(-1) for each in self.model.parameters() if each.grad is not None])
 
 
 class OwnLoop(Run):

@@ -8,8 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 import gradwire
 from catalogue import Case, cases
@@ -19,8 +18,9 @@ from gradwire.engine.guards.rollback import Rollback
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
-from models import batch, network
+from models import network
 from pool import ranks
+from trained import Run
 
 WORKERS = 2
 SLOTS = flat_slots([("vector", (40,)), ("weight", (40, 50)), ("filter", (30, 4, 3, 3)), ("bias", (17,))])
@@ -176,20 +176,6 @@ def test_what_was_observed_in_dense_steps_is_forgotten() -> None:
 def test_start_is_a_number_of_steps(start: object) -> None:
     with pytest.raises(ConfigurationError, match=r"start=.* is out of range; choose a whole number of steps"):
         Configuration.make("topk", {}, start=start)
-
-
-class Run:
-    """A DDP model whose parameters stay, and the gradients it brings."""
-
-    def __init__(self, method: str, **choices: object) -> None:
-        self.model = DistributedDataParallel(network(), bucket_cap_mb=0.02)
-        self.handle = gradwire.compress(self.model, method, **choices)
-
-    def step(self, number: int) -> Tensor:
-        inputs, labels = batch(dist.get_rank(), number)
-        self.model.zero_grad()
-        nn.functional.cross_entropy(self.model.eval()(inputs), labels).backward()
-        return torch.cat([each.grad.view(-1) for each in self.model.parameters() if each.grad is not None])
 
 
 @ranks(2)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gradwire import ConfigurationError
-from gradwire_bench.train import Framework, check_framework, contenders
+from gradwire_bench.placement import Framework
+from gradwire_bench.train import check_framework, contenders
 from gradwire_bench.workloads import WORKLOADS
 
 

@@ -91,6 +91,8 @@ class TestArguments:
         with lab.Lab(workers=1, rate=None) as opened:
             with pytest.raises(ConfigurationError, match="timeout is 0"):
                 opened.run(IDLE, timeout=0)
+            with pytest.raises(ConfigurationError, match="silence is -1"):
+                opened.run(IDLE, silence=-1)
             with pytest.raises(ConfigurationError, match="argv is 'ls'"):
                 opened.run("ls")
             with pytest.raises(ConfigurationError, match="grace is -1"):

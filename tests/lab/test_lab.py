@@ -187,6 +187,16 @@ class TestLoopback:
         ):
             opened.run([*PYTHON, textwrap.dedent(program)], timeout=0.5, grace=0.2)
 
+    def test_workers_that_say_nothing_for_too_long_are_ended(self) -> None:
+        program = "import time; [(print(i, flush=True), time.sleep(0.1)) for i in range(5)]; time.sleep(600)"
+        heard: list[str] = []
+        with (
+            lab.Lab(workers=1, rate=None) as opened,
+            pytest.raises(LabError, match=r"said nothing for 5 s: .* of rank 0; "),
+        ):
+            opened.run([*PYTHON, program], timeout=300, silence=5, on_line=lambda rank, line: heard.append(line))
+        assert heard == ["0", "1", "2", "3", "4"]
+
     def test_standard_error_is_kept_apart(self) -> None:
         heard: list[tuple[int, str]] = []
         with lab.Lab(workers=2, rate=None) as opened:

@@ -12,7 +12,7 @@ from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire_bench import catalogue, handbook
 from gradwire_bench.data import DataSource
-from gradwire_bench.gradients import real_gradients
+from gradwire_bench.gradients import Recording, real_gradients
 
 DIGITS = DataSource("digits", None, "")
 
@@ -35,7 +35,9 @@ def test_a_world_in_one_process_gives_what_processes_give() -> None:
 
 def test_measurements_cover_every_method() -> None:
     names = gradwire.methods.names()
-    measured = catalogue.measure(names, 10_000, real_gradients(DIGITS, catalogue.WORKERS, steps=2))
+    measured = catalogue.measure(
+        names, 10_000, Recording.of("digits", real_gradients(DIGITS, catalogue.WORKERS, steps=2))
+    )
     assert [each.name for each in measured] == list(names)
     by_name = {each.name: each for each in measured}
     assert by_name["dense"].bits == 32

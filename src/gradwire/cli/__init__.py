@@ -9,12 +9,13 @@ from difflib import get_close_matches
 from io import TextIOWrapper
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError, UnusedCliTokensError
 from rich.console import Console
 from rich.text import Text
 
 from gradwire import own
 from gradwire.cli.analyze import analyze
+from gradwire.cli.arguments import shown
 from gradwire.cli.bench import bench
 from gradwire.cli.check import check
 from gradwire.cli.codecs import codecs, gpu, kernels
@@ -34,6 +35,7 @@ app = App(
     name="gradwire",
     help="Data-parallel training, cheap on the wire: every gradient compressor behind one line.",
     suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(show_default=shown),
 )
 app.command(methods)
 app.command(recipes)
@@ -94,13 +96,16 @@ def main() -> int:
 
 def _said(error: Exception) -> str:
     """What an error says, and what was probably meant."""
-    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    command = " ".join(["gradwire", *(getattr(error, "command_chain", None) or ())])
     if isinstance(error, UnusedCliTokensError):
         given = ", ".join(map(repr, error.unused_tokens or ()))
-        return f"{given} has no place here; gradwire {word} --help says what has"
+        return f"{given} has no place here; {command} --help says what has"
+    if isinstance(error, MissingArgumentError) and error.argument is not None and not error.keyword:
+        return f"{error.argument.name.strip('-').upper()} is missing; {command} --help says what it is"
     if isinstance(error, UnknownCommandError):
         from gradwire.methods import names
 
+        word = sys.argv[1] if len(sys.argv) > 1 else ""
         if near := get_close_matches(word.partition(":")[0], names(), n=1, cutoff=0.8):
             return f"{error} For the method {near[0]}: gradwire methods {near[0]}, or gradwire analyze {near[0]}."
     return str(error)

@@ -31,10 +31,19 @@ def _is_a_picture(kind: object, path: Path | None) -> None:
         raise ValueError("Its name must end in .png, .svg or .pdf.")
 
 
+def shown(default: object) -> str | None:
+    """A default as help shows it: several as they are typed, nothing for what is not given."""
+    if isinstance(default, list):
+        return " ".join(map(str, default))
+    return None if default in (None, False, "") else str(default)
+
+
 OutputFolder = Annotated[Path, Parameter(validator=_can_be_written)]
 OutputFile = Annotated[Path, Parameter(validator=(_is_no_folder, _can_be_written))]
 OutputPicture = Annotated[Path, Parameter(validator=(_is_no_folder, _can_be_written, _is_a_picture))]
 Json = Annotated[Path | None, Parameter(name="--json", validator=(_is_no_folder, _can_be_written))]
+Flag = Annotated[bool, Parameter(negative=())]
+Filters = Annotated[list[str] | None, Parameter(name="--only", negative=())]
 Jobs = Annotated[int | None, Parameter(validator=Number(gte=1))]
 Methods = Annotated[list[str] | None, Parameter(name="--method", negative=())]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]

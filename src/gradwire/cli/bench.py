@@ -17,12 +17,10 @@ from gradwire.cli.output import keep, new_console, wrote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gradwire_bench.contenders import Contender
+    from gradwire_bench.cell import Cell
     from gradwire_bench.data import DataSource
-    from gradwire_bench.suite.cell import Record
     from gradwire_bench.sync import SyncRow
     from gradwire_bench.train import TrainRow
-    from gradwire_bench.workloads import Workload
 
 Framework = Literal["torch", "keras-tf", "keras-jax", "jax"]
 Section = Literal["claim", "speedup", "volume", "overhead"]
@@ -53,7 +51,7 @@ def sync(
     Args:
         method: Contenders, name:option=value,...; with or without the flag. ddp is plain DDP, torch-powersgd is
             PyTorch's own hook, floor is DDP that sends nothing. Eleven contenders if not given.
-        shapes: Whose shapes the gradient has: resnet50 (25.6 M parameters) or tiny.
+        shapes: Whose shapes the gradient has, as of gradwire simulate: resnet50 has 25.6 M parameters.
         workers: Worker processes.
         link: Rate of each worker's link, such as 1gbit, or none for plain loopback; may be repeated.
         steps: Timed steps of each contender.
@@ -64,29 +62,27 @@ def sync(
     from gradwire_bench import origin, report
     from gradwire_bench import shapes as shape_sets
     from gradwire_bench import sync as bench_sync
+    from gradwire_bench.cell import Cell, Record
     from gradwire_bench.suite import run
-    from gradwire_bench.suite.cell import Cell, Record
 
     console = new_console()
-    numel = shape_sets.numel(shape_sets.get(shapes))
     racers = bench_sync.contenders(method or ())
-    for each in link:
-        bench_sync.link_rate(each)
+    heats = [
+        [Cell("sync", shapes, str(racer), workers=workers, link=each, steps=steps) for racer in racers] for each in link
+    ]
+    numel = shape_sets.numel(shape_sets.get(shapes))
     records: list[Record] = []
-    for each in link:
+    for cells in heats:
         started = time.monotonic()
-        title = f"Averaging {numel / 1e6:.1f} M gradients ({shapes}), {workers} workers, link {each}"
+        title = f"Averaging {numel / 1e6:.1f} M gradients ({shapes}), {workers} workers, link {cells[0].link}"
         with Live(console=console, transient=True, auto_refresh=False) as live:
 
             def show(so_far: list[SyncRow], live: Live = live, title: str = title) -> None:
                 live.update(report.sync_table(so_far, title), refresh=live.console.is_terminal)
 
-            rows_of_link = bench_sync.measure_link(shapes, workers, each, racers, steps, show)
-        console.print(report.sync_table(rows_of_link, title))
-        spent = (time.monotonic() - started) / len(rows_of_link)
-        cells = [Cell("sync", shapes, row.method, workers=workers, link=each, steps=steps) for row in rows_of_link]
-        for cell, (found, error) in zip(cells, run.averages(rows_of_link, cells[0]), strict=True):
-            records.append(Record.now(cell, found, spent, origin.command(), error))
+            rows = bench_sync.race(cells, show)
+        console.print(report.sync_table(rows, title))
+        records += run.records(cells, run.averages(rows, cells[0]), started)
     console.print(f"[dim]median of the steps, slowest worker; MB a worker and step; {origin.machine_line()}[/dim]")
     keep(json, records)
 
@@ -108,7 +104,7 @@ def train(
     out: OutputFolder = Path("results"),
     json: Json = None,
 ) -> None:
-    """Train a small CNN on images, or a GRU on text, over a slow network, with one method after another.
+    """Train a small model over a slow network, with one method after another.
 
     Every method gets the same start, the same batches and the same number of steps. Leaves three pictures and the
     records that gradwire bench compare and gradwire methods --accuracy read.
@@ -124,11 +120,12 @@ def train(
     Args:
         method: Contenders, name:option=value,...; with or without the flag; all is every method of the catalogue at its
             recommended settings. Six contenders if not given.
-        workload: image is the CNN; language is a GRU that learns the next byte of the sources of Python's library.
+        workload: image is a CNN, as resnet20, resnet9, vgg16 and alexnet are; language, lstm and gpt learn the next
+            byte of the sources of Python's library; ncf recommends films, unet finds items on canvases.
         workers: Worker processes.
         link: Rate of each worker's link, such as 100mbit, or none for plain loopback.
         steps: Steps of each contender.
-        batch: Images, or pieces of 64 bytes, a worker and step.
+        batch: Samples a worker and step: images, or pieces of 64 bytes.
         seed: Seed of the model's start and of the order of the samples.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         framework: What trains: torch with DDP, Keras' fit on TensorFlow or JAX, or JAX with optax. In the last three,
@@ -138,12 +135,10 @@ def train(
         out: Folder for the pictures and the JSON.
         json: Where the records go, one JSON a line; train.jsonl in the folder if not given.
     """
-    from gradwire import lab
     from gradwire_bench import origin, pictures, placement, report
     from gradwire_bench import train as bench_train
+    from gradwire_bench.cell import Cell
     from gradwire_bench.suite import run
-    from gradwire_bench.suite.cell import Cell, Record
-    from gradwire_bench.sync import NO_LINK, link_rate
     from gradwire_bench.workloads import WORKLOADS
 
     console = new_console()
@@ -151,29 +146,20 @@ def train(
     bench_train.check_framework(framework, task, device)
     placement.check(device, backend, workers)
     racers = bench_train.contenders(method or (), framework)
-    rate = None if link_rate(link) is None else link
-    if rate is not None and not (allowed := lab.availability()).possible:
-        console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}", markup=False)
-        rate, link = None, NO_LINK
+    link = _possible(console, link)
     source = task.locate(dataset)
     console.print(f"Data: {source.name} ({source.reason}).", markup=False)
     started = time.monotonic()
+    setting: dict[str, Any] = {"workers": workers, "link": link, "steps": steps, "batch": batch, "seed": seed}
     ways: dict[str, Any] = {"framework": framework, "device": device, "backend": backend}
-    rows = _race(console, task, source, workers, rate, racers, steps=steps, batch=batch, seed=seed, **ways)
+    cells = [Cell("train", workload, str(racer), **setting, **ways) for racer in racers]
+    rows = _race(console, cells, source)
     where = f"{workers} workers, link {link}, {source.name}, {steps} steps of {workers * batch} {task.samples}"
     console.print(report.train_table(rows, f"Training a {task.what}: {where}"))
     console.print(f"[dim]median step; MB a worker and step; {origin.machine_line()}[/dim]")
-    drawn = pictures.train_plots(rows, out, where)
-    for path in drawn:
+    for path in pictures.train_plots(rows, out, where):
         wrote(path)
-    setting: dict[str, Any] = {"workers": workers, "link": link, "steps": steps, "batch": batch, "seed": seed}
-    spent = (time.monotonic() - started) / len(rows)
-    cells = [Cell("train", workload, row.method, **setting, **ways) for row in rows]
-    found = [(cell, *run.figures(row)) for cell, row in zip(cells, rows, strict=True)]
-    keep(
-        json or out / "train.jsonl",
-        [Record.now(cell, result, spent, origin.command(), error) for cell, result, error in found],
-    )
+    keep(json or out / "train.jsonl", run.records(cells, map(run.figures, rows), started))
 
 
 @bench.command
@@ -213,20 +199,15 @@ def periodic(
         batch: Samples a worker and step; 16 images or 8 pieces of text if not given.
         learning_rate: At its peak. If not given, SGD in claim and speedup has 0.2 for images and 2 for text, AdamW in
             volume 0.003 and 0.01.
-        shapes: Whose shapes the average has that is timed, resnet50 (25.6 M parameters) or tiny.
+        shapes: Whose shapes the average has that is timed, as of gradwire simulate.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
         out: Folder for the JSON files and the pictures.
     """
-    from gradwire import lab
     from gradwire_bench.periodic_report import Bench
-    from gradwire_bench.sync import NO_LINK, link_rate
     from gradwire_bench.workloads import WORKLOADS
 
     console = new_console()
-    if link_rate(link) is not None and not (allowed := lab.availability()).possible:
-        console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}", markup=False)
-        link = NO_LINK
-    bench = Bench(console, link, range(seeds), steps, dataset, batch, out)
+    bench = Bench(console, _possible(console, link), range(seeds), steps, dataset, batch, out)
     chosen = [WORKLOADS[name] for name in dict.fromkeys(workload)]
     if learning_rate is not None:
         chosen = [replace(each, learning_rate=learning_rate, adam_rate=learning_rate) for each in chosen]
@@ -242,27 +223,28 @@ def periodic(
                 bench.overhead(shapes)
 
 
-def _race(
-    console: Console,
-    workload: Workload,
-    source: DataSource,
-    workers: int,
-    rate: str | None,
-    racers: Sequence[Contender],
-    *,
-    steps: int,
-    batch: int,
-    seed: int,
-    framework: Framework,
-    device: Device,
-    backend: Backend,
-) -> list[TrainRow]:
+def _possible(console: Console, link: str) -> str:
+    """The link, or none where no network can be shaped, which is said."""
+    from gradwire import lab
+    from gradwire_bench.launch import NO_LINK, link_rate
+
+    if link_rate(link) is None or (allowed := lab.availability()).possible:
+        return link
+    console.print(f"No shaped network here, so this runs on plain loopback: {allowed.reason}", markup=False)
+    return NO_LINK
+
+
+def _race(console: Console, cells: Sequence[Cell], source: DataSource) -> list[TrainRow]:
     """Trains with a live bar for each contender."""
     from gradwire_bench import train as bench_train
-    from gradwire_bench.progress import bars
+    from gradwire_bench.contenders import Contender
+    from gradwire_bench.terminal import bars
 
     with bars(console) as progress:
-        tasks = [progress.add_task(racer.label, total=steps, start=False, news="waiting") for racer in racers]
+        tasks = [
+            progress.add_task(Contender.parse(cell.contender).label, total=cell.steps, start=False, news="waiting")
+            for cell in cells
+        ]
 
         def show(rows: list[TrainRow]) -> None:
             for task, row in zip(tasks, rows, strict=True):
@@ -272,20 +254,7 @@ def _race(
                     progress.stop_task(task)
                 progress.update(task, completed=row.steps_done, news=_news(row))
 
-        return bench_train.race(
-            workload,
-            source,
-            workers,
-            rate,
-            racers,
-            steps=steps,
-            batch=batch,
-            seed=seed,
-            on_progress=show,
-            framework=framework,
-            device=device,
-            backend=backend,
-        )
+        return bench_train.race(cells, source, show)
 
 
 def _news(row: TrainRow) -> str:

@@ -11,6 +11,7 @@ from cyclopts.validators import Number
 
 from gradwire.cli.arguments import (
     Dataset,
+    Flag,
     Json,
     Methods,
     Natural,
@@ -44,22 +45,20 @@ def kernels(
     """
     from gradwire_bench import kernels as bench_kernels
     from gradwire_bench import origin, report
-    from gradwire_bench.suite.cell import Cell, Record
+    from gradwire_bench.cell import Cell
+    from gradwire_bench.suite import run
+    from gradwire_bench.terminal import counted
 
     console = new_console()
     started = time.monotonic()
     with console.status("compiling") as status:
-        rows = bench_kernels.measure(
-            numel, repeats, segments, lambda done, total, name: status.update(f"{done} of {total}  {name}")
-        )
+        rows = bench_kernels.measure(numel, repeats, segments, counted(status))
     console.print(
         report.kernels_table(rows, f"Inner loops, {numel / 1e6:g} M values, one thread, segments: {segments}")
     )
     console.print(f"[dim]median of {repeats} rounds; {origin.machine_line()}[/dim]")
     cells = [Cell("kernel", f"{segments}:{numel}", row.operation, workers=1, steps=repeats) for row in rows]
-    spent = (time.monotonic() - started) / len(rows)
-    pairs = zip(cells, rows, strict=True)
-    keep(json, [Record.now(cell, asdict(row), spent, origin.command()) for cell, row in pairs])
+    keep(json, run.records(cells, [(asdict(row), None) for row in rows], started))
 
 
 def codecs(
@@ -91,7 +90,7 @@ def codecs(
         json: Write all measurements to this file too, one JSON a line.
     """
     from gradwire_bench import origin
-    from gradwire_bench.suite.cell import Cell, Record
+    from gradwire_bench.cell import Cell, Record
     from gradwire_bench.suite.plan import load
     from gradwire_bench.suite.run import measure
     from gradwire_bench.suite.tables import tables
@@ -122,7 +121,7 @@ def gpu(
     json: Json = None,
     plot: OutputPicture | None = None,
     docs: OutputFolder | None = None,
-    rehearse: bool = False,
+    rehearse: Flag = False,
 ) -> None:
     """All that a GPU is needed for, in less than eight minutes: bits, speeds, waits, memory, overhead of a step.
 

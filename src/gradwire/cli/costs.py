@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from gradwire.cli.arguments import Json, Methods, Natural, OutputFile, OutputFolder, OutputPicture, Positive
@@ -21,6 +20,8 @@ from gradwire.cli.output import new_console, write, wrote
 from gradwire.errors import ConfigurationError, GradwireError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from gradwire.cost.advice import Candidate
     from gradwire.cost.scene import Scene
     from gradwire.cost.simulation import Prediction
@@ -215,14 +216,15 @@ def _title(scene: Scene, numel: int) -> str:
 
 
 def _table(rows: Sequence[Prediction], title: str, computed: float) -> Table:
-    table = Table(title=Text(title), title_justify="left", title_style="bold")
-    for column in ("", "ms a step", "± ms", "of it exposed", "times DDP", "MB sent", "MB kept", "encode + decode ms"):
-        table.add_column(column, justify="right" if column else "left")
+    from gradwire_bench.terminal import table
+
+    heads = ("ms a step", "± ms", "of it exposed", "times DDP", "MB sent", "MB kept", "encode + decode ms")
+    shown = table(title, "", *heads)
     best = min(row.seconds for row in rows)
     for row in _best_ways(rows):
         times = rows[0].seconds / row.seconds
         style = "bold" if row.seconds == best else ""
-        table.add_row(
+        shown.add_row(
             row.label,
             f"{1e3 * row.seconds:.4g}",
             f"{500 * (row.high - row.low):.2g}",
@@ -234,8 +236,8 @@ def _table(rows: Sequence[Prediction], title: str, computed: float) -> Table:
             style=style,
         )
     alone = f"computation alone: {1e3 * computed:.4g} ms; " if computed else "averages alone; "
-    table.caption = f"{alone}of each method the fastest way of those tried"
-    return table
+    shown.caption = f"{alone}of each method the fastest way of those tried"
+    return shown
 
 
 def _best_ways(rows: Sequence[Prediction]) -> list[Prediction]:
@@ -251,7 +253,7 @@ def _best_ways(rows: Sequence[Prediction]) -> list[Prediction]:
 
 
 @bench.command
-def costs(path: OutputFile, method: Methods = None, *, name: str = "here") -> None:
+def costs(path: OutputFile, /, method: Methods = None, *, name: str = "here") -> None:
     """Measure what methods take here, for gradwire simulate --device FILE.json.
 
     Time is that of the thread, whatever else runs; about 20 s a method on an idle core.
@@ -266,17 +268,14 @@ def costs(path: OutputFile, method: Methods = None, *, name: str = "here") -> No
         name: What to call the device.
     """
     from gradwire.cost import measure
-    from gradwire.cost.advice import Candidate, candidates
+    from gradwire.cost.advice import candidates
     from gradwire_bench.contenders import Contender
 
-    parsed = [Contender.parse(text) for text in method or ()]
-    tried = [Candidate.make(each.name, dict(each.options)) for each in parsed] or [
-        Candidate.make("dense", {}),
-        *(each for each in candidates() if "granularity" not in each.arguments),
-    ]
+    tried = [Contender.parse(text).configuration() for text in method or ("dense",)]
+    tried += [] if method else [each.configuration for each in candidates() if "granularity" not in each.arguments]
     console = new_console()
     with console.status("measuring") as status:
-        found = measure.measured([each.configuration for each in tried], name, status.update)
+        found = measure.measured(tried, name, status.update)
     found.write(path)
     wrote(path)
 
@@ -312,7 +311,7 @@ def validate(
 
     from gradwire_bench import origin
     from gradwire_bench import validate as bench_validate
-    from gradwire_bench.sync import link_rate
+    from gradwire_bench.launch import link_rate
 
     console = new_console()
     points: list[bench_validate.Point] = []

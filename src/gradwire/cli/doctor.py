@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rich.table import Table
 from rich.text import Text
 
 from gradwire.cli.arguments import Json
@@ -28,23 +27,22 @@ def doctor(*, json: Json = None) -> None:
     """
     from gradwire.cli import diagnosis
     from gradwire_bench import origin
+    from gradwire_bench.terminal import table
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         _group(json)
         return
     findings = diagnosis.examine()
     colours = {"ok": "green", "limited": "yellow", "broken": "red"}
-    table = Table(title="This machine", title_justify="left", title_style="bold")
-    for column in ("", "state", "found", "what to do"):
-        table.add_column(column)
+    shown = table("This machine", "", "state", "found", "what to do", words=4)
     for finding in findings:
-        table.add_row(
+        shown.add_row(
             finding.subject,
             Text(finding.state, style=colours[finding.state]),
             Text(finding.found),
             Text(finding.remedy),
         )
-    new_console().print(table)
+    new_console().print(shown)
     write(json, origin.document("doctor", findings=findings))
     if any(finding.state == "broken" for finding in findings):
         raise GradwireError("gradwire cannot work here; see what is broken above")

@@ -42,7 +42,8 @@ def frontier(
     from gradwire_bench import frontier as bench
     from gradwire_bench import frontier_report, origin
     from gradwire_bench.contenders import Contender
-    from gradwire_bench.gradients import real_gradients
+    from gradwire_bench.gradients import Recording, real_gradients
+    from gradwire_bench.terminal import counted
     from gradwire_bench.workloads import WORKLOADS
 
     console = new_console()
@@ -57,8 +58,8 @@ def frontier(
             for count in dict.fromkeys(steps):
                 status.update(f"training the {task.what} for {count} steps")
                 gradients = real_gradients(source, 1 + bench.WARM_UP_STEPS, count, workload=task)
-                recordings.append(bench.Recording.of(f"{task.what}, {count} steps in", gradients))
-        found = bench.measure(recordings, chosen, lambda done, total, now: status.update(f"{done} of {total}  {now}"))
+                recordings.append(Recording.of(f"{task.what}, {count} steps in", gradients))
+        found = bench.measure(recordings, chosen, counted(status))
     for each in found:
         console.print(frontier_report.table(each))
     where = f"no memory, payloads as sent; {origin.machine_line()}"

@@ -6,7 +6,6 @@ import sys
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.table import Table
 from rich.text import Text
 
 from gradwire.cli.arguments import Json, Positive
@@ -43,6 +42,7 @@ def lab(
     """
     from gradwire.lab import Lab
     from gradwire_bench import origin
+    from gradwire_bench.terminal import table
 
     if not command:
         raise ConfigurationError("there is no command to run; write one after --, as in gradwire lab -- ls")
@@ -57,12 +57,10 @@ def lab(
         counted += [
             (f"site {site}, to others", between or "", each) for site, each in enumerate(network.site_counters())
         ]
-    table = Table(title=f"{workers} workers, {result.seconds:.1f} s", title_justify="left", title_style="bold")
-    for column in ("link", "rate", "MB sent", "MB received"):
-        table.add_column(column, justify="left" if column == "link" else "right")
+    shown = table(f"{workers} workers, {result.seconds:.1f} s", "link", "rate", "MB sent", "MB received")
     for name, rate, each in counted:
-        table.add_row(name, rate, f"{each.tx_bytes / 1e6:,.2f}", f"{each.rx_bytes / 1e6:,.2f}")
-    console.print(table)
+        shown.add_row(name, rate, f"{each.tx_bytes / 1e6:,.2f}", f"{each.rx_bytes / 1e6:,.2f}")
+    console.print(shown)
     console.print("[dim]as the kernel counts on each interface, headers included[/dim]")
     links = [{"name": name, "rate": rate, "counters": each} for name, rate, each in counted]
     write(json, origin.document("lab", seconds=result.seconds, links=links))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from gradwire.cli.arguments import Json, OutputFolder, Values
+from gradwire.cli.arguments import Flag, Json, OutputFolder, Values
 from gradwire.cli.output import new_console, write, wrote
 
 
 def methods(
     *names: str,
-    measure: Annotated[bool, Parameter(negative=())] = False,
+    measure: Flag = False,
     numel: Values = 1_000_000,
     docs: OutputFolder | None = None,
     accuracy: Path | None = None,
@@ -42,9 +39,10 @@ def methods(
         json: Write what is known, and what was measured, to this file too.
     """
     from gradwire_bench import catalogue, data, handbook, origin, pictures
-    from gradwire_bench.gradients import real_gradients
+    from gradwire_bench.gradients import Recording, real_gradients
     from gradwire_bench.suite.ledger import Ledger
     from gradwire_bench.suite.measures import gains
+    from gradwire_bench.terminal import counted
 
     console = new_console()
     entries = catalogue.entries(names)
@@ -53,11 +51,12 @@ def methods(
     source = data.locate("auto") if docs is not None and numel else None
     if numel and (measure or docs is not None):
         with console.status("measuring") as status:
+            real = None if source is None else Recording.of(source.name, real_gradients(source, catalogue.WORKERS))
             measured = catalogue.measure(
                 [entry.name for entry in entries],
                 numel,
-                real_gradients(source, catalogue.WORKERS) if source is not None else (),
-                lambda done, total, name: status.update(f"{done} of {total}  {name}"),
+                real,
+                counted(status),
             )
     if measured or not names:
         console.print(handbook.overview(entries, measured, console.width))

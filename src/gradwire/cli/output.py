@@ -13,7 +13,7 @@ from rich.text import Text
 from gradwire.errors import GradwireError
 
 if TYPE_CHECKING:
-    from gradwire_bench.suite.cell import Record
+    from gradwire_bench.cell import Record
 
 _LEAST_WIDTH = 120
 """Columns of a table that goes to a file or a pipe."""

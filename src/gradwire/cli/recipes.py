@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from gradwire.cli.arguments import Jobs, Json, Methods, OutputFile, OutputFolder, Positive, TunedWorkload
+from gradwire.cli.arguments import Flag, Jobs, Json, Methods, OutputFile, OutputFolder, Positive, TunedWorkload
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write, wrote
 from gradwire.errors import ConfigurationError, did_you_mean
@@ -20,7 +20,7 @@ def recipes(
     *,
     workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ["image", "gpt", "language"],  # noqa: B006
     optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
-    keeping: Annotated[bool, Parameter(negative=())] = False,
+    keeping: Flag = False,
     json: Json = None,
 ) -> None:
     """Say which lines keep the accuracy, by what this release was measured with.
@@ -85,7 +85,7 @@ def bench_recipes(
     from gradwire_bench import cookbook, origin, pictures
     from gradwire_bench import recipes as measured
     from gradwire_bench.abreast import abreast
-    from gradwire_bench.progress import bars
+    from gradwire_bench.terminal import bars
 
     console = new_console()
     known = [each.method for each in measured.CANDIDATES]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gradwire.cli.arguments import Dataset, Device, Jobs, OutputFolder
+from gradwire.cli.arguments import Dataset, Device, Filters, Flag, Jobs, OutputFolder
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, wrote
 
@@ -19,12 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from gradwire_bench.suite.cell import Cell, Record
+    from gradwire_bench.cell import Cell, Record
     from gradwire_bench.suite.claims import Finding
     from gradwire_bench.suite.plan import Plan
-
-Filters = Annotated[list[str] | None, Parameter(name="--only", negative=())]
-Flag = Annotated[bool, Parameter(negative=())]
 
 REPORT = "report.html"
 
@@ -103,31 +100,27 @@ def compare(
         least: Least change of times and memory that is told, as a share.
         all: List changes that may be chance, too.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     from gradwire_bench.suite.compare import changes, lost_and_found, same_bits
     from gradwire_bench.suite.ledger import Ledger
     from gradwire_bench.suite.measures import MEASURES
     from gradwire_bench.suite.tables import label
+    from gradwire_bench.terminal import table
 
     console = new_console()
     first, second = (Ledger.read(place).records() for place in (before, after))
     found = list(changes(first, second, least))
-    table = Table(title=Text(f"{before} to {after}"), title_justify="left")
-    for column in ("cell", "method", "figure", "before", "after", "change"):
-        table.add_column(column, justify="left" if column in ("cell", "method", "figure") else "right")
+    shown = table(f"{before} to {after}", "cell", "method", "figure", "before", "after", "change", words=3)
     for change in (each for each in found if all or each.beyond):
         cell, measure = change.cell, MEASURES[change.measure]
         place = {"trial": cell.optimizer, "codec": f"{cell.steps} steps in"}.get(cell.kind, cell.link)
         where = ", ".join((f"{cell.kind} {cell.workload}", place, *cell.unusual))
         style = ("green" if change.better else "red") if change.beyond else "dim"
         texts = (measure.text(change.before), measure.text(change.after), f"{change.share:+.1%}")
-        table.add_row(where, label(cell), measure.title, *texts, style=style)
+        shown.add_row(where, label(cell), measure.title, *texts, style=style)
     lost, gained = lost_and_found(first, second)
     common = len({each.cell for each in first} & {each.cell for each in second})
     nothing = "Nothing changed beyond chance." if common else "The two runs have no cell in common."
-    console.print(table if table.row_count else nothing)
+    console.print(shown if shown.row_count else nothing)
     if not all and (chance := sum(not each.beyond for each in found)):
         console.print(f"{chance} figures differ by no more than chance may; --all lists them.")
     if counts := same_bits(first, second)[1]:
@@ -220,10 +213,10 @@ def _measure(
     report_only: bool,
 ) -> list[Record] | None:
     """Shows the plan and measures what is missing of it; the records of the whole plan, or None to only show it."""
-    from gradwire_bench.progress import bars
     from gradwire_bench.suite import estimate
     from gradwire_bench.suite.ledger import Ledger
     from gradwire_bench.suite.run import Runner
+    from gradwire_bench.terminal import bars
 
     ledger = Ledger.read(folder) if report_only else Ledger(folder)
     if not report_only:
@@ -258,14 +251,12 @@ def _measure(
 
 def _plan(plan: Plan, cells: Sequence[Cell], missing: Sequence[Cell]) -> Table:
     """A line for each kind and workload."""
-    from rich.table import Table
+    from gradwire_bench.terminal import table
 
-    table = Table(title=plan.title, title_justify="left")
-    for column in ("kind", "workload", "links", "methods", "seeds", "cells", "to measure"):
-        table.add_column(column, justify="left" if column in ("kind", "workload", "links") else "right")
+    shown = table(plan.title, "kind", "workload", "links", "methods", "seeds", "cells", "to measure", words=3)
     for kind, workload in dict.fromkeys((cell.kind, cell.workload) for cell in cells):
         here = [cell for cell in cells if (cell.kind, cell.workload) == (kind, workload)]
-        table.add_row(
+        shown.add_row(
             kind,
             workload,
             ", ".join(dict.fromkeys(cell.link for cell in here)) if kind in ("train", "local", "sync") else "",
@@ -274,15 +265,16 @@ def _plan(plan: Plan, cells: Sequence[Cell], missing: Sequence[Cell]) -> Table:
             str(len(here)),
             str(sum(cell in missing for cell in here)),
         )
-    return table
+    return shown
 
 
 def _verdicts(plan: Plan, found: Sequence[Finding]) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
+    from gradwire_bench.terminal import table
+
     colours = {"holds": "green", "does not hold": "red", "cannot tell": "yellow"}
-    table = Table("claim", "obtained", "verdict", title=plan.title, title_justify="left")
+    shown = table(plan.title, "claim", "obtained", "verdict", words=3)
     for each in found:
-        table.add_row(each.claim.text, each.said, Text(each.verdict, colours[each.verdict]))
-    return table
+        shown.add_row(each.claim.text, each.said, Text(each.verdict, colours[each.verdict]))
+    return shown

@@ -98,9 +98,16 @@ class Profile:
         return self.methods[taken], f"encodes and decodes as fast as {taken}"
 
     def write(self, path: Path) -> None:
-        """Writes it as JSON, making the folder where needed."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        """Writes it as JSON, making the folder where needed.
+
+        Raises:
+            ConfigurationError: If the path cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {path}: {error.strerror}; choose another path") from error
 
     @classmethod
     def of_plain(cls, content: Mapping[str, Any]) -> Profile:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, fields, replace
 from datetime import date
 from itertools import combinations
@@ -235,9 +236,7 @@ def measured(
         device: What to call the machine.
         report: Told what is measured next.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         numel = max(shapes.get("resnet50").numel, shapes.numel(LARGE))
         noise = torch.randn(numel + (1 << 16), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         methods = {}
@@ -246,6 +245,15 @@ def measured(
             methods[key_of(configuration)] = costs(configuration, noise, (shapes.get("resnet50").parameters, LARGE))
         about = f"one thread, torch {torch.__version__}, {date.today()}"
         return Profile(device, "measured", about, _copy(noise), methods)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Has torch compute with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
 

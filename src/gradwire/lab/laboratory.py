@@ -96,6 +96,7 @@ class Lab:
         *,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        silence: float | None = None,
         on_line: LineCallback | None = None,
         on_error_line: LineCallback | None = None,
         cwd: str | os.PathLike[str] | None = None,
@@ -112,6 +113,7 @@ class Lab:
             argv: The command and its arguments.
             env: More variables for every worker; they win over those above.
             timeout: Seconds that the workers have; None for as long as they need.
+            silence: Seconds that may pass without a line of any worker; None for as long as they like.
             on_line: Called with the rank and the line, for each line of standard output as it comes, in the thread
                 that called `run`. An exception in it ends the workers and propagates.
             on_error_line: The same for standard error.
@@ -123,14 +125,16 @@ class Lab:
 
         Raises:
             LabError: A worker failed: the message names the first one's rank, its exit code or signal, and the end of
-                its standard error. Or time ran out, or a worker could not start, or the lab is not open.
+                its standard error. Or time ran out, or nobody said anything for too long, or a worker could not
+                start, or the lab is not open.
             ConfigurationError: An argument is not among what is allowed.
         """
         keeper = self._opened("run")
         if isinstance(argv, str) or not argv or not all(isinstance(word, str) for word in argv):
             raise ConfigurationError(f'argv is {argv!r}: give a list of strings, such as [sys.executable, "worker.py"]')
-        if timeout is not None and not timeout > 0:
-            raise ConfigurationError(f"timeout is {timeout!r}: give seconds above 0, or None for no limit")
+        for name, limit in (("timeout", timeout), ("silence", silence)):
+            if limit is not None and not limit > 0:
+                raise ConfigurationError(f"{name} is {limit!r}: give seconds above 0, or None for no limit")
         if not grace >= 0:
             raise ConfigurationError(f"grace is {grace!r}: give seconds of 0 or more")
         if self._running:
@@ -147,7 +151,7 @@ class Lab:
                 on_line=on_line,
                 on_error_line=on_error_line,
             )
-            return run.finish(timeout)
+            return run.finish(timeout, silence)
         finally:
             self._running = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import os
 import selectors
 import signal
@@ -215,12 +216,14 @@ class Run:
         self._errors: list[_Stream] = []
         self._running: set[int] = set()
         self._failed: tuple[int, int] | None = None
+        self._heard = 0.0
 
-    def finish(self, timeout: float | None) -> RunResult:
+    def finish(self, timeout: float | None, silence: float | None = None) -> RunResult:
         """Starts the workers and waits for them to end.
 
         Args:
             timeout: Seconds that the workers have; None for as long as they need.
+            silence: Seconds that may pass without a line of any worker; None for as long as they like.
 
         Returns:
             What they left.
@@ -228,15 +231,16 @@ class Run:
         Raises:
             LabError: A worker could not start or failed, or time ran out; the others have been ended.
         """
-        started = time.monotonic()
-        deadline = None if timeout is None else started + timeout
+        started = self._heard = time.monotonic()
+        deadline = math.inf if timeout is None else started + timeout
+        patience = math.inf if silence is None else silence
         with selectors.DefaultSelector() as selector:
             selector.register(self._keeper, selectors.EVENT_READ)
             try:
                 for rank, environment in enumerate(self._environments):
                     self._start(rank, environment, selector)
-                self._follow(selector, deadline)
-                failed, late = self._failed, sorted(self._running)
+                self._follow(selector, deadline, patience)
+                failed, late, quiet = self._failed, sorted(self._running), time.monotonic() < deadline
                 if failed or late:
                     self._end(selector)
             except BaseException:
@@ -250,7 +254,8 @@ class Run:
         if failed:
             raise self._failure(*failed)
         if late:
-            raise self._lateness(late, timeout)
+            what = f"said nothing for {silence:g} s" if quiet else f"did not finish within {timeout:g} s"
+            raise self._lateness(late, what)
         return RunResult([stream.text() for stream in self._outputs], time.monotonic() - started)
 
     def _start(self, rank: int, environment: Mapping[str, str], selector: selectors.BaseSelector) -> None:
@@ -279,13 +284,13 @@ class Run:
             os.close(error_write)
         self._running.add(rank)
 
-    def _follow(self, selector: selectors.BaseSelector, deadline: float | None) -> None:
+    def _follow(self, selector: selectors.BaseSelector, deadline: float, patience: float) -> None:
         """Passes on what workers print until all have ended, one has failed, or time is up."""
         while self._running and self._failed is None:
-            wait = None if deadline is None else min(deadline - time.monotonic(), _LONGEST_WAIT)
-            if wait is not None and wait <= 0:
+            wait = min(deadline, self._heard + patience) - time.monotonic()
+            if wait <= 0:
                 return
-            self._attend(selector, wait)
+            self._attend(selector, min(wait, _LONGEST_WAIT))
         if self._failed is None:
             self._drain(selector)
 
@@ -319,6 +324,7 @@ class Run:
                 self._read(key.data, selector)
 
     def _read(self, stream: _Stream, selector: selectors.BaseSelector) -> None:
+        self._heard = time.monotonic()
         if not stream.read():
             selector.unregister(stream.descriptor)
 
@@ -330,11 +336,11 @@ class Run:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         return LabError(f"worker {rank} of {len(self._environments)} {how}; the others were ended. {self._tail(rank)}")
 
-    def _lateness(self, late: list[int], timeout: float | None) -> LabError:
+    def _lateness(self, late: list[int], what: str) -> LabError:
         ranks = ", ".join(map(str, late))
         return LabError(
-            f"the workers did not finish within {timeout:g} s: still running, and now ended, were those of rank "
-            f"{ranks}; give run a longer timeout, or find what they wait for. {self._tail(late[0])}"
+            f"the workers {what}: still running, and now ended, were those of rank {ranks}; give run more time, or "
+            f"find what they wait for. {self._tail(late[0])}"
         )
 
     def _tail(self, rank: int) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gradwire.errors import ConfigurationError
-from gradwire_bench.suite.cell import AXES, Cell, Record
+from gradwire_bench.cell import AXES, Cell, Record
 from gradwire_bench.suite.measures import MEASURES
 
 Verdict = Literal["holds", "does not hold", "cannot tell"]
+Relation = Literal["better", "equal", "times", "reversal"]
 
 CONFIDENCE = 0.95
 LEAST_PAIRS = 3
@@ -26,11 +27,11 @@ class Claim:
 
     Attributes:
         text: The sentence.
-        published: What the paper reports of it.
         measure: The figure compared, of :data:`~gradwire_bench.suite.measures.MEASURES`.
         relation: ``"better"``: the first cells have the better figure. ``"equal"``: both are within ``margin`` of each
             other. ``"times"``: the first cells' figure is better by a factor of at least ``margin``. ``"reversal"``:
             two values of ``axis`` have one order at one value of the axis ``over`` and the opposite at another.
+        published: What the paper reports of it.
         first: Values of axes.
         second: Values of axes; what the first are compared with.
         margin: In the measure's unit, or a factor.
@@ -41,13 +42,13 @@ class Claim:
     """
 
     text: str
-    published: str
     measure: str
-    relation: Literal["better", "equal", "times", "reversal"]
-    first: dict[str, Any]
-    second: dict[str, Any]
-    margin: float
-    where: dict[str, Any]
+    relation: Relation
+    published: str = ""
+    first: dict[str, Any] = field(default_factory=dict)
+    second: dict[str, Any] = field(default_factory=dict)
+    margin: float = 0.0
+    where: dict[str, Any] = field(default_factory=dict)
     axis: str = "method"
     over: str = "workload"
     reason: str = ""
@@ -59,25 +60,11 @@ class Claim:
         Raises:
             ConfigurationError: If the measure, the relation or an axis is not known.
         """
-        claim = cls(
-            content["text"],
-            content.get("published", ""),
-            content["measure"],
-            content["relation"],
-            content.get("first", {}),
-            content.get("second", {}),
-            float(content.get("margin", 0.0)),
-            content.get("where", {}),
-            content.get("axis", "method"),
-            content.get("over", "workload"),
-            content.get("reason", "").strip().replace("\n", " "),
-        )
-        if claim.measure not in MEASURES:
-            raise ConfigurationError(f"measure={claim.measure!r} is not known; choose one of {', '.join(MEASURES)}")
-        if claim.relation not in ("better", "equal", "times", "reversal"):
-            raise ConfigurationError(
-                f"relation={claim.relation!r} is not known; choose better, equal, times or reversal"
-            )
+        margin, reason = float(content.get("margin", 0.0)), content.get("reason", "").strip().replace("\n", " ")
+        claim = cls(**{**content, "margin": margin, "reason": reason})
+        for name, choices in (("measure", MEASURES), ("relation", get_args(Relation))):
+            if (value := getattr(claim, name)) not in choices:
+                raise ConfigurationError(f"{name}={value!r} is not known; choose one of {', '.join(choices)}")
         if unknown := {*claim.first, *claim.second, *claim.where, claim.axis, claim.over} - AXES.keys():
             raise ConfigurationError(f"a claim has no axis {sorted(unknown)}; its axes are {', '.join(AXES)}")
         return claim

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.suite.claims import LEAST_PAIRS, interval
 from gradwire_bench.suite.measures import MEASURES, times
 from gradwire_bench.suite.tables import by_seed

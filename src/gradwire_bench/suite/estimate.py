@@ -11,14 +11,17 @@ from itertools import islice
 import torch
 import torch.nn.functional as F
 
+from gradwire.cost.measure import one_thread
 from gradwire.errors import ConfigurationError
 from gradwire_bench import shapes
+from gradwire_bench.cell import Cell, cut
 from gradwire_bench.contenders import Contender
 from gradwire_bench.data import Dataset
-from gradwire_bench.suite.cell import Cell, cut
+from gradwire_bench.launch import link_rate
 from gradwire_bench.suite.run import IN_PROCESS, heats
-from gradwire_bench.sync import BUDGET, link_rate
+from gradwire_bench.sync import BUDGET
 from gradwire_bench.sync_worker import LEAST_STEPS, WARM_UP_STEPS
+from gradwire_bench.tasks import Share
 from gradwire_bench.workloads import WORKLOADS
 
 START_SECONDS = 12.0
@@ -94,12 +97,10 @@ def _sample_seconds(name: str, small: bool, dataset: Dataset) -> float:
     workload = WORKLOADS[name]
     try:
         source = workload.locate(dataset)
-        task = workload.task(source, rank=0, world_size=1, batch=workload.batch, seed=0)
+        task = workload.task(source, Share(workload.batch, seed=0))
     except ConfigurationError:
         return 0.0
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         net = workload.model(source, small=small)
         found = []
         for inputs, wanted in islice(task.batches(), 3):
@@ -107,5 +108,3 @@ def _sample_seconds(name: str, small: bool, dataset: Dataset) -> float:
             torch.autograd.backward(F.cross_entropy(net(inputs), wanted))
             found.append((time.perf_counter() - start) / workload.batch)
         return min(found)
-    finally:
-        torch.set_num_threads(threads)

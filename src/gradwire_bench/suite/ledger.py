@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradwire.errors import ConfigurationError
 from gradwire_bench import origin
-from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.cell import Cell, Record
 
 FILE = "cells.jsonl"
 

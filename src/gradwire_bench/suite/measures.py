@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from gradwire.errors import ConfigurationError
+from gradwire_bench.cell import Record
 from gradwire_bench.contenders import DDP
-from gradwire_bench.suite.cell import Record
 from gradwire_bench.workloads import WORKLOADS
 
 

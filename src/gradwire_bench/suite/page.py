@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gradwire_bench.cell import Record
 from gradwire_bench.origin import require
-from gradwire_bench.suite.cell import Record
 from gradwire_bench.suite.plots import plots
 from gradwire_bench.suite.tables import tables
 from gradwire_bench.suite.targets import targeted

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.errors import ConfigurationError, did_you_mean
+from gradwire_bench.cell import AXES, Cell
 from gradwire_bench.placement import Device
-from gradwire_bench.suite.cell import AXES, Cell
 from gradwire_bench.suite.claims import Claim
 
 FOLDER = Path(__file__).parent
@@ -89,7 +89,9 @@ def load(kind: str, name: str) -> Plan:
     known = presets() if kind == "presets" else papers()
     path = FOLDER / kind / f"{name}.toml" if name in known else Path(name)
     if path.suffix != ".toml" or not path.is_file():
-        raise ConfigurationError(f"{name!r} is neither one of {', '.join(known)} nor a .toml file")
+        raise ConfigurationError(
+            f"{name!r} is not known; {did_you_mean(name, known)}choose one of {', '.join(known)}, or a .toml file"
+        )
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         cells = [cell for grid in content["grid"] for cell in cells_of(grid)]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.contenders import Contender
-from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, figure_of, label_points, log_axis
-from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.launch import link_rate
+from gradwire_bench.pictures import BASELINE_COLOUR, COLOURS, figure_of, label_points, log_axis, panels_of
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.suite.tables import by_seed, dense, labels, mean, phase
 from gradwire_bench.suite.targets import LEAST_POINTS
-from gradwire_bench.sync import link_rate
 from gradwire_bench.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -146,23 +146,17 @@ def _wide_log_axis(axes: Axes) -> None:
         axes.xaxis.set_major_locator(LogLocator())
 
 
-def _figure(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
-    """With room between one row and the next."""
+def _apart(figure: Figure) -> None:
+    """Leaves room between one row and the next."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure, axes = figure_of((width, height), rows, columns)
     figure.set_layout_engine(ConstrainedLayoutEngine(h_pad=0.12))
-    return figure, axes
 
 
 def _grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    columns = min(count, _COLUMNS)
-    rows = -(-count // columns)
-    figure, axes = _figure(width * columns, height * rows, rows, columns)
-    flat = [each for row in axes for each in row]
-    for each in flat[count:]:
-        each.remove()
-    return figure, flat[:count]
+    figure, panels = panels_of(count, min(count, _COLUMNS), width, height)
+    _apart(figure)
+    return figure, panels
 
 
 def _quality_against_bytes(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
@@ -281,7 +275,8 @@ def _curves(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
 
     names = labels(records)
     places = list(dict.fromkeys(_place([each]) for each in records))
-    figure, rows = _figure(4.8 * 3, 3.6 * len(places), len(places), 3)
+    figure, rows = figure_of((4.8 * 3, 3.6 * len(places)), len(places), 3)
+    _apart(figure)
     lines: dict[str, Line2D] = {}
     for place, panels in zip(places, rows, strict=True):
         here = [group for group in by_seed(records) if _place(group) == place]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gradwire_bench.suite.cell import Record
+from gradwire_bench.cell import Record
 from gradwire_bench.suite.claims import LEAST_PAIRS, Finding, judge
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.suite.page import facts
@@ -78,11 +78,11 @@ def _said(found: Finding) -> str:
 def _tables(records: Sequence[Record]) -> Iterator[str]:
     """As in the report, without the columns in which no row has anything."""
     for table in tables(targeted(records)):
-        used = [place for place in range(len(table.columns)) if any(line.values[place].text for line in table.lines)]
+        used = [name for name in table.columns if any(line.values[name].text for line in table.lines)]
         yield f"### {table.title}\n"
         yield f"{table.about}\n"
-        yield f"| {' | '.join(table.columns[place] for place in used)} |"
-        yield f"|{'|'.join('---' if table.words[place] else '---:' for place in used)}|"
+        yield f"| {' | '.join(used)} |"
+        yield f"|{'|'.join('---' if table.columns[name] else '---:' for name in used)}|"
         for line in table.lines:
-            yield f"| {' | '.join(line.values[place].text for place in used)} |"
+            yield f"| {' | '.join(line.values[name].text for name in used)} |"
         yield ""

@@ -5,27 +5,29 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
-from gradwire_bench import frontier, kernels, periodic, sync, train, trial
+from gradwire_bench import frontier, kernels, origin, periodic, sync, train, trial
 from gradwire_bench import shapes as shape_sets
 from gradwire_bench.abreast import abreast
+from gradwire_bench.cell import Cell, Record, cut
 from gradwire_bench.contenders import Contender
 from gradwire_bench.data import Dataset
-from gradwire_bench.gradients import real_gradients
+from gradwire_bench.gradients import Recording, real_gradients
 from gradwire_bench.periodic_plans import Plan, Run
 from gradwire_bench.periodic_results import Outcome
-from gradwire_bench.suite.cell import Cell, Record, cut
 from gradwire_bench.suite.ledger import Ledger
-from gradwire_bench.sync import NO_LINK
 from gradwire_bench.train_worker import JUDGED_STEPS
 from gradwire_bench.worker import reason
 from gradwire_bench.workloads import WORKLOADS, bits
 
 IN_PROCESS = ("trial", "codec")
 """Kinds of cells that need no processes of their own, and run side by side."""
+
+Result = tuple[dict[str, Any], str | None]
+"""A cell's figures, and why there are none."""
 
 News = Callable[[str, int], object]
 """Told what is going on, and how many cells have ended since it was told last."""
@@ -58,9 +60,8 @@ class Runner:
                 results = _HEATS[heat[0].kind](heat, self.dataset, news)
             except Exception as caught:  # whatever stops a heat belongs in its cells
                 results = [({}, reason(caught))] * len(heat)
-            each = (time.monotonic() - started) / len(heat)
-            for cell, (result, error) in zip(heat, results, strict=True):
-                self.ledger.add(Record.now(cell, result, each, cell.command(self.command), error))
+            for record in records(heat, results, started, self.command):
+                self.ledger.add(record)
             news("", len(heat))
 
     def _beside_one_another(self, cells: Sequence[Cell], news: News) -> None:
@@ -112,13 +113,13 @@ def _coded(cell: Cell, dataset: Dataset) -> dict[str, Any]:
 
 
 @cache
-def _recording(name: str, dataset: Dataset, steps: int, seed: int) -> frontier.Recording:
+def _recording(name: str, dataset: Dataset, steps: int, seed: int) -> Recording:
     workload = WORKLOADS[name]
     gradients = real_gradients(workload.locate(dataset), 1 + frontier.WARM_UP_STEPS, steps, seed, workload)
-    return frontier.Recording.of(workload.what, gradients)
+    return Recording.of(workload.what, gradients)
 
 
-def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
+def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[Result]:
     first = heat[0]
     workload = WORKLOADS[first.workload]
     train.check_framework(first.framework, workload)
@@ -128,29 +129,14 @@ def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict
         if going:
             news(f"{workload.what}, link {first.link}: {going[0].label}, step {going[0].steps_done}", 0)
 
-    rows = train.race(
-        workload,
-        workload.locate(dataset),
-        first.workers,
-        None if first.link == NO_LINK else first.link,
-        [Contender.parse(cell.contender) for cell in heat],
-        steps=first.steps,
-        batch=first.batch or workload.batch,
-        seed=first.seed,
-        optimizer=first.optimizer,
-        rate_multiple=first.rate,
-        on_progress=show,
-        framework=first.framework,
-        device=first.device,
-        backend=first.backend,
-    )
+    rows = train.race(heat, workload.locate(dataset), show)
     if first.steps < JUDGED_STEPS:
         for row in rows:
             row.accuracy = None
     return [figures(row) for row in rows]
 
 
-def _local(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
+def _local(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[Result]:
     first = heat[0]
     workload = WORKLOADS[first.workload]
     peak = first.rate * trial.base_rate(workload, first.optimizer)
@@ -163,9 +149,9 @@ def _local(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dic
         workload,
         workload.locate(dataset),
         first.workers,
-        None if first.link == NO_LINK else first.link,
+        first.link,
         [Run(plan, first.seed, first.steps, peak) for plan in plans],
-        optimizer="adamw" if first.optimizer == "adamw" else "sgd",
+        optimizer=first.optimizer,
         batch=first.batch or None,
         on_progress=show,
     )
@@ -178,17 +164,16 @@ def _local(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dic
     ]
 
 
-def _average(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
+def _average(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[Result]:
     first = heat[0]
 
     def show(rows: list[sync.SyncRow]) -> None:
         news(f"averages of {first.workload}, link {first.link}: {sum(row.steps_begun for row in rows)} steps", 0)
 
-    racers = [Contender.parse(cell.contender) for cell in heat]
-    return averages(sync.measure_link(first.workload, first.workers, first.link, racers, first.steps, show), first)
+    return averages(sync.race(heat, show), first)
 
 
-def _loops(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dict[str, Any], str | None]]:
+def _loops(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[Result]:
     segments, numel = cut(heat[0].workload)
 
     def show(done: int, total: int, name: str) -> None:
@@ -202,7 +187,7 @@ def _loops(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[tuple[dic
     ]
 
 
-_HEATS: dict[str, Callable[[Sequence[Cell], Dataset, News], list[tuple[dict[str, Any], str | None]]]] = {
+_HEATS: dict[str, Callable[[Sequence[Cell], Dataset, News], list[Result]]] = {
     "train": _race,
     "local": _local,
     "sync": _average,
@@ -210,14 +195,30 @@ _HEATS: dict[str, Callable[[Sequence[Cell], Dataset, News], list[tuple[dict[str,
 }
 
 
-def averages(rows: Sequence[sync.SyncRow], cell: Cell) -> list[tuple[dict[str, Any], str | None]]:
+def records(cells: Sequence[Cell], results: Iterable[Result], started: float, command: str = "") -> list[Record]:
+    """What came of cells that were measured together, each with its share of the time since they started.
+
+    Args:
+        cells: What was measured.
+        results: What came of each.
+        started: On the monotonic clock.
+        command: Of which each cell is measured alone by a part; what was typed if there is none.
+    """
+    each = (time.monotonic() - started) / len(cells)
+    return [
+        Record.now(cell, found, each, cell.command(command) if command else origin.command(), error)
+        for cell, (found, error) in zip(cells, results, strict=True)
+    ]
+
+
+def averages(rows: Sequence[sync.SyncRow], cell: Cell) -> list[Result]:
     """Figures of rows in a cell's setting, with the bytes of a dense average."""
     numel = shape_sets.numel(shape_sets.get(cell.workload))
     dense = 8 * (cell.workers - 1) / cell.workers * numel
     return [({**found, "dense_bytes": dense} if found else {}, error) for found, error in map(figures, rows)]
 
 
-def figures(row: train.TrainRow | sync.SyncRow) -> tuple[dict[str, Any], str | None]:
+def figures(row: train.TrainRow | sync.SyncRow) -> Result:
     """A row's measurements without what the cell says anyway, and its error."""
     if row.error:
         return {}, row.error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import rich.table
 
-from gradwire_bench.suite.cell import Record
+from gradwire_bench.cell import Record
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Line:
     """A row.
 
     Attributes:
-        values: One for each column.
+        values: By column.
         records: What it was made of.
     """
 
-    values: list[Value]
+    values: dict[str, Value]
     records: list[Record]
 
     @property
@@ -51,25 +51,23 @@ class Table:
     Attributes:
         title: What it shows.
         about: How it was measured, in a sentence or two.
-        columns: Heads.
-        lines: Rows.
+        lines: Rows, all with the same columns.
     """
 
     title: str
     about: str
-    columns: list[str]
     lines: list[Line]
+
+    @property
+    def columns(self) -> dict[str, bool]:
+        """Heads, and whether what is below is words, not numbers."""
+        return {name: isinstance(value.order, str) for name, value in self.lines[0].values.items()}
 
     def shown(self) -> rich.table.Table:
         """For the terminal."""
         table = rich.table.Table(title=self.title, title_justify="left", caption=self.about, caption_justify="left")
-        for column, words in zip(self.columns, self.words, strict=True):
+        for column, words in self.columns.items():
             table.add_column(column, justify="left" if words else "right")
         for line in self.lines:
-            table.add_row(*(value.text for value in line.values))
+            table.add_row(*(value.text for value in line.values.values()))
         return table
-
-    @property
-    def words(self) -> list[bool]:
-        """Which columns are words, not numbers."""
-        return [isinstance(value.order, str) for value in self.lines[0].values]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
+from gradwire_bench.cell import Cell, Record
 from gradwire_bench.contenders import Contender, Option
-from gradwire_bench.suite.cell import Cell, Record
 from gradwire_bench.suite.measures import MEASURES
 from gradwire_bench.suite.table import Line, Table, Value
 from gradwire_bench.suite.targets import LEAST_POINTS, SHARE
 from gradwire_bench.workloads import WORKLOADS
 
-_LOOP_FIGURES = ("times_copy", "gigabytes_per_second")
 STAGES = ("encode", "wire", "decode")
 PHASES = ("forward", "backward", "update", *STAGES, "idle")
 
@@ -100,40 +99,40 @@ def _varied(groups: Sequence[list[Record]]) -> list[str]:
     return [axis for axis in _FURTHER if len({getattr(group[0].cell, axis) for group in groups}) > 1]
 
 
-def _axis(cell: Cell, axis: str) -> Value:
-    value = getattr(cell, axis)
-    return Value(str(value), value)
+def _table(
+    title: str, about: str, groups: Sequence[list[Record]], values: Callable[[list[Record]], dict[str, Value]]
+) -> Table:
+    return Table(title, about, [Line(values(group), group) for group in groups])
+
+
+def _axes(cell: Cell, axes: Sequence[str]) -> dict[str, Value]:
+    return {axis: Value(str(value := getattr(cell, axis)), value) for axis in axes}
 
 
 def _training(records: Sequence[Record]) -> Table:
     groups, names = by_seed(records), labels(records)
-    axes, lines = _varied(groups), []
-    for group in groups:
+    axes = _varied(groups)
+
+    def values(group: list[Record]) -> dict[str, Value]:
         cell = group[0].cell
-        baseline, own = mean(dense(groups, cell), "seconds"), mean(group, "seconds")
-        phases = [[phase(each, name) for each in group] for name in PHASES]
-        lines.append(
-            Line(
-                [
-                    _text(WORKLOADS[cell.workload].what),
-                    _text(cell.link),
-                    _text(names[cell]),
-                    *(_axis(cell, axis) for axis in axes),
-                    _learnt(group),
-                    _spread(group, "seconds"),
-                    _number(baseline / own if baseline and own else None, "{:.2f}"),
-                    _figure(group, "throughput"),
-                    _figure(group, "bytes"),
-                    _figure(group, "fewer_bytes"),
-                    _figure(group, "target"),
-                    _reached(group),
-                    _figure(group, "peak_bytes"),
-                    *(_number(_mean(seconds), "{:.1f}", 1e3) for seconds in phases),
-                ],
-                group,
-            )
-        )
-    return Table(
+        return {
+            "workload": _text(WORKLOADS[cell.workload].what),
+            "link": _text(cell.link),
+            "method": _text(names[cell]),
+            **_axes(cell, axes),
+            "quality %": _learnt(group),
+            "ms a step": _spread(group, "seconds"),
+            "x DDP": _times(groups, group),
+            "samples/s": _figure(group, "throughput"),
+            "kB a step": _figure(group, "bytes"),
+            "x fewer bytes": _figure(group, "fewer_bytes"),
+            "target %": _figure(group, "target"),
+            "s to target": _reached(group),
+            "peak MB": _figure(group, "peak_bytes"),
+            **{f"{name} ms": _number(_mean([phase(each, name) for each in group]), "{:.1f}", 1e3) for name in PHASES},
+        }
+
+    return _table(
         "Training over a link",
         "Real processes, the same start, batches and steps for every contender; after ± is half the range over "
         "seeds. Quality is the share of right answers on held-out data, for segmentation intersection over union, "
@@ -143,23 +142,8 @@ def _training(records: Sequence[Record]) -> Table:
         "together. Forward, backward (until gradients are averaged) and update are of the training thread; encode, "
         "wire and decode are of the wire thread, which works beside it and is idle for the rest of the step. "
         "Peak is resident memory, Python and torch included.",
-        [
-            "workload",
-            "link",
-            "method",
-            *axes,
-            "quality %",
-            "ms a step",
-            "x DDP",
-            "samples/s",
-            "kB a step",
-            "x fewer bytes",
-            "target %",
-            "s to target",
-            "peak MB",
-            *(f"{name} ms" for name in PHASES),
-        ],
-        lines,
+        groups,
+        values,
     )
 
 
@@ -185,149 +169,132 @@ def _reached(group: Sequence[Record]) -> Value:
 
 def _quality(records: Sequence[Record]) -> Table:
     groups, names = by_seed(records), labels(records)
-    axes, lines = _varied(groups), []
-    for group in groups:
+    axes = _varied(groups)
+
+    def values(group: list[Record]) -> dict[str, Value]:
         cell = group[0].cell
         baseline, own = mean(dense(groups, cell), "quality"), mean(group, "quality")
         lost = None if baseline is None or own is None else own - baseline
-        lines.append(
-            Line(
-                [
-                    _text(WORKLOADS[cell.workload].what),
-                    _text(cell.optimizer),
-                    _text(names[cell]),
-                    *(_axis(cell, axis) for axis in axes),
-                    _learnt(group),
-                    _number(lost, "{:+.2f}", 100),
-                    _figure(group, "loss"),
-                    _figure(group, "bytes"),
-                    _figure(group, "fewer_bytes"),
-                    _number(len(group), "{:.0f}"),
-                ],
-                group,
-            )
-        )
-    return Table(
+        return {
+            "workload": _text(WORKLOADS[cell.workload].what),
+            "optimizer": _text(cell.optimizer),
+            "method": _text(names[cell]),
+            **_axes(cell, axes),
+            "quality %": _learnt(group),
+            "points": _number(lost, "{:+.2f}", 100),
+            "loss in bits": _figure(group, "loss"),
+            "kB a step": _figure(group, "bytes"),
+            "x fewer bytes": _figure(group, "fewer_bytes"),
+            "seeds": _number(len(group), "{:.0f}"),
+        }
+
+    return _table(
         "What is learnt",
         "Small models, all workers in one process on the wire's own code: mean over seeds, and half the range. Points "
         "are against dense averages under the same optimizer.",
-        [
-            "workload",
-            "optimizer",
-            "method",
-            *axes,
-            "quality %",
-            "points",
-            "loss in bits",
-            "kB a step",
-            "x fewer bytes",
-            "seeds",
-        ],
-        lines,
+        groups,
+        values,
     )
 
 
 def _local(records: Sequence[Record]) -> Table:
     names = labels(records)
-    lines = [
-        Line(
-            [
-                _text(WORKLOADS[group[0].cell.workload].what),
-                _number(group[0].cell.workers, "{:.0f}"),
-                _text("every step" if not group[0].cell.every else f"every {group[0].cell.every} steps"),
-                _text(names[group[0].cell]),
-                _learnt(group),
-                _spread(group, "loss"),
-                _figure(group, "bytes"),
-                _figure(group, "fewer_bytes"),
-            ],
-            group,
-        )
-        for group in by_seed(records)
-    ]
-    return Table(
+
+    def values(group: list[Record]) -> dict[str, Value]:
+        cell = group[0].cell
+        return {
+            "workload": _text(WORKLOADS[cell.workload].what),
+            "workers": _number(cell.workers, "{:.0f}"),
+            "average": _text(f"every {cell.every} steps" if cell.every else "every step"),
+            "method": _text(names[cell]),
+            "quality %": _learnt(group),
+            "loss in bits": _spread(group, "loss"),
+            "kB a step": _figure(group, "bytes"),
+            "x fewer bytes": _figure(group, "fewer_bytes"),
+        }
+
+    return _table(
         "Local steps",
         "Real processes; what local steps changed is averaged now and then, the last of them at the end.",
-        ["workload", "workers", "average", "method", "quality %", "loss in bits", "kB a step", "x fewer bytes"],
-        lines,
+        by_seed(records),
+        values,
     )
 
 
 def _averages(records: Sequence[Record]) -> Table:
     groups, names = by_seed(records), labels(records)
-    axes, lines = _varied(groups), []
-    for group in groups:
+    axes = _varied(groups)
+
+    def values(group: list[Record]) -> dict[str, Value]:
         cell = group[0].cell
-        baseline, own = mean(dense(groups, cell), "seconds"), mean(group, "seconds")
-        stages = [[each.result["stages"].get(stage) for each in group] for stage in STAGES]
-        lines.append(
-            Line(
-                [
-                    _text(cell.workload),
-                    _text(cell.link),
-                    _text(names[cell]),
-                    *(_axis(cell, axis) for axis in axes),
-                    _spread(group, "seconds"),
-                    _number(baseline / own if baseline and own else None, "{:.2f}"),
-                    _figure(group, "bytes"),
-                    *(_number(_mean(seconds), "{:.1f}", 1e3) for seconds in stages),
-                ],
-                group,
-            )
-        )
-    return Table(
+        stages = {stage: _mean([each.result["stages"].get(stage) for each in group]) for stage in STAGES}
+        return {
+            "shapes": _text(cell.workload),
+            "link": _text(cell.link),
+            "method": _text(names[cell]),
+            **_axes(cell, axes),
+            "ms a step": _spread(group, "seconds"),
+            "x DDP": _times(groups, group),
+            "kB a step": _figure(group, "bytes"),
+            **{f"{stage} ms": _number(seconds, "{:.1f}", 1e3) for stage, seconds in stages.items()},
+        }
+
+    return _table(
         "Averages alone",
         "A gradient of a known model's shapes through DDP, nothing else computed; the slowest worker's median step.",
-        ["shapes", "link", "method", *axes, "ms a step", "x DDP", "kB a step", *(f"{stage} ms" for stage in STAGES)],
-        lines,
+        groups,
+        values,
     )
 
 
 def _codecs(records: Sequence[Record]) -> Table:
-    lines = [
-        Line(
-            [
-                _text(WORKLOADS[group[0].cell.workload].what),
-                _number(group[0].cell.steps, "{:.0f}"),
-                _text(group[0].cell.method),
-                _text(group[0].cell.granularity or "layer"),
-                _figure(group, "bits"),
-                _figure(group, "error"),
-            ],
-            group,
-        )
-        for group in by_seed(records)
-    ]
-    return Table(
+    def values(group: list[Record]) -> dict[str, Value]:
+        cell = group[0].cell
+        return {
+            "workload": _text(WORKLOADS[cell.workload].what),
+            "steps": _number(cell.steps, "{:.0f}"),
+            "method": _text(cell.method),
+            "granularity": _text(cell.granularity or "layer"),
+            "bits a value": _figure(group, "bits"),
+            "error": _figure(group, "error"),
+        }
+
+    return _table(
         "Size and error of one gradient",
         "Gradients recorded after so many steps of dense training, compressed without a memory; the error is the "
         "squared distance as a share of the gradient's square.",
-        ["workload", "steps", "method", "granularity", "bits a value", "error"],
-        lines,
+        by_seed(records),
+        values,
     )
 
 
 def _loops(records: Sequence[Record]) -> Table:
-    lines = [
-        Line(
-            [
-                _text(group[0].cell.method),
-                _text(group[0].cell.workload),
-                _figure(group, "seconds"),
-                *(_number(_mean([each.result[name] for each in group]), "{:.2f}") for name in _LOOP_FIGURES),
-                _number(_mean([each.result["peak_extra_bytes"] for each in group]), "{:.1f}", 1e-6),
-            ],
-            group,
-        )
-        for group in by_seed(records)
-    ]
-    return Table(
+    def values(group: list[Record]) -> dict[str, Value]:
+        def figure(name: str, form: str, scale: float = 1.0) -> Value:
+            return _number(_mean([each.result[name] for each in group]), form, scale)
+
+        return {
+            "operation": _text(group[0].cell.method),
+            "values": _text(group[0].cell.workload),
+            "ms": _figure(group, "seconds"),
+            "x a copy": figure("times_copy", "{:.2f}"),
+            "GB/s": figure("gigabytes_per_second", "{:.2f}"),
+            "MB beyond": figure("peak_extra_bytes", "{:.1f}", 1e-6),
+        }
+
+    return _table(
         "Inner loops",
         "On one thread, the median of some rounds; a copy is that of the same tensor in the same round. Gigabytes are "
         "of the gradient.",
-        ["operation", "values", "ms", "x a copy", "GB/s", "MB beyond"],
-        lines,
+        by_seed(records),
+        values,
     )
+
+
+def _times(groups: Sequence[list[Record]], group: list[Record]) -> Value:
+    """How many times as fast as dense averages in the same setting."""
+    baseline, own = mean(dense(groups, group[0].cell), "seconds"), mean(group, "seconds")
+    return _number(baseline / own if baseline and own else None, "{:.2f}")
 
 
 def _text(text: str) -> Value:

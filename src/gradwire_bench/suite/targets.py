@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gradwire_bench.suite.cell import Cell, Record
+from gradwire_bench.cell import Cell, Record
 
 SHARE = 0.97
 """Of the quality at the last point of dense averages' curve."""

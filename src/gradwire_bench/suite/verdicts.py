@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 
-from gradwire_bench.pictures import BASELINE_COLOUR, figure_of, log_axis
+from gradwire_bench.pictures import BASELINE_COLOUR, figure_of, log_axis, save
 from gradwire_bench.suite.claims import Finding
 from gradwire_bench.suite.measures import MEASURES
 
@@ -47,5 +47,4 @@ def draw(found: Sequence[Finding], path: Path) -> None:
         panel.set_ylim(len(here) - 0.5, -0.5)
         unit = "times better (logarithmic); bar: as claimed" if factor else MEASURES[measure].unit
         panel.set_xlabel(f"{MEASURES[measure].title}: {unit}", fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, facecolor="white")
+    save(figure, path)
