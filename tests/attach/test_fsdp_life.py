@@ -273,7 +273,16 @@ def test_what_cannot_be_averaged() -> None:
     thawed.first.requires_grad_(True)
     refused(lambda: loss(thawed, 0).backward(), "'first.weight' was frozen when the method was attached")
 
-    broken = attached()
+    outer = nn.Sequential(attached(), nn.Linear(5, 3))
+    fully_shard(outer, mesh=hybrid())
+    refused(lambda: loss(outer, 0).backward(), "sharded further after gradwire.compress")
+    for handle in handles:
+        handle.close()
+
+
+def broken_off() -> None:
+    broken = hsdp()
+    handle = gradwire.compress(broken, "dense")
 
     def interrupt(module: nn.Module, arguments: Any, output: Tensor) -> None:
         def raise_it(gradient: Tensor) -> Tensor:
@@ -289,12 +298,13 @@ def test_what_cannot_be_averaged() -> None:
     broken.reset_iter_state()
     broken.zero_grad()
     refused(lambda: loss(broken, 1).backward(), "an earlier backward pass was broken off", GradwireError)
+    handle.close()
 
-    outer = nn.Sequential(attached(), nn.Linear(5, 3))
-    fully_shard(outer, mesh=hybrid())
-    refused(lambda: loss(outer, 0).backward(), "sharded further after gradwire.compress")
-    for handle in handles:
-        handle.close()
+
+def test_a_backward_pass_that_was_broken_off(pool: Pool) -> None:
+    if not fsdp_has("reset_iter_state"):
+        pytest.skip(f"FSDP2 of torch {torch.__version__} has no reset_iter_state")
+    pool.run(4, broken_off)
 
 
 def of_four(rank: int, folder: str, scatter: bool) -> None:
