@@ -50,11 +50,11 @@ MEASURED_WITH = 4
 
 RECIPES = {
     "sgd": (
-        Recipe("subspace:bits=0.15", 105.0, 0.03, ("image",), gathered=True),
+        Recipe("deadzone:bits=0.1", 158.0, -0.04, ("image",), gathered=True),
         Recipe("acpsgd:rank=4,bits=16", 61.6, 0.16, ("image",)),
     ),
     "momentum": (
-        Recipe("subspace:bits=0.15", 105.0, 0.07, ("image",), gathered=True),
+        Recipe("deadzone:bits=0.1", 158.0, 0.37, ("image",), gathered=True),
         Recipe("powersgd:rank=4,bits=16", 36.7, -0.04, ("image",)),
     ),
     "adamw": (
