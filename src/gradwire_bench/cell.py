@@ -134,7 +134,7 @@ class Cell:
 
     def setting(self, *but: str) -> tuple[tuple[str, object], ...]:
         """All axes but some: cells that have them in common can be compared."""
-        return tuple((name, value) for name, value in dataclasses.asdict(self).items() if name not in but)
+        return tuple((name, value) for name, value in vars(self).items() if name not in but)
 
     def matches(self, wanted: dict[str, Any]) -> bool:
         """Whether the cell has these values, or one of each list of them."""
@@ -146,7 +146,7 @@ class Cell:
 
     def command(self, command: str) -> str:
         """What measures this cell alone, of a command that measures it among others."""
-        axes = (f"{name}={value}" for name, value in dataclasses.asdict(self).items())
+        axes = (f"{name}={value}" for name, value in vars(self).items())
         return f"{command} {shlex.join(part for each in axes for part in ('--only', each))}"
 
 
