@@ -31,7 +31,7 @@ def _value(code: Exponent, number: np.int32, one: np.float32, other: np.float32)
     power = np.uint32(np.uint32(np.uint32(127) - distance) << _FRACTION_BITS)
     power = np.uint32(0) if distance == np.uint32(ZERO) else power
     sign = np.uint32(np.uint32(np.uint32(number) & np.uint32(8)) << np.uint32(28))
-    return np.float32(float_of(power | sign) * one)
+    return np.float32(float_of(np.uint32(power | sign)) * one)
 
 
 CODES[Exponent] = Compiled(_measure, _number, _value)

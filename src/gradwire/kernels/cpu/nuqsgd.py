@@ -32,7 +32,8 @@ def _value(code: NUQSGD, number: np.int32, one: np.float32, other: np.float32) -
     level = np.uint32(np.uint32(number) & top)
     power = np.uint32(np.uint32(np.uint32(127) - top + level) << np.uint32(23))
     power = np.uint32(0) if level == np.uint32(0) else power
-    return np.float32(float_of(power | np.uint32(np.uint32(np.uint32(number) >> place) << np.uint32(31))) * other)
+    sign = np.uint32(np.uint32(np.uint32(number) >> place) << np.uint32(31))
+    return np.float32(float_of(np.uint32(power | sign)) * other)
 
 
 CODES[NUQSGD] = Compiled(_measure, _number, _value, inverse_and_scale)
