@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import digits
 import gradwire
 from compressed_adam import KINDS, bytes_of, made, meet, same
 from local_training import network, train
 from models import flat, same_everywhere
-from pool import Pool
+from pool import Pool, ranks
 
 STOP, END = 11, 18
 
@@ -110,3 +111,15 @@ def test_accuracy_is_within_two_percent_of_lamb(pool: Pool) -> None:
     lamb, one_bit = (pool.run(2, accuracy, "lamb", {"freeze_step": steps}, 0.03)[0] for steps in (10**6, 60))
     assert lamb > 94
     assert one_bit >= lamb - 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@ranks(1)
+def test_a_state_without_what_compression_remembers_says_what_left_it_out(kind: str) -> None:
+    net = network()
+    optimizer = made(kind, net.named_parameters(), freeze_step=1)
+    train(net, optimizer, range(3))
+    state = get_optimizer_state_dict(net, optimizer)
+    with pytest.raises(gradwire.ConfigurationError, match=r"no part named 'gradwire': .*; save optimizer\.state_dict"):
+        set_optimizer_state_dict(net, optimizer, state)
+    optimizer.close()
