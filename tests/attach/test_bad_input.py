@@ -234,6 +234,23 @@ def test_two_synchronizers_of_the_same_workers() -> None:
     assert [sync.stats().steps for sync in (first, second, alone)] == [3, 3, 2]
 
 
+@ranks(2)
+def test_a_synchronizer_beside_a_hook_of_the_same_workers() -> None:
+    """Refused, whichever was attached first, until the hook's handle is closed; over other workers it is right."""
+    net = nn.Linear(40, 40)
+    before = gradwire.Synchronizer(net, "dense")
+    handle = gradwire.compress(DistributedDataParallel(net), "topk")
+    after = gradwire.Synchronizer(net, "qsgd")
+    alone = gradwire.Synchronizer(net, "dense", process_group=dist.new_subgroups(1)[0])
+    for sync in (before, after):
+        refused(sync.synchronize, "gradient of 'weight' is averaged by gradwire.compress in the backward pass")
+    alone.synchronize()
+    handle.close()
+    net.zero_grad()
+    before.synchronize()
+    assert [sync.stats().steps for sync in (before, after, alone)] == [1, 0, 1]
+
+
 class OnGPU(nn.Parameter):
     """A parameter that says so, also where there is no GPU."""
 

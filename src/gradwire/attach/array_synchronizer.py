@@ -137,7 +137,7 @@ class ArraySynchronizer(Foreign, Bucketed):
                 self._buckets.average(buffers, views, given)
             except BaseException as error:
                 self.failed = self.failed or error
-                if self._attached:
+                if self.attached:
                     self.wire.fail(error, raised=True)
                 raise
         return ChainMap(*views)

@@ -18,6 +18,7 @@ from gradwire.attach.handle import Handle
 from gradwire.attach.memory_order import check_order
 from gradwire.attach.overlooked import Overlooked, check_wrapped
 from gradwire.attach.roll_call import RollCall
+from gradwire.attach.twice import hooked
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices
@@ -259,6 +260,7 @@ def compress(
     overlooked = Overlooked(model, parameters, frozen, handle.engine)
     hook = _Hook(handle.engine, handle.wire, averages, overlooked, names)
     model.register_comm_hook(hook, _on_bucket)
+    hooked(handle, parameters)
     return handle
 
 

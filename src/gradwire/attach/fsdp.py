@@ -20,6 +20,7 @@ from gradwire.attach.handle import Handle
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import local, part_of
 from gradwire.attach.torch_fsdp import ParameterGroup, ShardedModel, went_through_fsdp
+from gradwire.attach.twice import hooked
 from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Configured
 from gradwire.engine.unit import Unit
@@ -226,4 +227,5 @@ def compress_sharded(
     handle = Handle(configuration, model.parameters, replicas, roll_call, guarding)
     _ShardedAverages(handle, model)
     model.fail_as_the_wire_does()
+    hooked(handle, model.parameters)
     return handle

@@ -66,11 +66,12 @@ class Handle:
 
     Attributes:
         averaged: What it averages, and among whom.
+        attached: Whether it can average; not any more once it is closed.
         buckets: Names of the parameters that came together in the last step; empty where the gradients' owner forms
             buckets by a rule of its own.
     """
 
-    _attached = False
+    attached = False
     _replicas = True
     """Whether parameters must have the same values on all ranks when the method is attached."""
 
@@ -121,7 +122,7 @@ class Handle:
         line = self._transport = line_to(group, transport, device, self._nodes, self.engine.meter, checked)
         self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device, self.engine.later)
         self._sibling = weakref.ref(sibling)  # whose threads end when the transport lets go of it
-        self._attached = True
+        self.attached = True
         if self._trial is not None:
             self.engine.guards.insert(0, self._trial)
             self.reconsider()
@@ -186,7 +187,7 @@ class Handle:
     def _between_steps(self, do: str) -> Iterator[RollCall]:
         """In it this rank finds out whether it can do what all are to do between two steps, and says so."""
         group = self._sibling()
-        if group is None or not self._attached:
+        if group is None or not self.attached:
             raise GradwireError(f"the handle was closed, and there is nothing to {do}; attach again")
         with RollCall(group, do) as roll_call:
             self.wire.call(self._check_between_steps)
@@ -362,8 +363,8 @@ class Handle:
 
         A handle that is not needed any more does so by itself, and so does one that is left when the interpreter exits.
         """
-        if self._attached:
-            self._attached = False
+        if self.attached:
+            self.attached = False
             self.wire.close()
 
     def __del__(self) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from weakref import ref
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradwire.attach.buckets import Bucketed
 from gradwire.attach.given import Named, check_left_out, check_named
 from gradwire.attach.shards import local, placed_as
 from gradwire.attach.tree import Tree
+from gradwire.attach.twice import averaged, check_not_averaged
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices
@@ -31,9 +30,6 @@ from gradwire.policy import DensePolicy
 from gradwire.surroundings import as_on_the_wire
 
 _log = logging.getLogger("gradwire")
-
-_AVERAGED: MutableMapping[Tensor, tuple[Any, ...]] = WeakTensorKeyDictionary()
-"""Of the first gradient of a step: its synchronizer, its version then, and the workers."""
 
 Tensors = Mapping[str, Tensor]
 """Tensors by the name of the parameter that they are shaped as."""
@@ -140,7 +136,8 @@ class Synchronizer(Bucketed):
         Raises:
             ConfigurationError: If a gradient is sparse, a parameter was frozen at first and is not now, or the module
                 has another one in its place; if ``grad_scaler`` has unscaled gradients already; or if another
-                ``Synchronizer`` has just averaged them over the same workers. No gradient is changed.
+                ``Synchronizer`` has just averaged them over the same workers, or :func:`gradwire.compress` has. No
+                gradient is changed.
             WireError: If a collective fails, because a worker ended, stopped or failed, or takes longer than the
                 process group's timeout. An error of the method's own is raised as it is.
             GradwireError: If an earlier step failed.
@@ -166,7 +163,7 @@ class Synchronizer(Bucketed):
                 "load_state_dict(assign=True) have them do, attach anew"
             )
         check_dense(gradients)
-        self._check_once(gradients)
+        check_not_averaged(self, self._named, gradients)
         self._unused.names = {name for name, each in self._named if not each.requires_grad}
         parameters = dict(self._named)
         self._buckets.average(
@@ -175,20 +172,7 @@ class Synchronizer(Bucketed):
             {name: local(each) for name, each in gradients.items()},
             lambda name, average: _take_for_gradient(missing, parameters[name], average),
         )
-        for first in list(gradients.values())[:1]:
-            _AVERAGED[first] = ref(self), _version(first), tuple(self.averaged.ranks)
-
-    def _check_once(self, gradients: Tensors) -> None:
-        """Raises ConfigurationError if another, open synchronizer has just averaged gradients over the same workers."""
-        for name, first in list(gradients.items())[:1]:
-            by, *when = _AVERAGED.get(first, (ref(self),))
-            other: Synchronizer | None = by()
-            alike = when == [_version(first), tuple(self.averaged.ranks)]
-            if alike and other is not None and other is not self and other._attached:
-                raise ConfigurationError(
-                    f"the gradient of {name!r} has been averaged by another Synchronizer over the same workers, and "
-                    "nothing came to it since; call one of them in a step"
-                )
+        averaged(self, gradients.values())
 
     def average(self, tensors: Tensors) -> dict[str, Tensor]:
         """Averages other tensors than gradients over all workers, and leaves them as they are.
@@ -215,12 +199,6 @@ class Synchronizer(Bucketed):
         check_dense(tensors)
         self._buckets.average(self._flats, self._views, {name: local(each) for name, each in tensors.items()})
         return {name: view for views in self._views for name, view in views.items()}
-
-
-def _version(gradient: Tensor) -> int:
-    """Counts what is written to it; inference tensors count nothing."""
-    part = local(gradient)
-    return -1 if part.is_inference() else part._version
 
 
 def check_dense(tensors: Tensors) -> None:

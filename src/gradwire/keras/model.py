@@ -45,7 +45,7 @@ class Attached(Foreign):
 
     def close(self) -> None:
         """As :meth:`gradwire.Handle.close`; model and optimizer are then as they were before."""
-        if self._attached and self.optimizer in _taken:
+        if self.attached and self.optimizer in _taken:
             _taken.discard(self.optimizer)
             for owner in (self.optimizer, self.model):
                 for name in ("apply", "stateless_apply", "compile", "fit", "make_train_function"):
