@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import gradwire
 from gradwire import ConfigurationError, methods
 from gradwire.attach.given import check_parameters
 from gradwire.memory import EF21, Diana, Momentum, Residual
+from gradwire.optim import OneBitAdam
 from pool import Pool, ranks
 
 VALUES = torch.randn(100)
@@ -240,15 +242,57 @@ def test_a_synchronizer_beside_a_hook_of_the_same_workers() -> None:
     net = nn.Linear(40, 40)
     before = gradwire.Synchronizer(net, "dense")
     handle = gradwire.compress(DistributedDataParallel(net), "topk")
-    after = gradwire.Synchronizer(net, "qsgd")
+    after = gradwire.Synchronizer(net.named_parameters(), "qsgd")
+    part = gradwire.Synchronizer([("last", net.bias)], "dense")
     alone = gradwire.Synchronizer(net, "dense", process_group=dist.new_subgroups(1)[0])
-    for sync in (before, after):
-        refused(sync.synchronize, "gradient of 'weight' is averaged by gradwire.compress in the backward pass")
+    given = torch.full((40, 40), float(dist.get_rank()))
+    net.weight.grad = given.clone()
+    for sync, name in ((before, "weight"), (after, "weight"), (part, "last")):
+        refused(sync.synchronize, f"gradient of '{name}' is averaged by gradwire.compress in the backward pass")
     alone.synchronize()
+    assert torch.equal(net.weight.grad, given)
     handle.close()
-    net.zero_grad()
     before.synchronize()
-    assert [sync.stats().steps for sync in (before, after, alone)] == [1, 0, 1]
+    assert torch.equal(net.weight.grad, torch.full((40, 40), 0.5))
+    assert [sync.stats().steps for sync in (before, after, part, alone)] == [1, 0, 0, 1]
+
+
+@ranks(2)
+def test_a_hook_counts_for_as_long_as_its_model_lives() -> None:
+    """Nobody need keep the handle."""
+    net = nn.Linear(40, 40)
+    ddp = DistributedDataParallel(net)
+    gradwire.compress(ddp, "topk")
+    gc.collect()
+    sync = gradwire.Synchronizer(net, "dense")
+    refused(sync.synchronize, "gradient of 'weight' is averaged by gradwire.compress in the backward pass")
+    ddp(torch.ones(2, 40)).sum().backward()
+
+
+@ranks(2)
+def test_an_optimizer_that_averages_beside_what_averages_gradients() -> None:
+    """Of a plain model it takes a step, once nothing else averages its gradients, and each worker's own."""
+    net = nn.Linear(40, 40)
+    handle = gradwire.compress(DistributedDataParallel(net), "topk")
+    optimizer = OneBitAdam(net.named_parameters(), freeze_step=5)
+    sync = gradwire.Synchronizer(net, "dense")
+    net(torch.ones(2, 40)).sum().backward()
+    refused(optimizer.step, "gradient of 'weight' is averaged by gradwire.compress in the backward pass")
+    handle.close()
+    sync.synchronize()
+    refused(optimizer.step, "gradient of 'weight' has been averaged by another Synchronizer")
+    assert optimizer.steps == 0
+    net(torch.ones(2, 40)).sum().backward()
+    optimizer.step()
+    assert optimizer.steps == 1
+
+
+@ranks(2)
+def test_what_is_no_tensor_has_no_average() -> None:
+    net = nn.Linear(4, 4)
+    sync = gradwire.Synchronizer(net, "dense")
+    refused(lambda: sync.average({"weight": [1.0]}), "given for 'weight' is a list; give a tensor")  # type: ignore[dict-item]
+    assert sync.stats().steps == 0
 
 
 class OnGPU(nn.Parameter):

@@ -190,6 +190,20 @@ WAYS: list[tuple[Callable[[], Any], Callable[[], DeviceMesh | None]]] = [
 ]
 
 
+@ranks(4)
+def test_a_synchronizer_over_the_same_replicas_is_refused() -> None:
+    """It would average what is averaged in the backward pass; once that is over, it may."""
+    model = hsdp()
+    handle = gradwire.compress(model, "topk")
+    sync = gradwire.Synchronizer(model, "dense", process_group=hybrid()["replicate"])
+    loss(model, 0).backward()
+    with pytest.raises(gradwire.ConfigurationError, match=r"averaged by gradwire\.compress in the backward pass"):
+        sync.synchronize()
+    handle.close()
+    sync.synchronize()
+    assert sync.stats().steps == 1
+
+
 def _trained(model: nn.Module, method: str, steps: range = STEPS, **arguments: Any) -> Any:
     with closing(gradwire.compress(model, method, **arguments)):
         train(model, steps)

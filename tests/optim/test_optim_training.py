@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 from typing import Any
 
 import pytest
@@ -122,4 +124,16 @@ def test_a_state_without_what_compression_remembers_says_what_left_it_out(kind: 
     state = get_optimizer_state_dict(net, optimizer)
     with pytest.raises(gradwire.ConfigurationError, match=r"no part named 'gradwire': .*; save optimizer\.state_dict"):
         set_optimizer_state_dict(net, optimizer, state)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@ranks(1)
+def test_an_optimizer_is_not_copied(kind: str) -> None:
+    """A copy would have no wire; another made with its state goes on."""
+    optimizer = made(kind, network().named_parameters(), freeze_step=1)
+    for kept in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(pickle.PicklingError, match=rf"{type(optimizer).__name__} cannot be .* save its state_dict"):
+            kept(optimizer)
+    copy.deepcopy(optimizer.state_dict())
     optimizer.close()

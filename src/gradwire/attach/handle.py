@@ -12,8 +12,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pickle import PicklingError
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,7 @@ from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters
 from gradwire.attach.trial import Decision, Trial, check_trial
 from gradwire.attach.twins import tell_of_twins
+from gradwire.attach.uncopied import Uncopied
 from gradwire.codecs.codec import Codec
 from gradwire.engine import agreement
 from gradwire.engine.agreement import check_agreement, check_equal, check_same_step
@@ -54,7 +54,7 @@ REMEDY = (
 )
 
 
-class Handle:
+class Handle(Uncopied):
     """An attached method.
 
     Args:
@@ -369,11 +369,6 @@ class Handle:
 
     def __del__(self) -> None:
         self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise PicklingError(
-            "a handle cannot be saved, sent or copied; save its state_dict(), and attach anew to load it"
-        )
 
     def __repr__(self) -> str:
         name = f"{self._guarding.choices.name}: " if self._guarding.choices.name else ""

@@ -186,11 +186,14 @@ class Synchronizer(Bucketed):
             The averages of all parameters' tensors, ``float32``, in room that the next average overwrites.
 
         Raises:
-            ConfigurationError: If a tensor is sparse, or has no parameter of its name and shape; nothing is changed.
+            ConfigurationError: If something is no tensor, or sparse, or has no parameter of its name and shape; nothing
+                is changed.
             WireError: As :meth:`synchronize`.
             GradwireError: If an earlier step failed.
         """
         for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):
+                raise ConfigurationError(f"what was given for {name!r} is a {type(tensor).__name__}; give a tensor")
             if self.averaged.shapes.get(name) != tuple(local(tensor).shape):
                 raise ConfigurationError(
                     f"the tensor for {name!r} has shape {tuple(local(tensor).shape)}; the parameter of that name has "

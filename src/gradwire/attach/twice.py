@@ -32,7 +32,9 @@ def averaged(handle: Handle, gradients: Iterable[Tensor]) -> None:
         _AVERAGED[first] = ref(handle), _version(first), tuple(handle.averaged.ranks)
 
 
-def check_not_averaged(handle: Handle, parameters: Named, gradients: Mapping[str, Tensor]) -> None:
+def check_not_averaged(
+    handle: Handle, parameters: Iterable[tuple[str, Tensor]], gradients: Mapping[str, Tensor]
+) -> None:
     """Raises ConfigurationError if what is open averages these gradients by itself, or has just been called to.
 
     Args:
@@ -43,10 +45,10 @@ def check_not_averaged(handle: Handle, parameters: Named, gradients: Mapping[str
     ranks = tuple(handle.averaged.ranks)
     for name, parameter in parameters if _HOOKED else ():
         hook = _HOOKED.get(parameter, _nothing)()
-        if hook is not None and hook.attached and len({*hook.averaged.ranks} & {*ranks}) > 1:
+        if hook is not None and hook.attached and len({*ranks}.intersection(hook.averaged.ranks)) > 1:
             raise ConfigurationError(
-                f"the gradient of {name!r} is averaged by gradwire.compress in the backward pass, and a Synchronizer "
-                "over the same workers would average it again; leave out one of them, or close() the handle of "
+                f"the gradient of {name!r} is averaged by gradwire.compress in the backward pass, and would be "
+                "averaged again over the same workers; leave out one of them, or close() the handle of "
                 "gradwire.compress and wrap the model in DDP no more"
             )
     for name, first in list(gradients.items())[:1]:

@@ -21,6 +21,8 @@ from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import is_sharded
 from gradwire.attach.synchronizer import Synchronizer, Tensors, check_dense
 from gradwire.attach.tree import Trained
+from gradwire.attach.twice import check_not_averaged
+from gradwire.attach.uncopied import Uncopied
 from gradwire.codecs.codec import Codec
 from gradwire.engine.agreement import check_equal, check_same
 from gradwire.engine.choices import FUSE_BYTES, Choices
@@ -43,7 +45,7 @@ VERSION = 1
 """Raised whenever the form of ``state_dict()["gradwire"]`` changes."""
 
 
-class AveragingOptimizer(Optimizer):
+class AveragingOptimizer(Uncopied, Optimizer):
     """Takes each worker's own gradients and averages what its steps need.
 
     To be made on every rank with the same arguments; the parameters must be equal on all ranks. Gradients are left as
@@ -212,8 +214,8 @@ class AveragingOptimizer(Optimizer):
             What ``closure`` returned.
 
         Raises:
-            ConfigurationError: If a gradient is sparse, or a parameter is frozen that was not when the optimizer was
-                made, or the other way round; nothing is changed.
+            ConfigurationError: If a gradient is sparse or averaged already, or a parameter is frozen that was not when
+                the optimizer was made, or the other way round; nothing is changed.
             WireError: If a collective fails; see :meth:`gradwire.Synchronizer.synchronize`.
             GradwireError: If an earlier step failed.
         """
@@ -355,6 +357,7 @@ class AveragingOptimizer(Optimizer):
         self._trained.check(moved=True)
         found = {name: each.grad for name, each in self._named() if each.grad is not None}
         check_dense(found)
+        check_not_averaged(self._compressed, self._named(), found)
         scale: Tensor | None = getattr(self, "grad_scale", None)
         return found if scale is None else {name: each.float() / scale for name, each in found.items()}
 
