@@ -20,12 +20,14 @@ class Granularity:
             gradient), ``"block"`` (``size`` consecutive elements of a parameter each), ``"row"`` (the weights of a unit
             or filter each: ``parameter[i]``, a vector whole), or one of your own.
         size: Elements of a segment, for ``"block"`` only; 0 otherwise.
+        rows: Whether owners on the sharded route have whole rows, ``parameter[i]``, where there are as many as owners.
         length: For ``"row"``, or a scope of your own: how many consecutive elements of a parameter of some shape are a
             segment.
     """
 
     scope: str
     size: int = 0
+    rows: bool = False
     length: Callable[[tuple[int, ...]], int] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +60,10 @@ class Granularity:
                 f"granularity={str(self)!r} gives {found!r} elements to a segment of shape {shape}; give at least 1"
             )
         return found
+
+    def unit(self, shape: tuple[int, ...]) -> int:
+        """Elements of a parameter of some shape that owners do not divide; 0 if any may be."""
+        return math.prod(shape[1:]) if self.rows and len(shape) > 1 else self.size
 
     @property
     def joins(self) -> bool:

@@ -81,7 +81,7 @@ class Block:
         origins: ``int64[R]``: index of the run's first element within its parameter.
         streams: ``uint64[R]``: hash of the parameter's name, which keys the run's random numbers.
         slot_of_run: ``int64[R]``: index in ``slots`` of the run's parameter.
-        unit: Elements that stay together when a parameter is cut into shards.
+        units: ``int64[len(slots)]``: elements that stay together when a parameter is cut into shards.
     """
 
     slots: tuple[Slot, ...]
@@ -90,7 +90,7 @@ class Block:
     origins: Int64Array
     streams: UInt64Array
     slot_of_run: Int64Array
-    unit: int
+    units: Int64Array
 
     @cached_property
     def numel(self) -> int:
@@ -160,13 +160,14 @@ class Block:
         With ``bucket`` and ``model`` all slots form one segment: what differs is which slots the caller brings.
         """
         numels = np.array([slot.numel for slot in slots], dtype=np.int64)
-        units = np.array([granularity.segment(slot.shape) for slot in slots], dtype=np.int64)
-        counts = -(-numels // units)
+        sizes = np.array([granularity.segment(slot.shape) for slot in slots], dtype=np.int64)
+        counts = -(-numels // sizes)
         index = np.repeat(np.arange(len(slots)), counts)
-        first = (np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)) * units[index]
-        last = np.minimum(first + units[index], numels[index])
+        first = (np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)) * sizes[index]
+        last = np.minimum(first + sizes[index], numels[index])
         owners = np.zeros_like(index) if granularity.joins else np.arange(len(index))
-        return cls._of_pieces(slots, index, first, last, owners, granularity.size or ALIGNMENT)
+        units = np.array([granularity.unit(slot.shape) or ALIGNMENT for slot in slots], dtype=np.int64)
+        return cls._of_pieces(slots, index, first, last, owners, units)
 
     @classmethod
     def dense(cls, name: str, lengths: Int64Array) -> Block:
@@ -182,7 +183,7 @@ class Block:
             origins=starts,
             streams=np.full(len(lengths), slot.stream, dtype=np.uint64),
             slot_of_run=np.zeros(len(lengths), dtype=np.int64),
-            unit=ALIGNMENT,
+            units=np.array([ALIGNMENT], dtype=np.int64),
         )
 
     @classmethod
@@ -193,7 +194,7 @@ class Block:
         first: Int64Array,
         last: Int64Array,
         owners: Int64Array,
-        unit: int,
+        units: Int64Array,
     ) -> Block:
         """Builds the tables from each piece's slot, first element, one past its last, and its segment's number."""
         lengths = last - first
@@ -209,7 +210,7 @@ class Block:
             origins=np.ascontiguousarray(first),
             streams=np.ascontiguousarray(streams[index]),
             slot_of_run=np.ascontiguousarray(index),
-            unit=unit,
+            units=units,
         )
 
     def shards(self, count: int) -> tuple[Block, ...]:
@@ -222,12 +223,15 @@ class Block:
         stops = self.origins + self.runs[:, 1]
         shards = []
         for shard in range(count):
-            bounds = [shard_bounds(slot.numel, shard, count, self.unit) for slot in self.slots]
+            bounds = [
+                shard_bounds(slot.numel, shard, count, unit)
+                for slot, unit in zip(self.slots, self.units.tolist(), strict=True)
+            ]
             low, high = np.array(bounds, dtype=np.int64).reshape(-1, 2)[self.slot_of_run].T
             first, last = np.maximum(self.origins, low), np.minimum(stops, high)
             mine = first < last
             pieces = (self.slot_of_run[mine], first[mine], last[mine], segment_of_run[mine])
-            shards.append(Block._of_pieces(self.slots, *pieces, self.unit))
+            shards.append(Block._of_pieces(self.slots, *pieces, self.units))
         return tuple(shards)
 
     def packed(self) -> Block:
@@ -241,7 +245,7 @@ class Block:
             Slot(self.slots[slot].name, (int(stop - start),), int(start))
             for slot, start, stop in zip(present, starts, stops, strict=True)
         )
-        return replace(self, slots=slots, runs=runs, slot_of_run=index.astype(np.int64))
+        return replace(self, slots=slots, runs=runs, slot_of_run=index.astype(np.int64), units=self.units[present])
 
 
 def shard_bounds(numel: int, shard: int, count: int, unit: int) -> tuple[int, int]:

@@ -75,8 +75,9 @@ def owed(handle: gradwire.Handle, case: Case, names: list[str]) -> list[Tensor]:
             mine += kept.flatten()
         elif kept is not None:
             (rule,) = handle.configuration.rules
-            low, high = shard_bounds(mine.numel(), handle.engine.rank, REPLICAS, rule.granularity.size or ALIGNMENT)
-            mine[low:high] += REPLICAS * kept.flatten()
+            unit = rule.granularity.unit(shape) or ALIGNMENT
+            low, high = shard_bounds(mine.numel(), handle.engine.rank, REPLICAS, unit)
+            mine[low:high] += REPLICAS * kept.flatten()[: high - low]
         found.append(mine.view(shape))
     return averaged(found)
 

@@ -67,9 +67,10 @@ def nearly_low_rank(step: int, worker: int) -> Tensor:
     return (rows.T @ columns).flatten() + 0.6 * draw(96 * 128, seed=100 * step + worker + 50)
 
 
-def error(method: str, bits: float, steps: int = 6) -> float:
+def error(method: str, bits: float, route: str, steps: int = 6) -> float:
     """What the last of some steps leaves without a memory, as a share of the mean's square."""
-    world = LocalWorld(Configuration.make(method, {"bits": bits}, memory="none"), flat_slots([("w", (96, 128))]), 2)
+    choice = Configuration.make(method, {"bits": bits}, memory="none", route=route)
+    world = LocalWorld(choice, flat_slots([("w", (96, 128))]), 2)
     for step in range(steps):
         gradients = [nearly_low_rank(step, worker) for worker in range(2)]
         mean = (gradients[0] + gradients[1]) / 2
@@ -77,10 +78,33 @@ def error(method: str, bits: float, steps: int = 6) -> float:
     return float((gradients[0] - mean).square().sum() / mean.square().sum())
 
 
+@pytest.mark.parametrize("route", ["gather", "sharded"])
 @pytest.mark.parametrize("bits", [0.1, 0.5, 2.0])
-def test_finds_directions_that_stay(bits: float) -> None:
+def test_finds_directions_that_stay(bits: float, route: str) -> None:
     """By the theory of rates 10 log10 of the noise's share is what many bits gain, 8 dB; 2 dB are asked for."""
-    assert error("subspace", bits) < 0.63 * error("deadzone", bits)
+    assert error("subspace", bits, route) < 0.63 * error("deadzone", bits, route)
+
+
+@pytest.mark.parametrize("owners", [1, 3, 7])
+def test_owners_have_whole_rows(owners: int) -> None:
+    """But of matrices of fewer rows than there are owners."""
+    slots = flat_slots([("a", (41, 6, 10)), ("few", (3, 80)), ("vector", (70,))])
+    shards = Block.cut(slots, Configuration.make("subspace", {}, route="sharded").granularity).shards(owners)
+    covered = torch.zeros(slots[-1].stop, dtype=torch.int64)
+    for shard in shards:
+        for start, length, _ in shard.runs.tolist():
+            covered[start : start + length] += 1
+        for index, (rows, m) in enumerate([(41, 60), (3, 80)]):
+            own = shard.slot_of_run == index
+            assert owners > rows or not (shard.origins[own] % m).any()
+            assert owners > rows or not (shard.runs[own, 1] % m).any()
+    assert (covered == 1).all()
+
+
+def test_owners_write_with_the_same_directions() -> None:
+    with pytest.raises(ConfigurationError, match="or does so by itself alone"):
+        Configuration.make("subspace", {}, route="sharded", owner="qsgd:8")
+    Configuration.make("subspace", {}, owner="qsgd:8")
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
@@ -133,8 +157,8 @@ def test_payloads_are_full_to_a_twentieth(bits: float) -> None:
         payload = torch.empty(codec.payload_bytes(block), dtype=torch.uint8)
         codec.encode(block, gradient, Feedback(None), payload, 0)
         assert int(payload.nonzero()[-1]) + 1 >= 0.95 * len(payload)
-        assert codec.home is not None
-        assert codec.home.coordinates.abs().max() < payload[:4].view(torch.float32), "coordinates come first"
+        _, home = codec.homes[id(block)]
+        assert home.coordinates.abs().max() < payload[:4].view(torch.float32), "coordinates come first"
 
 
 @pytest.mark.parametrize("rank", [0, 65, 1.5, "4"])

@@ -31,9 +31,9 @@ def owed(world: LocalWorld) -> torch.Tensor:
             if choice.route == "gather":
                 total[PLACES[name]] += kept.double().flatten() / workers
             else:
-                unit = choice.granularity.size or ALIGNMENT
+                unit = choice.granularity.unit(SHAPES[name]) or ALIGNMENT
                 low, high = shard_bounds(math.prod(SHAPES[name]), engine.rank, workers, unit)
-                total[PLACES[name]][low:high] += kept.double()
+                total[PLACES[name]][low:high] += kept[: high - low].double()
     return total
 
 

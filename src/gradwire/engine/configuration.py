@@ -95,6 +95,7 @@ class Configuration:
             raise ConfigurationError(
                 f"{name} cannot work at granularity={str(scope)!r}{why}; its own: {', '.join(made.granularities)}"
             )
+        scope = dataclasses.replace(scope, rows=made.whole_rows)
         way = made.routes[0] if route is None else route
         if not made.takes(way):
             raise ConfigurationError(f"{name} cannot take route={way!r}; its routes: {', '.join(made.routes)}")
@@ -109,9 +110,10 @@ class Configuration:
             )
         carried = memories.parse(made.memory if memory is None else memory)
         _check_memory(made, name, carried, scope)
-        if owner is not None and not (isinstance(made, CodecMethod) and way != "allreduce"):
+        if owner is not None and not (isinstance(made, CodecMethod) and made.takes_owner(way)):
             raise ConfigurationError(
-                f"owner={owner!r} has no place: {name} does not compress its average again on route={way!r}"
+                f"owner={owner!r} has no place: {name} does not compress its average again on route={way!r}, or does "
+                "so by itself alone; leave it out"
             )
         again = None if owner is None else quantize.parse(owner)
         if again is not None and not carried.owner().bears(left := again.remainder(scope.most)):
@@ -186,7 +188,8 @@ class Configuration:
         if not (isinstance(self.method, CodecMethod) and self.compresses(shape)):
             return tuple(kinds)
         owned = self.owner is not None or self.method.owner_codec(self.route) is not None
-        return (*kinds, self.route, owned, self.granularity.segment(shape) if self.route == "sharded" else 0)
+        cut = (self.granularity.segment(shape), self.granularity.unit(shape)) if self.route == "sharded" else ()
+        return (*kinds, self.route, owned, cut)
 
     @property
     def options(self) -> dict[str, Any]:

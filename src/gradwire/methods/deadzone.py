@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize import DeadZone as Levels
 from gradwire.codecs.quantize import Dithered as DitheredLevels
 from gradwire.codecs.quantize import SubspaceDeadZone
-from gradwire.methods.method import CodecMethod
+from gradwire.methods.method import CodecMethod, Context
 from gradwire.methods.registry import register
 from gradwire.policy import DensePolicy
 
@@ -94,7 +95,8 @@ class Subspace(CodecMethod):
 
     A gradient is nearly of low rank. All ranks learn directions from the averages, a step of subspace iteration each,
     so that those take no bytes; coordinates are levels of nearly the same step as the rest, so that a layer gets as
-    many as its energy deserves. So do biases and norms: nothing is averaged densely unless told otherwise.
+    many as its energy deserves. So do biases and norms: nothing is averaged densely unless told otherwise. On the
+    sharded route an owner has whole rows, which it splits again with the same directions.
 
     Attributes:
         bits: For each value, 0.005 to 8, with the coordinates' share.
@@ -102,9 +104,9 @@ class Subspace(CodecMethod):
     """
 
     citation = "gradwire; subspace iteration: Halko et al. 2011, arXiv:0909.4061"
-    routes = ("gather",)
     granularities = ("model", "bucket")
     why_granularity = "all coordinates share a step"
+    whole_rows = True
     dense = EVERYTHING
     memory = "residual"
     bias = "contractive"
@@ -119,6 +121,14 @@ class Subspace(CodecMethod):
     def codec(self) -> SubspaceDeadZone:
         """Levels of coordinates and of the rest."""
         return SubspaceDeadZone(self.bits, self.rank)
+
+    def takes_owner(self, route: str) -> bool:
+        """Directions are learnt from what owners write, so theirs is the same operator."""
+        return route == "gather"
+
+    def _usual_owner(self, worker: Codec, context: Context) -> Codec | None:
+        """The workers' own, as there is one set of directions."""
+        return worker if context.route == "sharded" else None
 
     def error_bound(self, numel: int) -> float:
         """Neither rounding leaves more than there was."""

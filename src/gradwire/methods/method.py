@@ -92,6 +92,7 @@ class Method(ABC):
         why_granularity: Why it has no other granularities, where it has not all.
         memory: Its usual memory: a name, or a memory object.
         memories: Names of the memories it can carry.
+        whole_rows: Whether an owner's share is of whole rows, ``parameter[i]``, where there are as many as owners.
         dense: What it leaves to dense averages unless told otherwise.
         takes_all: Whether small and 1-D tensors are its business, too, whatever the policy; so where its average is no
             mean, since they would train at another learning rate.
@@ -113,6 +114,7 @@ class Method(ABC):
     routes: ClassVar[tuple[str, ...]]
     granularities: ClassVar[tuple[str, ...]] = ("layer", "bucket", "model", "block")
     why_granularity: ClassVar[str] = ""
+    whole_rows: ClassVar[bool] = False
     memory: ClassVar[str | Memory] = "none"
     memories: ClassVar[tuple[str, ...]] = ("none", "residual")
     dense: ClassVar[DensePolicy] = DensePolicy()
@@ -266,6 +268,10 @@ class CodecMethod(Method):
     def codec(self) -> Codec:
         """What writes a gradient: the workers' operator."""
 
+    def takes_owner(self, route: str) -> bool:
+        """Whether a codec that is asked for may put the average through."""
+        return route != "allreduce"
+
     def owner_codec(self, route: str) -> Codec | None:
         """What the average is put through: the owners' operator. On the gather route usually nothing."""
         return self.codec().owned() if route == "sharded" else None
@@ -273,9 +279,7 @@ class CodecMethod(Method):
     def init(self, context: Context) -> CodecState:
         """Sets up the memories; an owner has one like the workers'."""
         worker = self.codec().installed(context.store, context.block.slots, context.numel)
-        owner = context.owner
-        if owner is None and (usual := self.owner_codec(context.route)) is not None:
-            owner = usual.installed(context.store, context.block.slots, context.numel)
+        owner = context.owner or self._usual_owner(worker, context)
         shards, owner_feedback = None, NONE
         if context.route == "sharded":
             shards = Shards.of(context.block, context.rank, context.world_size)
@@ -283,6 +287,11 @@ class CodecMethod(Method):
         elif owner is not None:
             owner_feedback = context.owner_feedback(context.block.slots, context.numel)
         return CodecState(context, worker, context.feedback(), owner, owner_feedback, shards)
+
+    def _usual_owner(self, worker: Codec, context: Context) -> Codec | None:
+        """The owners' operator beside the workers' own, at home in the same buffer."""
+        usual = self.owner_codec(context.route)
+        return usual and usual.installed(context.store, context.block.slots, context.numel)
 
     def synchronize(self, gradient: Tensor, state: CodecState, step: int) -> Synchronization:
         """Takes the chosen route."""

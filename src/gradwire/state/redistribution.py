@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradwire import methods
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.memory import Kind
@@ -249,5 +251,6 @@ def _cut_anew(kept: Sequence[Mapping[str, Tensor]], workers: int, state: State) 
 def _granularity(name: str, configuration: Mapping[str, str]) -> Granularity:
     """By what a parameter is cut; where there are patterns, by the first that its name matches."""
     patterns = literal_eval(f"[{configuration.get('patterns', '')}]")
-    own = next((f"{each!r} granularity" for each in patterns if fnmatchcase(name, each)), "granularity")
-    return Granularity.parse(configuration[own])
+    own = next((f"{each!r} " for each in patterns if fnmatchcase(name, each)), "")
+    method = methods.get(configuration[f"{own}method"])
+    return replace(Granularity.parse(configuration[f"{own}granularity"]), rows=method.whole_rows)

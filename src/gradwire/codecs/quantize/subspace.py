@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from gradwire.codecs.quantize.deadzone import DeadZone
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
 from gradwire.kernels.reference.deadzone import HEAD
-from gradwire.layout import Block, Granularity, Slot
+from gradwire.layout import ALIGNMENT, Block, Granularity, Slot
 from gradwire.memory import Feedback, Kind, Store
 from gradwire.randomness import gaussian
 
@@ -28,44 +28,45 @@ WHOLE = Granularity("model")
 
 
 @dataclass(frozen=True, eq=False)
-class Subspace:
+class Directions:
     """A few directions in the space of a matrix's rows, the same on every rank; or none.
 
     Attributes:
-        block: The matrix, ``[n, m]``; in one row if there are none.
+        block: The matrix, ``[n, m]``.
         basis: ``float32[r, m]``: orthonormal rows, all zero as long as nothing is known.
         drawn: ``float32[r, n]``: weights of rows that begin a direction.
-        first: Of its coordinates among those of all matrices.
+        read: ``float32[r, n]``: coordinates of an average's rows as all ranks have read them.
     """
 
     block: Block
     basis: Tensor
     drawn: Tensor
-    first: int
+    read: Tensor
 
     @classmethod
-    def of(cls, slot: Slot, rank: int, store: Store, first: int) -> Subspace:
+    def of(cls, slot: Slot, rank: int, store: Store) -> Directions:
         """A parameter's; its basis is kept under its name."""
         rank = rank if gains(slot.shape, rank) else 0
         n, m = as_rows(slot.shape) if rank else (1, slot.numel)
         start, drawn = torch.zeros(rank, m, dtype=torch.float32), gaussian(slot.stream, rank * n).view(rank, n)
         (basis,) = store.stacked("basis", [slot.name], lambda _: start, Kind.SHARED) if rank else [start]
-        return cls(Block.cut([slot], WHOLE), basis.to(store.device), drawn.to(store.device), first)
+        drawn = drawn.to(store.device)
+        return cls(Block.cut([slot], WHOLE), basis.to(store.device), drawn, torch.zeros_like(drawn))
 
-    @property
-    def stop(self) -> int:
-        """One past its last coordinate."""
-        return self.first + self.drawn.numel()
+    def within(self, origin: int, slot: Slot, first: int) -> Rows:
+        """Some of its rows; what an owner has of a matrix of fewer rows than owners is a row without directions.
 
-    def own(self, coordinates: Tensor) -> Tensor:
-        """Its own of all matrices' coordinates, ``float32[r, n]``."""
-        return coordinates[self.first : self.stop].view(self.drawn.shape)
+        Args:
+            origin: Of the first element in the matrix.
+            slot: Where they lie.
+            first: Of their coordinates among those of all matrices.
+        """
+        rank, m = self.basis.shape
+        if not rank or origin % m or slot.numel % m:
+            return Rows(self, Block.cut([slot], WHOLE), self.basis.new_zeros(0, slot.numel), 0, 1, first)
+        return Rows(self, Block.cut([slot], WHOLE), self.basis, origin // m, slot.numel // m, first)
 
-    def add(self, coordinates: Tensor, values: Tensor, out: Tensor) -> None:
-        """``out`` is ``values`` and what coordinates stand for."""
-        kernels.add_product(self.block, self.own(coordinates), self.basis, values, out)
-
-    def learn(self, average: Tensor, coordinates: Tensor) -> None:
+    def learn(self, average: Tensor) -> None:
         """One step of subspace iteration on an average, by its coordinates as all ranks have read them.
 
         A direction of which there was nothing is begun anew, as a random combination of rows (Halko et al. 2011,
@@ -73,8 +74,7 @@ class Subspace:
         """
         if not len(self.basis):
             return
-        read = self.own(coordinates)
-        weights = torch.where((read != 0).any(1, keepdim=True), read, self.drawn)
+        weights = torch.where((self.read != 0).any(1, keepdim=True), self.read, self.drawn)
         found = torch.empty_like(self.basis)
         kernels.combine_rows(self.block, scaled_rows(weights), average, found)
         (basis,) = orthonormal_rows(found[None])
@@ -82,42 +82,88 @@ class Subspace:
 
 
 @dataclass(frozen=True, eq=False)
-class Home:
-    """What the codec has in one buffer.
+class Rows:
+    """Rows of a matrix that a block has.
 
     Attributes:
-        subspaces: Of all parameters.
-        work: Values as in the buffer, then all coordinates.
+        directions: The matrix's.
+        block: They alone.
+        basis: The directions' that they have.
+        origin: The first of them.
+        count: How many.
+        first: Of their coordinates among those of all matrices.
+    """
+
+    directions: Directions
+    block: Block
+    basis: Tensor
+    origin: int
+    count: int
+    first: int
+
+    @property
+    def stop(self) -> int:
+        """One past the last coordinate."""
+        return self.first + len(self.basis) * self.count
+
+    def own(self, coordinates: Tensor) -> Tensor:
+        """Theirs of all matrices' coordinates, ``float32[r, count]``."""
+        return coordinates[self.first : self.stop].view(len(self.basis), self.count)
+
+    def add(self, coordinates: Tensor, values: Tensor, out: Tensor) -> None:
+        """``out`` is ``values`` and what coordinates stand for."""
+        kernels.add_product(self.block, self.own(coordinates), self.basis, values, out)
+
+    def note(self, coordinates: Tensor) -> None:
+        """Their coordinates as all ranks have read them."""
+        if len(self.basis):
+            self.directions.read[:, self.origin : self.origin + self.count] = self.own(coordinates)
+
+
+@dataclass(frozen=True, eq=False)
+class Home:
+    """What the codec has for a block.
+
+    Attributes:
+        rows: Of all matrices.
+        work: Values as in the block's buffer, and at its end all coordinates.
         whole: The coordinates and then the values of ``work``, as one segment.
         layout: The same as two segments, or one if there are no coordinates.
         values: The values of ``work``.
         alone: The coordinates by themselves.
+        bits: For each value or coordinate.
     """
 
-    subspaces: tuple[Subspace, ...]
+    rows: tuple[Rows, ...]
     work: Tensor
     whole: Block
     layout: Block
     values: Block
     alone: Block
+    bits: float
 
     @classmethod
-    def of(cls, slots: Sequence[Slot], rank: int, store: Store, numel: int) -> Home:
-        """For the parameters in a buffer of ``numel`` elements."""
-        subspaces: list[Subspace] = []
-        for slot in slots:
-            subspaces.append(Subspace.of(slot, rank, store, subspaces[-1].stop if subspaces else 0))
-        extra = subspaces[-1].stop if subspaces else 0
-        coordinates = Slot("coordinates", (extra,), numel)
+    def of(cls, block: Block, directions: Mapping[str, Directions], work: Tensor, bits: float) -> Home:
+        """For a block of ``bits`` a value."""
+        rows: list[Rows] = []
+        slots = []
+        for (start, length, _), origin, slot in zip(
+            block.runs.tolist(), block.origins.tolist(), block.slot_of_run.tolist(), strict=True
+        ):
+            slots.append(Slot(block.slots[slot].name, (length,), start))
+            rows.append(directions[slots[-1].name].within(origin, slots[-1], rows[-1].stop if rows else 0))
+        extra = rows[-1].stop if rows else 0
+        coordinates = Slot("coordinates", (extra,), len(work) - extra)
         values = Block.cut(slots, WHOLE)
         whole = Block.cut([coordinates, *slots], WHOLE) if extra else values
         return cls(
-            subspaces=tuple(subspaces),
-            work=torch.zeros(coordinates.stop, dtype=torch.float32, device=store.device),
+            rows=tuple(rows),
+            work=work,
             whole=whole,
             layout=replace(whole, segments=np.array([0, 1, len(whole.runs)])) if extra else whole,
             values=values,
             alone=Block.dense(coordinates.name, np.array([extra])),
+            bits=bits * block.numel / (block.numel + extra) if extra else bits,
         )
 
     @property
@@ -125,9 +171,14 @@ class Home:
         """Those at work."""
         return self.work[len(self.work) - self.alone.numel :]
 
+    @property
+    def tile(self) -> int:
+        """Elements whose codes are read independently of all others."""
+        return deadzone_tile(self.bits)
+
     def add(self, coordinates: Tensor) -> None:
         """Adds to the values at work what coordinates stand for."""
-        for each in self.subspaces:
+        for each in self.rows:
             if len(each.basis):
                 each.add(coordinates, self.work, self.work)
 
@@ -142,11 +193,17 @@ class SubspaceDeadZone(DeadZone):
     Attributes:
         bits: For each value, with the coordinates' share.
         rank: Directions of each matrix that is larger than its factors of that rank.
-        home: Its place, once it is installed.
+        slots: The parameters that it belongs to, once it is installed.
+        directions: Theirs, by name.
+        work: Room for values and coordinates of any block.
+        homes: What there is for each block.
     """
 
     rank: int = 4
-    home: Home | None = None
+    slots: tuple[Slot, ...] = ()
+    directions: Mapping[str, Directions] = field(default_factory=dict)
+    work: Tensor | None = None
+    homes: dict[int, tuple[Block, Home]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,23 +213,22 @@ class SubspaceDeadZone(DeadZone):
             )
 
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> SubspaceDeadZone:
-        """With the subspaces, and a buffer to work in."""
-        return replace(self, home=Home.of(slots, self.rank, store, numel))
-
-    @property
-    def tile(self) -> int:
-        """Elements whose codes are read independently of all others."""
-        return deadzone_tile(self._share)
+        """With directions of each parameter, and a buffer to work in."""
+        directions = {slot.name: Directions.of(slot, self.rank, store) for slot in slots}
+        room = numel + ALIGNMENT * len(slots) + sum(each.drawn.numel() for each in directions.values())
+        work = torch.zeros(room, dtype=torch.float32, device=store.device)
+        return replace(self, slots=tuple(slots), directions=directions, work=work, homes={})
 
     def payload_bytes(self, block: Block) -> int:
         """As many as without coordinates."""
-        return deadzone_payload_bytes(self._at_home.layout, self.tile, self._share)
+        home = self._home(block)
+        return deadzone_payload_bytes(home.layout, home.tile, home.bits)
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Splits rows, rounds coordinates by a step that suits both parts, and the rest by one that fits."""
-        home, tile, source = self._at_home, self.tile, feedback.source(gradient)
-        work, coordinates = home.work, home.coordinates
-        for each in home.subspaces:
+        home, source = self._home(block), feedback.source(gradient)
+        work, coordinates, tile = home.work, home.coordinates, home.tile
+        for each in home.rows:
             kernels.split_rows(each.block, source, each.basis, each.own(coordinates), work)
         scales = kernels.deadzone_scales(home.whole, kernels.Compensated(work))
         room = 8 * deadzone_room(home.layout, tile, payload)
@@ -181,7 +237,7 @@ class SubspaceDeadZone(DeadZone):
         steps = scales * step
         left = coordinates.clone()
         if len(left):
-            room -= self._rounded(left, steps, points)
+            room -= self._rounded(home, left, steps, points)
             home.add(left)
             room = max(room, 0)
             sample = kernels.deadzone_sample(home.values, work, scales, room)
@@ -199,31 +255,41 @@ class SubspaceDeadZone(DeadZone):
             kept.copy_(unsent)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
-        """Sums what levels stand for, and learns from it."""
-        self.check(block, payloads)
-        home = self._at_home
-        kernels.deadzone_decode(home.layout, payloads, self.tile, home.work, weight)
-        for each in home.subspaces:
-            each.add(home.coordinates, home.work, out)
-            each.learn(out, home.coordinates)
+        """Sums what levels stand for, and learns from it, but from an owner's share."""
+        self._sum(block, payloads, out, weight)
+        if block.slots == self.slots:
+            self._learn(out)
 
-    def _rounded(self, coordinates: Tensor, steps: Tensor, points: tuple[int, int, int]) -> int:
+    def decode_each(self, blocks: Sequence[Block], payloads: Tensor, out: Tensor) -> None:
+        """What all owners' payloads stand for, and learns from it."""
+        for block, payload in zip(blocks, payloads, strict=True):
+            self._sum(block, payload[None, : self.payload_bytes(block)], out, 1.0)
+        self._learn(out)
+
+    def _sum(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        self.check(block, payloads)
+        home = self._home(block)
+        kernels.deadzone_decode(home.layout, payloads, home.tile, home.work, weight)
+        for each in home.rows:
+            each.add(home.coordinates, home.work, out)
+            each.note(home.coordinates)
+
+    def _learn(self, average: Tensor) -> None:
+        for each in self.directions.values():
+            each.learn(average)
+
+    def _rounded(self, home: Home, coordinates: Tensor, steps: Tensor, points: tuple[int, int, int]) -> int:
         """Leaves of coordinates what they are off by as they will be read; returns how many bits their codes take."""
-        block = self._at_home.alone
-        size = deadzone_payload_bytes(block, self.tile, MOST_BITS)
+        block, tile = home.alone, home.tile
+        size = deadzone_payload_bytes(block, tile, MOST_BITS)
         payload = torch.empty(size, dtype=torch.uint8, device=coordinates.device)
-        kernels.deadzone_encode(block, coordinates, True, steps, points, self.tile, payload)
-        edge = size - deadzone_room(block, self.tile, payload)
+        kernels.deadzone_encode(block, coordinates, True, steps, points, tile, payload)
+        edge = size - deadzone_room(block, tile, payload)
         return int(payload[4 + HEAD : edge].view(torch.int32).sum())
 
-    @property
-    def _at_home(self) -> Home:
-        if self.home is None:
+    def _home(self, block: Block) -> Home:
+        if self.work is None:
             raise ConfigurationError("a subspace belongs to parameters; use what installed() returns")
-        return self.home
-
-    @property
-    def _share(self) -> float:
-        """Bits for each value or coordinate."""
-        home = self._at_home
-        return self.bits * (home.layout.numel - home.alone.numel) / home.layout.numel
+        if id(block) not in self.homes:
+            self.homes[id(block)] = block, Home.of(block, self.directions, self.work, self.bits)
+        return self.homes[id(block)][1]
