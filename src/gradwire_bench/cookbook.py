@@ -24,27 +24,28 @@ _INTRODUCTION = f"""# Recipes
 
 Which line keeps the accuracy under your optimizer? Each method got the same tuning effort as dense averages: its
 learning rate, then half and twice it, and further to the better side, {TRIES} rates at most, by the result of one seed;
-then {SEEDS} seeds at the best rate. Its first rate is the best one of dense averages, times a constant that its step
-length asks for (0.1 for signs). A line **keeps** the accuracy if the mean over seeds is within {POINTS} points of dense
-averages' for images, or within {SHARE_OF_LOSS:.0%} of their loss for text. *As pasted* is what it loses at the learning
-rate of dense averages, by the mean of as many seeds.
+then {SEEDS} seeds at the best rate. Dense averages got as many rates as it took until neither side was better. A
+method's first rate is theirs, times a constant that its step length asks for (0.1 for signs). A line **keeps** the
+accuracy if the mean over seeds is within {POINTS} points of dense averages' for images, or within {SHARE_OF_LOSS:.0%}
+of their loss for text. *As pasted* is what it loses at the learning rate of dense averages, by the mean of as many
+seeds.
 
 * **image**: a CNN with batch norm, 103 k parameters, on Fashion-MNIST, {STEPS["image"]} steps of
   4 x {WORKLOADS["image"].batch} images: about one epoch; the score is the accuracy on 10,000 test images, in percent.
 * **gpt**: a transformer of 2 layers with 64 units, 137 k parameters, on the bytes of the sources of Python's standard
   library, {STEPS["gpt"]:,} steps of 4 x {WORKLOADS["gpt"].batch} pieces of 64 bytes; the score is the loss on
   held-out files, in bits a byte.
-* **language**: a GRU of 114 k parameters, {STEPS["language"]} steps of 4 x {WORKLOADS["language"].batch} pieces of the
-  same text.
+* **language**: a GRU of 114 k parameters, {STEPS["language"]:,} steps of 4 x {WORKLOADS["language"].batch} pieces of
+  the same text.
 
 Methods that carry a momentum of their own (`dgc`, `demo`, `dion`, `ef21sgdm`, `blocksgdm`) were trained with plain SGD
 and stand beside SGD with momentum. Lines with `periodic` average what so many local steps changed; `nesterov` is the
 outer optimizer of [periodic.md](periodic.md#recipes). The learning rate rises over a fifth of the steps, then falls
 along a cosine. All workers run in one process, on the wire's own code; the bytes are those that it would hand over to
 be sent. They are of 4 workers: all-reduces and shares (`powersgd`, `acpsgd`, `qsgd`) take as much with any number of
-them, but what is gathered (`topk`, `deadzone`, `subspace`) goes to all others. So `gradwire.compress(model,
-"recipe:adamw")` takes, of what keeps the accuracy as pasted, the line with which your number of workers sends least;
-`gradwire.compress(model)` takes the one that does so under every optimizer.
+them, but what is gathered (`topk`, `deadzone`, `subspace` without `route="sharded"`) goes to all others. So
+`gradwire.compress(model, "recipe:adamw")` takes, of what keeps the accuracy as pasted, the line with which your number
+of workers sends least; `gradwire.compress(model)` takes the one that does so under every optimizer.
 
 `gradwire recipes` prints these tables. What is not in them has not been trained yet: `gradwire bench recipes --docs
 docs --out src/gradwire_bench/recipes.json` goes on from there, which takes hours, and makes this page.

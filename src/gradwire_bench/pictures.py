@@ -141,7 +141,7 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
             axes.plot(row.fewer_bytes, min(row.lost, worst), "o" if row.lost <= worst else "v", color=colour)
         log_axis(axes)
         axes.set_ylim(worst * 1.05, -2 * limit)
-        axes.margins(x=0.5)
+        axes.set_xlim(1, max(1000, *(2 * row.fewer_bytes for row in others)))
         axes.set_title(f"{dense.workload}, {cookbook.OPTIMIZER_NAMES[dense.optimizer]}", loc="left", fontsize=10)
         if place % columns == 0:
             axes.set_ylabel("% of the loss more" if recipes.by_loss(dense.workload) else "points lost")

@@ -18,7 +18,8 @@ from gradwire_bench.trial import STEPS, OptimizerName, Result, Trial, base_rate,
 from gradwire_bench.workloads import WORKLOADS, Name
 
 TRIES = 5
-"""Learning rates that a method gets at most, each twice or half another: its tuning effort."""
+"""Learning rates that a method gets at most, each twice or half another: its tuning effort. Dense averages get as many
+as it takes until none is better, since all others begin at theirs."""
 
 SEEDS = 3
 """Trainings at the best learning rate."""
@@ -55,9 +56,13 @@ CANDIDATES = (
     Candidate("topk:ratio=0.01,granularity=model,values=qsgd:4"),
     Candidate("deadzone:bits=0.1"),
     Candidate("deadzone:bits=0.3"),
+    Candidate("deadzone:bits=0.8"),
     Candidate("deadzone:bits=2"),
     Candidate("subspace:bits=0.15"),
+    Candidate("subspace:bits=0.4"),
+    Candidate("subspace:bits=0.4,route=sharded"),
     Candidate("subspace:bits=0.8"),
+    Candidate("subspace:bits=0.8,route=sharded"),
     Candidate("subspace:bits=1.2"),
     Candidate("subspace:bits=1.5"),
     Candidate("dithered:bits=0.5"),
@@ -195,7 +200,7 @@ class Column:
             if rate not in tried:
                 return self.trial(candidate, rate)
         best = self.best(candidate)
-        if len(tried) < TRIES:
+        if len(tried) < TRIES or candidate.method == DDP:
             if best == max(tried):
                 return self.trial(candidate, best * 2)
             if best == min(tried):

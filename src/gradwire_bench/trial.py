@@ -33,7 +33,7 @@ OptimizerName = Literal["sgd", "momentum", "nesterov", "adamw"]
 WARM_UP_SHARE = 0.2
 """Share of the steps over which the learning rate rises; then it falls along a cosine."""
 
-STEPS = {"image": 800, "gpt": 1500, "language": 400}
+STEPS = {"image": 800, "gpt": 4500, "language": 2000}
 """Steps of a training of the recipes."""
 
 
