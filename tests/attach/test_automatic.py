@@ -313,6 +313,6 @@ def by_recipe() -> str:
 
 def test_a_recipe_is_the_line_that_was_measured(pool: Pool) -> None:
     first, second = pool.run(2, by_recipe)
-    assert "recipe:momentum takes deadzone:bits=0.1 (316 x fewer bytes with 2 workers" in first
-    assert "deadzone(bits=0.1" in first
+    assert "recipe:momentum takes subspace:bits=0.15 (210 x fewer bytes with 2 workers" in first
+    assert "subspace(bits=0.15" in first
     assert second.startswith("[]")
