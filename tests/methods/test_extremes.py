@@ -108,9 +108,9 @@ def owed(world: LocalWorld, case: Case) -> torch.Tensor:
             if (kept := engine.store.get("owner_residual", slot.name)) is not None and case.route == "gather":
                 total[slot.offset : slot.stop] += kept.flatten().double() / WORKERS
             elif kept is not None:
-                size = int(case.granularity.partition(":")[2] or ALIGNMENT)
-                low, high = shard_bounds(slot.numel, rank, WORKERS, size)
-                total[slot.offset + low : slot.offset + high] += kept.flatten().double()
+                unit = engine.configuration.granularity.unit(slot.shape) or ALIGNMENT
+                low, high = shard_bounds(slot.numel, rank, WORKERS, unit)
+                total[slot.offset + low : slot.offset + high] += kept.flatten()[: high - low].double()
     return total
 
 
