@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from gradwire.errors import ConfigurationError
 from gradwire.registry import Registry
 
+WHOLE_ROWS = "whole rows"
+"""How a saved configuration says that owners have such."""
+
 
 @dataclass(frozen=True)
 class Granularity:

@@ -287,13 +287,13 @@ def load(path: Path) -> list[Done]:
     """Trainings that an earlier run left, or none.
 
     Raises:
-        ConfigurationError: If the file is not of this kind.
+        ConfigurationError: If the file is not of this kind, or its trainings had other numbers of steps.
     """
     if not path.exists():
         return []
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return [
+        done = [
             Done(Trial(**each["trial"]), Result(**{**each["result"], "loss": float(each["result"]["loss"])}))
             for each in content["trainings"]
         ]
@@ -301,6 +301,11 @@ def load(path: Path) -> list[Done]:
         raise ConfigurationError(
             f"{path} does not hold trainings of gradwire bench recipes; choose another file"
         ) from error
+    if (steps := content.get("steps")) != STEPS:
+        raise ConfigurationError(
+            f"{path} holds trainings of {steps or 'unknown numbers of'} steps, not {STEPS}; choose another file"
+        )
+    return done
 
 
 def plain(done: Sequence[Done]) -> list[dict[str, Any]]:

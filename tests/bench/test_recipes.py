@@ -15,7 +15,7 @@ from gradwire_bench import cookbook, pictures, recipes
 from gradwire_bench.periods import Periods, nesterov
 from gradwire_bench.recipes import CANDIDATES, SEEDS, TRIES, Done
 from gradwire_bench.tasks import Share
-from gradwire_bench.trial import Result, Trial, one_cycle, optimizer_of, run
+from gradwire_bench.trial import STEPS, Result, Trial, one_cycle, optimizer_of, run
 from gradwire_bench.worker import fingerprint
 from gradwire_bench.workloads import WORKLOADS
 from pool import ranks
@@ -71,8 +71,14 @@ def test_what_is_not_settled_has_no_row():
 def test_a_run_goes_on_from_what_was_trained(tmp_path):
     done = [*settle(0.02)[:7], Done(Trial("language", "sgd", 4, "ddp", 2.0, 0), Result(0.0, math.inf, 1.0, 1.0))]
     path = tmp_path / "recipes.json"
-    path.write_text(json.dumps({"trainings": recipes.plain(done)}))
+    path.write_text(json.dumps({"steps": STEPS, "trainings": recipes.plain(done)}))
     assert recipes.load(path) == done
+    path.write_text(json.dumps({"steps": {**STEPS, "gpt": 1500}, "trainings": recipes.plain(done)}))
+    with pytest.raises(ConfigurationError, match=r"'gpt': 1500.* steps, not .*; choose another file"):
+        recipes.load(path)
+    path.write_text(json.dumps({"trainings": recipes.plain(done)}))
+    with pytest.raises(ConfigurationError, match="trainings of unknown numbers of steps"):
+        recipes.load(path)
     assert recipes.load(tmp_path / "none.json") == []
     path.write_text("{}")
     with pytest.raises(ConfigurationError, match="does not hold trainings"):

@@ -104,7 +104,7 @@ def owned(states: list[dict[str, Any]], field: str, name: str) -> Tensor:
     block = int(states[0]["configuration"]["granularity"].partition(":")[2] or 0)
     shape = torch.Size(PARAMETERS[name]["shape"])  # type: ignore[arg-type]
     whole = torch.zeros(shape.numel())
-    rows = methods.get(states[0]["configuration"]["method"]).whole_rows and len(shape) > 1
+    rows = states[0]["configuration"].get("shares") == "whole rows" and len(shape) > 1
     for rank, state in enumerate(states):
         unit = shape[1:].numel() if rows else block or ALIGNMENT
         low, high = shard_bounds(shape.numel(), rank, len(states), unit)

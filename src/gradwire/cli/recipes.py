@@ -86,6 +86,7 @@ def bench_recipes(
     from gradwire_bench import recipes as measured
     from gradwire_bench.abreast import abreast
     from gradwire_bench.terminal import bars
+    from gradwire_bench.trial import STEPS
 
     console = new_console()
     known = [each.method for each in measured.CANDIDATES]
@@ -101,7 +102,7 @@ def bench_recipes(
             progress.reset(task, total=len(wanted), description=f"{len(wanted)} methods to settle")
             for trial, future in train(wanted):
                 done.append(future.result())
-                origin.write_json(out, origin.document("bench.recipes", trainings=measured.plain(done)))
+                origin.write_json(out, origin.document("bench.recipes", steps=STEPS, trainings=measured.plain(done)))
                 what = (
                     f"{trial.workload} {trial.optimizer} {trial.method} at {trial.learning_rate:g}, seed {trial.seed}"
                 )

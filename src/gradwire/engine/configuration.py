@@ -16,6 +16,7 @@ from gradwire.engine.choices import Choices
 from gradwire.engine.nodes import Inside, Nodes
 from gradwire.engine.schedule import is_scheduled, joined, stages
 from gradwire.errors import ConfigurationError
+from gradwire.granularity import WHOLE_ROWS
 from gradwire.layout import Granularity
 from gradwire.memory import Memory
 from gradwire.methods import CodecMethod, Method, as_published, make, name_of, parse
@@ -95,10 +96,10 @@ class Configuration:
             raise ConfigurationError(
                 f"{name} cannot work at granularity={str(scope)!r}{why}; its own: {', '.join(made.granularities)}"
             )
-        scope = dataclasses.replace(scope, rows=made.whole_rows)
         way = made.routes[0] if route is None else route
         if not made.takes(way):
             raise ConfigurationError(f"{name} cannot take route={way!r}; its routes: {', '.join(made.routes)}")
+        scope = dataclasses.replace(scope, rows=made.whole_rows and way == "sharded")
         _check_whole("fuse_bytes", choices.fuse_bytes, "of bytes, from 1", 1)
         _check_whole("start", choices.start, "of steps, from 0", 0)
         _check_whole("seed", choices.seed, "of any size", -math.inf)
@@ -205,6 +206,7 @@ class Configuration:
             **{name: str(value) for name, value in self.options.items()},
             "granularity": str(self.granularity),
             "route": self.route,
+            **({"shares": WHOLE_ROWS} if self.granularity.rows else {}),
             "memory": str(self.memory),
             **({} if self.owner is None else {"owner": str(self.owner)}),
             **({} if not self.start else {"start": str(self.start)}),

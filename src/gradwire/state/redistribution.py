@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire import methods
 from gradwire.errors import ConfigurationError
+from gradwire.granularity import WHOLE_ROWS
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.memory import Kind
 from gradwire.state.form import check_form, check_same
@@ -252,5 +252,5 @@ def _granularity(name: str, configuration: Mapping[str, str]) -> Granularity:
     """By what a parameter is cut; where there are patterns, by the first that its name matches."""
     patterns = literal_eval(f"[{configuration.get('patterns', '')}]")
     own = next((f"{each!r} " for each in patterns if fnmatchcase(name, each)), "")
-    method = methods.get(configuration[f"{own}method"])
-    return replace(Granularity.parse(configuration[f"{own}granularity"]), rows=method.whole_rows)
+    rows = configuration.get(f"{own}shares") == WHOLE_ROWS
+    return replace(Granularity.parse(configuration[f"{own}granularity"]), rows=rows)

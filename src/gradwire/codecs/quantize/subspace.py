@@ -203,7 +203,7 @@ class SubspaceDeadZone(DeadZone):
     slots: tuple[Slot, ...] = ()
     directions: Mapping[str, Directions] = field(default_factory=dict)
     work: Tensor | None = None
-    homes: dict[int, tuple[Block, Home]] = field(default_factory=dict)
+    homes: dict[Block, Home] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -290,6 +290,6 @@ class SubspaceDeadZone(DeadZone):
     def _home(self, block: Block) -> Home:
         if self.work is None:
             raise ConfigurationError("a subspace belongs to parameters; use what installed() returns")
-        if id(block) not in self.homes:
-            self.homes[id(block)] = block, Home.of(block, self.directions, self.work, self.bits)
-        return self.homes[id(block)][1]
+        if block not in self.homes:
+            self.homes[block] = Home.of(block, self.directions, self.work, self.bits)
+        return self.homes[block]
