@@ -169,6 +169,22 @@ def test_buffers_are_averaged() -> None:
     handle.close()
 
 
+@ranks(2)
+def test_buffers_are_not_averaged_a_period_late() -> None:
+    """Eager updates leave them to local steps, none of which is lost, until training waits for an average."""
+    net = nn.Sequential(nn.Linear(20, 5))
+    net.register_buffer("count", torch.zeros(1))
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=2, buffers=net, eager=True, verify_every=1, warmup_steps=1)
+    for step in range(7):
+        net.count += 1 + 2 * dist.get_rank()
+        train(net, optimizer, range(step, step + 1))
+    assert net.count == 2 + 6 * (1 + 2 * dist.get_rank())
+    handle.synchronize()
+    assert net.count == 14
+    handle.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "stop"),
     [
@@ -218,6 +234,28 @@ def test_a_stopped_run_goes_on(arguments: dict[str, Any], stop: int) -> None:
         later.load_state_dict({"version": 1})
     handle.close()
     later.close()
+
+
+@ranks(1)
+def test_states_of_other_outer_optimizers_are_refused() -> None:
+    net = network()
+    handle = gradwire.periodic(sgd(net), every=2, outer=nesterov)
+    train(net, handle._optimizer, range(2))
+    saved = handle.state_dict()
+    handle.close()
+    others = {
+        "has no 'amsgrad', 'betas', .* which Adam has": torch.optim.Adam,
+        r"has groups of \[6\] tensors, this one of \[1, 5\]": lambda anchors: nesterov(
+            [{"params": anchors[:1]}, {"params": anchors[1:]}]  # type: ignore[list-item]
+        ),
+    }
+    for said, outer in others.items():
+        other = gradwire.periodic(sgd(net), every=2, outer=outer)
+        with pytest.raises(ConfigurationError, match=said):
+            other.load_state_dict(saved)
+        assert other.outer is not None
+        assert (other.steps_done, other.outer.state) == (0, {})
+        other.close()
 
 
 @ranks(3)

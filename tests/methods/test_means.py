@@ -148,5 +148,5 @@ def test_averages_of_momenta_tend_to_the_mean(within: Memory) -> None:
 
 def test_what_has_no_mean_says_why() -> None:
     without = {name for name in methods.names() if methods.get(name).why_no_mean}
-    assert without == {"signsgd", "signum", "lion", "lioncub", "demo"}
+    assert without == {"signsgd", "signum", "lion", "lioncub", "demo", "dion"}
     assert {name for name in memories.names() if memories.parse(name).why_no_mean} == {"dgc"}

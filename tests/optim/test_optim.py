@@ -118,9 +118,10 @@ def a_compressed_step_sends_one_bit_a_value(kind: str) -> None:
 
 
 def a_run_goes_on_as_if_it_had_not_stopped(kind: str) -> None:
-    for stop in (2, 12):  # while the variance is measured, and later between two synchronisations
+    inside = {"inside": f"{dist.get_world_size()}:qsgd:4"}
+    for stop, more in ((2, inside), (12, {})):  # while the variance is measured, later between two synchronisations
         net, other = network(), network()
-        options = {"method": "qsgd", "bits": 4, "memory": "residual"}
+        options: dict[str, Any] = {"method": "qsgd", "bits": 4, "memory": "residual", **more}
         optimizer, resumed, third = made(kind, net, **options), made(kind, other, lr=0.5, **options), made(kind, net)
         train(net, optimizer, range(stop))
         model, saved = copy.deepcopy(net.state_dict()), gradwire.PerRank(optimizer).state_dict()
@@ -211,6 +212,7 @@ def what_cannot_be_is_refused(kind: str) -> None:
         ("floor=-0.1", {"floor": -0.1}),
         ("'nothing'", {"method": "nothing"}),
         ("momentum already", {"method": "signum"}),
+        ("averages of signsgd are no means of what is sent here", {"method": "signsgd"}),
         ("grad_scaler is no option", {"grad_scaler": torch.amp.GradScaler("cpu")}),
         ("rollback is no option", {"rollback": False}),
         ("ranks differ", {"freeze_step": 5 + rank}),

@@ -79,8 +79,8 @@ def periodic(
             may change its parameters. Of DTensors, such as FSDP2's, every rank averages the part that it holds.
         every: Local steps of a period, or a function that gives them for the number of the period, from 0, the same on
             all ranks.
-        method: A name of ``gradwire.methods.names()`` or a method object. Votes such as ``signsgd`` have steps of one,
-            not of the changes' size: give them an ``outer`` with a learning rate.
+        method: A name of ``gradwire.methods.names()`` or a method object. Averages that are no means, such as
+            ``signsgd``'s votes, are of size one and not of the changes': they need an ``outer``, and no warm-up.
         parameters: Names and parameters, as ``net.named_parameters()`` gives them, by which state is kept; those the
             optimizer does not have are left out. If None, the optimizer's own names, or ``"group.index"``.
         outer: An optimizer that takes averages for gradients: a function that makes one over the float32 tensors it is
@@ -102,8 +102,9 @@ def periodic(
         name: See there.
         warmup_steps: Local steps at first that are each averaged, at once and without ``outer``.
         moments: ``"keep"`` the optimizer's moments local, ``"reset"`` its state with every average, or ``"average"``
-            floating-point state of the parameters' shape, densely.
-        buffers: A module whose floating-point buffers, such as batch norm's statistics, are averaged once a period.
+            floating-point state of the parameters' shape, densely, which ``eager`` updates cannot.
+        buffers: A module whose floating-point buffers, such as batch norm's statistics, are averaged once a period;
+            with ``eager`` only where training waits for averages, in :meth:`Periodic.synchronize` and the warm-up.
         fragments: Parts in which the model is averaged, at most the steps of a period.
         cut: ``"contiguous"`` or ``"strided"`` coordinates, or whole ``"layers"``.
         delay: Local steps between sending an average and taking it, fewer than the period has.
@@ -158,7 +159,7 @@ def attached(kind: type[Kind], optimizer: Optimizer, options: Mapping[str, Any])
         schedule = Schedule(**{each.name: given[each.name] for each in fields(Schedule)})
         hyper = {name: value for name, value in options.items() if name not in DEFAULTS}
         configuration, guarding = Configuration.of(given["method"], hyper, choices), Guarding(choices)
-        schedule.check(configuration)
+        schedule.check(configuration, outer=given["outer"] is not None)
         named = _named(optimizer, given["parameters"])
         check_parameters(named)
         check_outer(given["outer"], optimizer, named)

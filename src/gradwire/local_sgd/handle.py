@@ -28,7 +28,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments
 from gradwire.local_sgd.drift import Drift
 from gradwire.local_sgd.fragments import cut
-from gradwire.local_sgd.outer import Outer, adopted, described
+from gradwire.local_sgd.outer import Outer, adopted, check_saved, described
 from gradwire.local_sgd.pending import NEXT, PendingAverages, copied
 from gradwire.local_sgd.schedule import Moments, Schedule
 from gradwire.local_sgd.start import REMEDY, send_first
@@ -203,6 +203,8 @@ class Periodic(Handle):
         kept = {} if self._buffers is None else self._buffers.last
         _check_shapes("buffers", {name: tuple(each.shape) for name, each in kept.items()}, saved["buffers"])
         _check_shapes("parameters", self.averaged.shapes, saved["anchors"])
+        if self.outer is not None:
+            check_saved(self.outer, saved["outer"])
         self._pending.wait()
         super().load_state_dict(state)
         for name in _COUNTERS:
@@ -224,7 +226,7 @@ class Periodic(Handle):
                 f"{str(self.configuration.rules[0].granularity)!r}, by which the model was cut into stretches; close "
                 "this handle and attach anew"
             )
-        self._schedule.check(configuration)
+        self._schedule.check(configuration, outer=self.outer is not None)
         super()._check_change(configuration)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -61,6 +61,23 @@ def adopted(outer: Outer | None, fragments: Sequence[Fragment]) -> Optimizer | N
     if {id(each) for group in made.param_groups for each in group["params"]} != {id(each) for each in anchors}:
         raise ConfigurationError("outer made an optimizer over other tensors; let it take all those it is given")
     return made
+
+
+def check_saved(outer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError if an outer optimizer's state is of another kind, or of other groups."""
+    ours, theirs = outer.param_groups, saved["param_groups"]
+    sizes = [[len(group["params"]) for group in groups] for groups in (theirs, ours)]
+    if sizes[0] != sizes[1]:
+        raise ConfigurationError(
+            f"the state's outer optimizer has groups of {sizes[0]} tensors, this one of {sizes[1]}; give outer "
+            "the groups that were saved"
+        )
+    lacking = sorted({key for group in theirs for key in outer.defaults.keys() - group.keys()})
+    if lacking:
+        raise ConfigurationError(
+            f"the state's outer optimizer has no {', '.join(map(repr, lacking))}, which {type(outer).__name__} has, so "
+            "it is of another kind; give outer the kind that was saved"
+        )
 
 
 def described(outer: Outer | None) -> str:

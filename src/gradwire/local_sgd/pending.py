@@ -137,8 +137,9 @@ class PendingAverages:
         self._take([flight for flight in self._under_way if flight.fragment is fragment], now)
         engine, wire, parts = self._engine, self._wire, self._parts[fragment.number]
         beside: Values = {}
-        averages = any(each.averages(fragment) for each in self._beside)
-        for each in self._beside:
+        going = () if late == NEXT else self._beside  # taken so late they would undo a whole period of local steps
+        averages = any(each.averages(fragment) for each in going)
+        for each in going:
             beside.update(each.collect(fragment))
         landing = wire.promise()
         flight = PendingAverage(fragment, now + late, mix, outer, beside, landing=lambda: wire.wait(landing))

@@ -57,6 +57,11 @@ class Schedule:
                 f"delay={self.delay!r} and mix={self.mix!r} are not possible with eager=True, which takes an average "
                 "when the next one is sent, and all of it; leave them out"
             )
+        if self.eager and self.moments == "average":
+            raise ConfigurationError(
+                "moments='average' is not possible with eager=True: averages of moments would come a period late, and "
+                "take the place of what local steps made of them meanwhile; choose 'keep' or 'reset'"
+            )
         if self.moments == "reset" and self.fragments > 1 and self.cut != "layers":
             raise ConfigurationError(
                 f"moments='reset' starts whole parameters anew, but cut={self.cut!r} averages pieces of them; "
@@ -64,9 +69,20 @@ class Schedule:
             )
         self.length(0)
 
-    def check(self, configuration: Configuration) -> None:
-        """Raises ConfigurationError if a method cannot average so what local steps changed."""
+    def check(self, configuration: Configuration, outer: bool) -> None:
+        """Raises ConfigurationError if a method cannot average so what local steps changed.
+
+        Args:
+            configuration: The method and its choices.
+            outer: Whether an optimizer takes averages for gradients.
+        """
         method, carried = configuration.method, configuration.memory
+        if method.why_no_mean and (self.warmup_steps or not outer):
+            raise ConfigurationError(
+                f"averages of {name_of(method)} are no means of what local steps changed, because "
+                f"{method.why_no_mean}; give an outer optimizer, whose learning rate is then the size of a step, and "
+                "leave out warmup_steps, which do without it; or choose another method"
+            )
         if isinstance(carried, Momentum | MaskedMomentum):
             raise ConfigurationError(
                 f"memory={carried} is momentum of gradients, and local steps have theirs; choose memory='residual' or "

@@ -51,6 +51,7 @@ class Dion(Method):
     granularities = ("layer",)
     why_granularity = "it factorises one matrix at a time"
     memories = ("none",)
+    why_no_mean = "an orthonormal matrix has no magnitude"
     bias = "biased"
     wire_bits = "32 * ceil(rank_fraction * min(n, m)) * (n + m)"
 

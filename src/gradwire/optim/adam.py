@@ -56,6 +56,7 @@ class CompressedAdam(AveragingOptimizer):
 
     def _adam_step(self, gradients: Tensors) -> bool:
         """A step of plain Adam on densely averaged gradients; whether it was taken."""
+        self._exact.engine.begin(self.steps)  # whose random numbers, within nodes, are then a later run's, too
         averages = self._averaged(self._exact, gradients)
         if averages is None:
             return False

@@ -30,7 +30,7 @@ from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.memory import MaskedMomentum, Memory, Momentum
-from gradwire.methods import EFSignSGD, Method
+from gradwire.methods import EFSignSGD, Method, name_of
 from gradwire.policy import DensePolicy
 from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import transport_for
@@ -177,6 +177,12 @@ class AveragingOptimizer(Uncopied, Optimizer):
                     f"memory={carried} is momentum of gradients, and what is sent here is momentum already; choose "
                     "memory='residual' or 'none'"
                 )
+            for rule in self._compressed.configuration.rules:
+                if rule.method.why_no_mean:
+                    raise ConfigurationError(
+                        f"averages of {name_of(rule.method)} are no means of what is sent here, because "
+                        f"{rule.method.why_no_mean}; choose a method whose averages are, such as 'efsignsgd'"
+                    )
             self._exact = Synchronizer(named, "dense", process_group=workers, fuse_bytes=fuse_bytes, inside=inside)
         except Exception:
             self.close()
