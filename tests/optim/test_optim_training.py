@@ -137,3 +137,16 @@ def test_an_optimizer_is_not_copied(kind: str) -> None:
             kept(optimizer)
     copy.deepcopy(optimizer.state_dict())
     optimizer.close()
+
+
+@ranks(2)
+def test_a_momentum_without_a_rate_is_the_same_everywhere() -> None:
+    """0/1 Adam sends momenta as moves, and there are none at a rate of 0; states can be redistributed all the same."""
+    net = network()
+    named = list(net.named_parameters())
+    groups = [{"params": named[:3]}, {"params": named[3:], "lr": 0.0}]
+    optimizer = made("zero one", groups, method="dense")
+    train(net, optimizer, range(STOP))
+    meet(optimizer)
+    assert all(same_everywhere(optimizer.state[each]["exp_avg"]) for each in net.parameters())
+    optimizer.close()

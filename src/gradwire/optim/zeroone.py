@@ -25,7 +25,8 @@ class ZeroOneAdam(CompressedAdam):
 
     Before ``freeze_step`` every step is synchronised, and the variance is measured on densely averaged gradients at
     steps k with ``k[j + 1] - k[j] = 2 ** (j // kappa)``. Such an average serves the momentum as well, as it does in the
-    authors' public code, so it is a step of plain Adam. From ``freeze_step`` on the variance stands still, and
+    authors' public code, so it is a step of plain Adam. In other steps with a learning rate of 0 a momentum stays as it
+    is, for nothing of it would be sent. From ``freeze_step`` on the variance stands still, and
     synchronisations are 1 step apart at first; that doubles every ``double_every`` steps, up to ``max_interval``.
 
     Between synchronisations ranks have different parameters; :meth:`synchronize` makes them the same, such as before
@@ -97,8 +98,9 @@ class ZeroOneAdam(CompressedAdam):
             return
         momenta, moved = {}, {}
         for group, name, _, state in self._each():
-            momenta[name] = self._next_momentum(group, gradients.get(name), state)
-            moved[name] = torch.add(state["moved"], momenta[name], alpha=self._rate(group))
+            rate, kept = self._rate(group), state["exp_avg"]
+            momenta[name] = self._next_momentum(group, gradients.get(name), state) if rate else kept
+            moved[name] = torch.add(state["moved"], momenta[name], alpha=rate)
         if self.steps + 1 - self._met_at < self._interval:
             self._step_alone(momenta, moved)
         else:
