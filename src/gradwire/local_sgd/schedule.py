@@ -77,16 +77,16 @@ class Schedule:
             outer: Whether an optimizer takes averages for gradients.
         """
         method, carried = configuration.method, configuration.memory
+        if isinstance(carried, Momentum | MaskedMomentum):
+            raise ConfigurationError(
+                f"memory={carried} is momentum of gradients, and local steps have theirs; choose memory='residual' or "
+                "'none', and outer=torch.optim.SGD(..., momentum=0.9) for momentum of averages"
+            )
         if method.why_no_mean and (self.warmup_steps or not outer):
             raise ConfigurationError(
                 f"averages of {name_of(method)} are no means of what local steps changed, because "
                 f"{method.why_no_mean}; give an outer optimizer, whose learning rate is then the size of a step, and "
                 "leave out warmup_steps, which do without it; or choose another method"
-            )
-        if isinstance(carried, Momentum | MaskedMomentum):
-            raise ConfigurationError(
-                f"memory={carried} is momentum of gradients, and local steps have theirs; choose memory='residual' or "
-                "'none', and outer=torch.optim.SGD(..., momentum=0.9) for momentum of averages"
             )
         if self.fragments > 1 and self.cut != "layers" and method.granularities == ("layer",):
             raise ConfigurationError(
