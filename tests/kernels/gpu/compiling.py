@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime import driver as drivers
-from triton.runtime import jit
+from triton.runtime.jit import JITFunction
 
 from gradwire.errors import PayloadError
 
@@ -90,8 +91,10 @@ def a_driver() -> Iterator[Driver]:
         mock.patch("triton.compiler.compile", driver.compile),
         mock.patch.object(torch.cuda, "device_of", driver.device_of),
     ):
-        for each in jit._triton_jit_function_registry.values():
-            each.device_caches.clear()
+        for name, module in list(sys.modules.items()):
+            for each in vars(module).values() if name.startswith("gradwire.kernels.gpu") else ():
+                if isinstance(each, JITFunction):
+                    each.device_caches.clear()
         yield driver
 
 
