@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 import gradwire
 from catalogue import Case, cases
@@ -108,6 +108,50 @@ EXACT = ("dense",)
 def test_average_plus_residual_is_the_mean_of_what_was_put_in(pool: Pool) -> None:
     """Of each step, over the replicas of every shard; and replicas have the same bits."""
     pool.run(4, add_up)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second, self.last = nn.Linear(48, 40), nn.Linear(48, 40), nn.Linear(40, 5)
+        self.taken = self.first
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.last(self.taken(inputs))
+
+
+def wait() -> None:
+    model = hsdp(Branches())
+    names = [name for name, _ in model.named_parameters()]
+    case = Case("subspace", {"bits": 0.5}, "model", "gather", "residual")
+    with closing(gradwire.compress(model, case.method, **case.arguments)) as handle:
+        for step in range(2):
+            gradients_of(model, step)
+        before = owed(handle, case, names)
+        assert any(each.any() for each in before[:2])
+        model.taken = model.second
+        came = gradients_of(model, 2)
+        assert [name for name in names if name not in came] == ["first.weight", "first.bias"]
+        for waiting, kept in zip(owed(handle, case, names)[:2], before[:2], strict=True):
+            torch.testing.assert_close(waiting, kept, rtol=1e-5, atol=1e-6)
+        replica = hybrid()["replicate"].get_local_rank()
+        model.taken = (model.first, model.second)[replica]
+        came = gradients_of(model, 3)
+        assert list(came) == names
+        assert all(each.any() for each in came.values())
+        assert same_on_replicas(list(came.values()))
+
+
+def gradients_of(model: Any, step: int) -> dict[str, Tensor]:
+    model.zero_grad()
+    (1000 * loss(model, step)).backward()
+    return {name: each.grad.to_local() for name, each in model.named_parameters() if each.grad is not None}
+
+
+def test_what_is_owed_to_a_group_waits_until_a_replica_uses_it(pool: Pool) -> None:
+    """Where a model is averaged at once, groups that take no part are left alone, and one that does is everybody's."""
+    pool.run(4, wait)
 
 
 def agree() -> None:

@@ -162,6 +162,27 @@ def test_patterns_with_segments_of_their_own() -> None:
     steps(new, 2)
 
 
+def test_owners_of_nothing_lose_nothing_of_what_others_owe() -> None:
+    """Of vectors of 24 elements the first of four owners has none."""
+    slots = flat_slots([("weight", (24,)), ("bias", (24,))])
+    parameters = {slot.name: {"shape": list(slot.shape), "dtype": "torch.float32"} for slot in slots}
+    configuration: Any = configure("subspace:bits=0.5,route=sharded", {}, Choices())
+    old = LocalWorld(configuration, slots, 4)
+    old.average([torch.randn(48, generator=torch.Generator().manual_seed(rank)) for rank in range(4)])
+    states = [{**state, "parameters": parameters} for state in states_of(old)]
+    assert "owner_residual" not in states[0]["tensors"]
+    (made,) = gradwire.redistribute(states, 1)
+    for slot in slots:
+        kept = [state["tensors"].get("owner_residual", {}).get(slot.name, torch.zeros(0)) for state in states]
+        assert torch.cat(kept).any()
+        assert torch.equal(made["tensors"]["owner_residual"][slot.name], torch.cat(kept))
+    missing = [states[0], *({**state, "tensors": {}} for state in states[1:])]
+    with pytest.raises(ConfigurationError, match="not all workers keep residual of 'weight'"):
+        gradwire.redistribute(missing[::-1], 2)
+    with pytest.raises(ConfigurationError, match="not all workers keep residual of 'weight'"):
+        gradwire.redistribute([{**states[0], "tensors": {}}, *states[1:]], 2)
+
+
 def test_every_field_is_of_its_kind() -> None:
     """As the documentation of redistribute() says; what is new must be thought about."""
     expected = {

@@ -22,6 +22,7 @@ from gradwire.attach.shards import local, part_of
 from gradwire.attach.torch_fsdp import ParameterGroup, ShardedModel, went_through_fsdp
 from gradwire.attach.twice import hooked
 from gradwire.engine.guarding import Guarding
+from gradwire.engine.guards import Unused
 from gradwire.engine.mixture import Configured
 from gradwire.engine.unit import Unit
 from gradwire.errors import GradwireError
@@ -86,6 +87,7 @@ class _ShardedAverages:
         engine = handle.engine
         layouts = [_slots(group, model.names) for group in model.groups]
         self._whole: tuple[Unit, Tensor] | None = None
+        self._unused = Unused(engine.give_back, ask=True)
         if handle.configuration.whole:
             starts = list(accumulate((_stop(slots) for slots in layouts), initial=0))
             moved = [
@@ -95,6 +97,7 @@ class _ShardedAverages:
             ]
             buffer = torch.zeros(starts[-1], dtype=torch.float32, device=engine.store.device)
             self._whole = engine.unit(moved), buffer
+            engine.guards.append(self._unused)
             rooms = [buffer[start:stop] for start, stop in pairwise(starts)]
             ways: list[Unit | Tensor] = [*rooms]
         else:
@@ -170,9 +173,20 @@ class _ShardedAverages:
             with self._handle.wire.whole():
                 self._end_step(ended, [each.part for each in coming])
                 self._handle.wire.wait(ended)
+            coming += self._from_others()
         with torch.no_grad():
             for arrival in coming:
                 arrival.hand_on()
+
+    def _from_others(self) -> list[_Arrival]:
+        """Groups that took part on other replicas only: of a model that is averaged at once all take the averages."""
+        found = []
+        for part in self._parts:
+            if isinstance(part.way, Tensor) and self._unused.elsewhere.issuperset(slot.name for slot in part.slots):
+                found.append(_Arrival(part, [each.grad for each in part.group.parameters], part.way))
+                for each in part.group.parameters:
+                    each.grad = torch.empty_like(each, requires_grad=False)
+        return found
 
     def _end_step(self, ended: TensorFuture, came: list[_Part]) -> None:
         engine, wire, nothing = self._handle.engine, self._handle.wire, self._nothing()
@@ -184,10 +198,12 @@ class _ShardedAverages:
             engine.end_step(wire, end)
             return
         unit, buffer = self._whole
+        missing = [part for part in self._parts if part not in came]
+        self._unused.names |= {slot.name for part in missing for slot in part.slots}
 
         def fill() -> None:
-            for part in self._parts:
-                if part not in came and isinstance(part.way, Tensor):
+            for part in missing:
+                if isinstance(part.way, Tensor):
                     part.way.zero_()
 
         engine.average(wire, lambda: unit, buffer, fill=fill, counted=nothing, last=True, end=end)

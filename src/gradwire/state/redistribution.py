@@ -88,8 +88,9 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
         }
         for rank in range(workers)
     ]
-    for field, kind in first["kinds"].items():
-        if any(state["kinds"].get(field) != kind for state in ordered):
+    kinds = {field: kind for state in ordered for field, kind in state["kinds"].items()}
+    for field, kind in kinds.items():  # an owner of nothing has none of what owners keep
+        if any(state["kinds"].get(field, kind) != kind for state in ordered):
             raise ConfigurationError(f"the states do not agree whose {field} is; give states of one run")
         kept = [state["tensors"].get(field, {}) for state in ordered]
         match Kind(kind):
@@ -191,8 +192,9 @@ def _local_steps(state: State) -> object:
 def _means(field: str, kept: Sequence[Mapping[str, Tensor]], workers: int) -> list[dict[str, Tensor]]:
     """For every worker the mean of all, summed in float64; by rank where values have no mean."""
     fields: list[dict[str, Tensor]] = [{} for _ in range(workers)]
-    for name, value in kept[0].items():
+    for name in dict.fromkeys(name for tensors in kept for name in tensors):
         values = [tensors[name] for tensors in kept if name in tensors]
+        value = values[0]
         if len(values) < len(kept) or any((each.shape, each.dtype) != (value.shape, value.dtype) for each in values):
             raise ConfigurationError(
                 f"not all workers keep {field} of {name!r} with shape {tuple(value.shape)} and dtype {value.dtype}, so "

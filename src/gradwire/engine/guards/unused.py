@@ -20,8 +20,8 @@ class Unused(Guard):
     """Gives averages back to the memories that sent them, where the gradients' owner is going to throw them away.
 
     DDP does that with ``find_unused_parameters=True`` and a parameter that no rank used in the step, though compression
-    may have sent what it owed to it from earlier steps. The parameter's gradient is then left as it was, and what is
-    owed waits for the next step that uses it.
+    may have sent what it owed to it from earlier steps; FSDP2 leaves a group alone that takes no part. The parameter's
+    gradient is then left as it was, and what is owed waits for the next step that uses it.
 
     Args:
         give_back: Puts a slot's average back; on the wire's thread.
@@ -29,6 +29,7 @@ class Unused(Guard):
 
     Attributes:
         names: The parameters that this rank did not use in the step under way; added by whoever asks for averages.
+        elsewhere: Those of them that others used, whose averages stay.
     """
 
     def __init__(self, give_back: Callable[[Slot, Tensor], None], *, ask: bool) -> None:
@@ -36,6 +37,11 @@ class Unused(Guard):
         self._ask = ask
         self._used: dict[Unit, Tensor] = {}
         self.names: set[str] = set()
+        self.elsewhere: set[str] = set()
+
+    def before_step(self) -> None:
+        """Forgets the step before."""
+        self.elsewhere = set()
 
     def beside(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
         """Asks which parameters anybody used."""
@@ -57,3 +63,5 @@ class Unused(Guard):
                 part = average[slot.offset : slot.stop]
                 self._give_back(slot, part)
                 part.zero_()
+            else:
+                self.elsewhere.add(slot.name)
