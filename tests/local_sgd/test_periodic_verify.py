@@ -66,8 +66,10 @@ def flipped_bits() -> list[str]:
     """What each method's average ends in on this rank when bits are changed on their way."""
     ends = []
     for method in methods.names():
-        memory = {"memory": "residual"} if has_momentum(methods.get(method)) else {}
-        net, handle = attached(method, {**OPTIONS.get(method, [{}])[0], **memory, "verify_every": 1})
+        made = methods.get(method)
+        memory = {"memory": "residual"} if has_momentum(made) else {}
+        outer = {"outer": nesterov} if made.why_no_mean else {}
+        net, handle = attached(method, {**OPTIONS.get(method, [{}])[0], **memory, **outer, "verify_every": 1})
         line = handle.wire._scheduler._transport
         assert isinstance(line, CheckedTransport)
         assert isinstance(line._inner, ProcessGroupTransport)
