@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gradwire_bench import cookbook, recipes
+from gradwire_bench import cookbook, origin, recipes
 from gradwire_bench.catalogue import Entry, Measurement
 from gradwire_bench.origin import require
 from gradwire_bench.periodic_results import Row, Speedup
@@ -204,9 +204,13 @@ def titled(axes: Axes, title: str, subtitle: str = "") -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a picture, making the folder where needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160, facecolor="white")
+    """Writes a picture, making the folder where needed.
+
+    Raises:
+        ConfigurationError: If the path cannot be written.
+    """
+    with origin.writing(path):
+        figure.savefig(path, dpi=160, facecolor="white")
 
 
 def label_points(figure: Figure, axes: Axes, points: Sequence[tuple[float, float, str]]) -> list[Annotation]:
