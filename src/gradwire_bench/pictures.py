@@ -143,8 +143,9 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
         axes.set_ylim(worst * 1.05, -2 * limit)
         axes.set_xlim(1, max(1000, *(2 * row.fewer_bytes for row in others)))
         axes.set_title(f"{dense.workload}, {cookbook.OPTIMIZER_NAMES[dense.optimizer]}", loc="left", fontsize=10)
-        if place % columns == 0:
-            axes.set_ylabel("% of the loss more" if recipes.by_loss(dense.workload) else "points lost")
+        lost = "% of the loss more" if recipes.by_loss(dense.workload) else "points lost"
+        if place % columns == 0 or places[place - 1].get_ylabel() != lost:
+            axes.set_ylabel(lost)
         if place + columns >= len(panels):
             axes.set_xlabel("times fewer bytes than dense (logarithmic)")
         names.append([(row.fewer_bytes, min(row.lost, worst), cookbook.short(row)) for row in others])

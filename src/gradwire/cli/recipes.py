@@ -47,12 +47,12 @@ def recipes(
         for row in measured.rows(measured.load(measured.MEASURED))
         if row.workload in workload and row.optimizer in optimizer and (row.keeps or not keeping)
     ]
-    if not rows:
+    if not (tables := list(cookbook.tables(rows))):
         raise GradwireError(
             f"nothing was trained with workload {' or '.join(workload)} and optimizer {' or '.join(optimizer)}; "
             "gradwire recipes shows what was, gradwire bench recipes trains more"
         )
-    for table in cookbook.tables(rows):
+    for table in tables:
         console.print(table)
     write(json, origin.document("recipes", rows=rows))
 
