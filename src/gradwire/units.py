@@ -40,7 +40,7 @@ def rate(text: str, name: str = "link", slowest: float = SLOWEST, fastest: float
 def _meant(text: str) -> str:
     """What was probably meant, as a question with a space behind it."""
     loose = _LOOSE.fullmatch(text.strip())
-    if loose is None:
+    if loose is None or not float(loose[1]):
         return ""
     number, prefix, unit = float(loose[1]), loose[2].lower(), loose[3] or ""
     bits = f"{loose[1]}{prefix or 'g'}bit"

@@ -9,7 +9,8 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -66,9 +67,20 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         ConfigurationError: If the path cannot be written.
     """
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes the folder of a file that is written within.
+
+    Raises:
+        ConfigurationError: If the path cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}; choose another path") from error
 

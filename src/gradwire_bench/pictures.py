@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gradwire_bench import cookbook, recipes
+from gradwire_bench import cookbook, origin, recipes
 from gradwire_bench.catalogue import Entry, Measurement
 from gradwire_bench.origin import require
 from gradwire_bench.periodic_results import Row, Speedup
@@ -143,8 +143,9 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
         axes.set_ylim(worst * 1.05, -2 * limit)
         axes.set_xlim(1, max(1000, *(2 * row.fewer_bytes for row in others)))
         axes.set_title(f"{dense.workload}, {cookbook.OPTIMIZER_NAMES[dense.optimizer]}", loc="left", fontsize=10)
-        if place % columns == 0:
-            axes.set_ylabel("% of the loss more" if recipes.by_loss(dense.workload) else "points lost")
+        lost = "% of the loss more" if recipes.by_loss(dense.workload) else "points lost"
+        if place % columns == 0 or places[place - 1].get_ylabel() != lost:
+            axes.set_ylabel(lost)
         if place + columns >= len(panels):
             axes.set_xlabel("times fewer bytes than dense (logarithmic)")
         names.append([(row.fewer_bytes, min(row.lost, worst), cookbook.short(row)) for row in others])
@@ -204,9 +205,13 @@ def titled(axes: Axes, title: str, subtitle: str = "") -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a picture, making the folder where needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160, facecolor="white")
+    """Writes a picture, making the folder where needed.
+
+    Raises:
+        ConfigurationError: If the path cannot be written.
+    """
+    with origin.writing(path):
+        figure.savefig(path, dpi=160, facecolor="white")
 
 
 def label_points(figure: Figure, axes: Axes, points: Sequence[tuple[float, float, str]]) -> list[Annotation]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 import torch
 
+from gradwire import ConfigurationError
 from gradwire_bench import pictures
 
 
@@ -22,3 +24,9 @@ def test_names_cover_neither_each_other_nor_points() -> None:
     assert len(boxes) == len(places)
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
     assert not any(box.count_contains(axes.transData.transform(places)) for box in boxes)
+
+
+def test_a_picture_that_cannot_be_written_is_told(tmp_path) -> None:
+    figure, _ = pictures.axes_of((6, 4))
+    with pytest.raises(ConfigurationError, match="File name too long; choose another path"):
+        pictures.save(figure, tmp_path / f"{'a' * 300}.png")

@@ -194,11 +194,12 @@ def test_a_ledger_keeps_what_was_measured_and_forgets_a_line_cut_off(tmp_path: P
         path.write_text(f"{text}\n", encoding="latin-1")
         with pytest.raises(ConfigurationError, match=f"{why}.*; choose another folder"):
             Ledger(tmp_path)
-    for name, made in (("none", "suite --out"), ("none.jsonl", "codecs --json")):
+    for name, made in (("none", "reproduce PAPER, --out"), ("none.jsonl", "codecs --json")):
         with pytest.raises(ConfigurationError, match=f"make it with gradwire bench .*{made} .*{name}"):
             Ledger.read(tmp_path / name)
-    write(tmp_path / "new" / "train.jsonl", [first, second])
-    assert Ledger.read(tmp_path / "new" / "train.jsonl").records() == [first, second]
+    for name in ("train.jsonl", "train.json"):
+        write(tmp_path / "new" / name, [first, second])
+        assert Ledger.read(tmp_path / "new" / name).records() == [first, second]
 
 
 def test_a_run_goes_on_after_a_failure_and_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,6 +195,10 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["check", "topk", "--json", "/"], "It is a folder; name a file"),
         (["bench", "train", "--out", "/dev/null/results"], "/dev/null cannot be written to"),
         (["frontier", "--picture", "/dev/null/all.png"], "/dev/null cannot be written to"),
+        (["bench", "train", "--out", "/dev/null"], "It is a file; name a folder"),
+        (["recipes", "--workload", "gpt", "--optimizer", "sgd"], "nothing was trained with workload gpt and optimizer"),
+        (["simulate", "subspace", "--shapes", "tiny"], "'gradwire bench costs FILE.json subspace'"),
+        (["advise", "--shapes", "math:", "--method", "topk"], "has no function ''; name one that it has"),
         (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
         (["bench", "costs"], "PATH is missing; gradwire bench costs --help"),
         (["bench", "gpu", "me"], "gradwire bench gpu --help says what has"),
@@ -230,6 +234,12 @@ def test_what_others_said_is_no_markup(tmp_path, monkeypatch, capsys):
         progress.add_task("topk", news=said)
         progress.refresh()
     assert said in screen.getvalue()
+
+
+def test_a_closed_standard_output_gets_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "argv", ["gradwire", "reproduce"])
+    assert cli.main() == 0
 
 
 def test_where_there_is_no_utf_8_it_goes_without(monkeypatch):

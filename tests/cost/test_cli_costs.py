@@ -58,6 +58,7 @@ def test_advise_gives_a_line_that_can_be_pasted(monkeypatch, capsys) -> None:
     ("arguments", "said"),
     [
         (["--link", "10 gb/s"], "did you mean 10gbit (or 80gbit, if these are bytes)?"),
+        (["--link", "0"], "link='0' is not a rate: write a number"),
         (["--link", "10GB/s"], "a byte is 8 bits: did you mean 80gbit?"),
         (["--link", "fast"], "write a number and one of bit, kbit, mbit or gbit"),
         (["--latency", "50"], "did you mean 50us or 50ms?"),

@@ -78,7 +78,8 @@ def main() -> int:
         sys.stdout.reconfigure(errors="replace")  # or a plus-minus sign would end a command where there is no UTF-8
     try:
         app.meta(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as where it was closed before the start
+            sys.stdout.flush()
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -25,6 +25,12 @@ def _is_no_folder(kind: object, path: Path | None) -> None:
         raise ValueError("It is a folder; name a file.")
 
 
+def _is_no_file(kind: object, path: Path | None) -> None:
+    """Raises ValueError where a folder is asked for."""
+    if path is not None and path.exists() and not path.is_dir():
+        raise ValueError("It is a file; name a folder.")
+
+
 def _is_a_picture(kind: object, path: Path | None) -> None:
     """Raises ValueError unless a picture of that name can be drawn."""
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
@@ -38,7 +44,7 @@ def shown(default: object) -> str | None:
     return None if default in (None, False, "") else str(default)
 
 
-OutputFolder = Annotated[Path, Parameter(validator=_can_be_written)]
+OutputFolder = Annotated[Path, Parameter(validator=(_is_no_file, _can_be_written))]
 OutputFile = Annotated[Path, Parameter(validator=(_is_no_folder, _can_be_written))]
 OutputPicture = Annotated[Path, Parameter(validator=(_is_no_folder, _can_be_written, _is_a_picture))]
 Json = Annotated[Path | None, Parameter(name="--json", validator=(_is_no_folder, _can_be_written))]

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from gradwire.cli.arguments import Flag, Jobs, Json, Methods, OutputFile, OutputFolder, Positive, TunedWorkload
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write, wrote
-from gradwire.errors import ConfigurationError, did_you_mean
+from gradwire.errors import ConfigurationError, GradwireError, did_you_mean
 
 OptimizerName = Literal["sgd", "momentum", "adamw"]
 
@@ -47,7 +47,12 @@ def recipes(
         for row in measured.rows(measured.load(measured.MEASURED))
         if row.workload in workload and row.optimizer in optimizer and (row.keeps or not keeping)
     ]
-    for table in cookbook.tables(rows):
+    if not (tables := list(cookbook.tables(rows))):
+        raise GradwireError(
+            f"nothing was trained with workload {' or '.join(workload)} and optimizer {' or '.join(optimizer)}; "
+            "gradwire recipes shows what was, gradwire bench recipes trains more"
+        )
+    for table in tables:
         console.print(table)
     write(json, origin.document("recipes", rows=rows))
 

@@ -92,7 +92,7 @@ class Profile:
             known = ", ".join(sorted({_name(key) for key in self.methods}))
             raise ConfigurationError(
                 f"the profile {self.device!r} has no costs of {name!r}: measure them here with 'gradwire bench costs "
-                f"FILE.json', or choose among {known}"
+                f"FILE.json {name}', or choose among {known}"
             )
         taken = (same_route or near)[0]
         return self.methods[taken], f"encodes and decodes as fast as {taken}"

@@ -36,7 +36,8 @@ def make_with_step(text: str) -> tuple[nn.Module, Step | None]:
     maker = getattr(module, function, None)
     if not callable(maker):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise ConfigurationError(f"{text!r}: {where} has no function {function!r}; {did_you_mean(function, known)}")
+        near = did_you_mean(function, known) or "name one that it has"
+        raise ConfigurationError(f"{text!r}: {where} has no function {function!r}; {near}")
     try:
         made = maker()
     except Exception as error:

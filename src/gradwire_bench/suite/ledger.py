@@ -33,14 +33,14 @@ class Ledger:
     record comes, for who only reads may find one that is being written.
 
     Args:
-        place: The file, ``.jsonl``, or the folder in which it lies or is to be made.
+        place: The file, ``.jsonl`` if it is not there yet, or the folder in which it lies or is to be made.
 
     Raises:
         ConfigurationError: If the file holds something else.
     """
 
     def __init__(self, place: Path) -> None:
-        self.path = place if place.suffix == ".jsonl" else place / FILE
+        self.path = place if place.suffix == ".jsonl" or place.is_file() else place / FILE
         self._records: dict[Cell, Record] = {}
         self._whole: str | None = None
         if self.path.exists():
@@ -68,8 +68,9 @@ class Ledger:
         """
         ledger = cls(place)
         if not ledger.path.is_file():
-            made = "sync, train, kernels or codecs --json" if place.suffix == ".jsonl" else "suite --out"
-            raise ConfigurationError(f"{ledger.path} is not there; make it with gradwire bench {made} {place}")
+            measured, plans = "bench sync, train, kernels or codecs --json", "bench suite or reproduce PAPER, --out"
+            made = measured if place.suffix == ".jsonl" else plans
+            raise ConfigurationError(f"{ledger.path} is not there; make it with gradwire {made} {place}")
         return ledger
 
     def add(self, record: Record) -> None:
