@@ -14,8 +14,9 @@ def as_on_the_wire() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # or what is made here could not be written to elsewhere
         stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.autocast("cpu", enabled=False))
-        stack.enter_context(torch.autocast("cuda", enabled=False))
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):  # to enter it where it is off takes longer than all else here
+                stack.enter_context(torch.autocast(device, enabled=False))
         if torch.get_default_device().type != "cpu":  # each call of torch is slower where a device is set
             stack.enter_context(torch.device("cpu"))
         yield

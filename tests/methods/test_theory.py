@@ -27,11 +27,13 @@ SIDE = 64
 VALUES = SIDE * SIDE
 SCOPES = {"layer", "bucket", "model", "block"}
 
-CASES: list[tuple[str, dict[str, Any]]] = [
+WRITTEN: list[tuple[str, dict[str, Any]]] = [
     *((name, options) for name in methods.names() for options in [{}, *OPTIONS.get(name, [])]),
     ("3lc", {"sparsity": 1.999}),
     *((name, {"rank": 100}) for name in ("powersgd", "acpsgd", "atomo")),
 ]
+CASES = [*{repr(methods.get(name)(**options)): (name, options) for name, options in reversed(WRITTEN)}.values()][::-1]
+"""Without options that are what is taken by default."""
 
 
 def segment_of(method: methods.Method) -> int:
@@ -82,20 +84,24 @@ def test_class_bound_and_size_are_as_declared(name: str, options: dict[str, Any]
         law(Configuration.make(name, options))
 
 
-def square_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double().square().sum().float()
+def errors_of_many(
+    vectors: list[torch.Tensor], method: methods.Method, workers: int, route: str, steps: int
+) -> torch.Tensor:
+    """Relative errors of each vector, a tensor of its own, in some steps: ``float32[steps, len(vectors)]``.
 
-
-def errors_of_many(vector: torch.Tensor, method: methods.Method, workers: int, route: str, steps: int) -> torch.Tensor:
-    """Relative errors of some steps when all workers have the same gradient, and randomness of their own."""
+    All workers have the same gradient, and randomness of their own.
+    """
     everything = DensePolicy(below=0, vectors=False)
     configuration = Configuration.make(method, {}, route=route, memory="none", dense=everything)
-    world = LocalWorld(configuration, flat_slots([("matrix", (SIDE, SIDE))]), workers)
+    assert len(vectors) == 1 or not configuration.granularity.joins
+    slots = flat_slots([(f"matrix {number}", (SIDE, SIDE)) for number in range(len(vectors))])
+    world, given = LocalWorld(configuration, slots, workers), torch.stack(vectors)
     found = []
     for _ in range(steps):
-        gradients = [vector.flatten().clone() for _ in range(workers)]
+        gradients = [given.flatten().clone() for _ in range(workers)]
         world.average(gradients)
-        found.append(square_of(gradients[0].double() - vector.flatten()) / square_of(vector))
+        error = gradients[0].view_as(given).double() - given
+        found.append((error.square().sum((1, 2)) / given.double().square().sum((1, 2))).float())
     return torch.stack(found)
 
 
@@ -108,8 +114,7 @@ def test_error_of_many_workers_is_within_its_bound(name: str, options: dict[str,
     """Where owners compress averages again; the mean over 16 draws, with 5 standard errors of it allowed."""
     method = methods.get(name)(**options)
     bound = method.error_bound(segment_of(method))
-    for vector in vectors():
-        errors = errors_of_many(vector, method, 4, "sharded", 16)
+    for errors in errors_of_many(vectors(), method, 4, "sharded", 16).T:
         allowance = 5 * errors.std() / math.sqrt(len(errors))
         assert errors.mean() <= bound * (1 + 1e-4) + allowance + 1e-9, (errors.mean(), bound)
 
@@ -120,10 +125,10 @@ def test_noise_falls_with_the_number_of_workers(name: str) -> None:
 
     Each is the mean over 8 draws of 4096 values, so within 10 % of what it is expected to be.
     """
-    method, vector = methods.get(name)(), vectors()[0]
-    alone = errors_of_many(vector, method, 1, "gather", 8).mean()
+    method, gaussian = methods.get(name)(), vectors()[:1]
+    alone = errors_of_many(gaussian, method, 1, "gather", 8).mean()
     for workers in (2, 4, 8, 16):
-        error = errors_of_many(vector, method, workers, method.routes[0], 8).mean()
+        error = errors_of_many(gaussian, method, workers, method.routes[0], 8).mean()
         assert error <= 1.6 * alone / workers, (workers, error, alone)
 
 
