@@ -42,6 +42,9 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_N
 SPACES = {"user": 0x10000000, "net": 0x40000000}
 """Namespaces that a copy enters, and what the kernel calls them."""
 
+BY_ITSELF = "RANK_THAT_BEGINS_BY_ITSELF"
+"""Environment variable: the rank, if any, whose program is to show that it imports what it needs."""
+
 MOST_BYTES, MOST_FILES = 1 << 17, 250
 
 
@@ -85,7 +88,7 @@ def _start(address: str, imported: Sequence[str], environment: dict[str, str]) -
 
 def ask(itself: str, address: str, arguments: list[str]) -> None:
     """What the executable does; the lab's keeper, which wants no packages, is a Python of its own."""
-    if arguments[:1] == ["-I"]:
+    if arguments[:1] == ["-I"] or os.environ.get("RANK", "") == os.environ.get(BY_ITSELF):
         os.execv(itself, [itself, *arguments])
     files = [file for file in map(int, os.listdir("/proc/self/fd")) if file > 2 and _inherited(file)]
     spaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in SPACES]

@@ -18,7 +18,7 @@ from flat_world import ROUNDING
 from gradwire import methods
 from gradwire.layout import ALIGNMENT, shard_bounds
 from pool import Pool
-from sharded import hsdp, hybrid, loss, parts, same_on_replicas
+from sharded import hsdp, hybrid, loss, parts, replicas, same_on_replicas
 
 STEPS = range(3)
 REPLICAS = 2
@@ -57,10 +57,10 @@ def largest(tensor: Tensor) -> float:
 
 def averaged(tensors: list[Tensor]) -> list[Tensor]:
     """The means over the replicas of this rank's shard."""
-    for each in tensors:
-        dist.all_reduce(each, group=hybrid()["replicate"].get_group())
-        each /= REPLICAS
-    return tensors
+    flat = torch.cat([each.flatten() for each in tensors])
+    dist.all_reduce(flat, group=replicas())
+    means = (flat / REPLICAS).split([each.numel() for each in tensors])
+    return [mean.view_as(each) for mean, each in zip(means, tensors, strict=True)]
 
 
 def owed(handle: gradwire.Handle, case: Case, names: list[str]) -> list[Tensor]:
