@@ -1,10 +1,16 @@
+import multiprocessing.spawn
+import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any
 
 import pytest
 import torch
 
+import copies
 from pool import Pool
 
 torch.set_num_threads(1)
@@ -70,3 +76,18 @@ def pool() -> Iterator[Pool]:
     workers = Pool()
     yield workers
     workers.close()
+
+
+@pytest.fixture(scope="session")
+def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Gives a Python that begins as a copy of a process which has imported modules, see copies.py."""
+    folder = tmp_path_factory.getbasetemp()
+    return partial(copies.python, folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
+
+
+@pytest.fixture
+def begun_quickly(quick_python: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has what begins programs by ``sys.executable`` begin such copies, and what spawns processes."""
+    resource_tracker.ensure_running()
+    monkeypatch.setattr(sys, "executable", quick_python())
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(sys.executable))

@@ -56,6 +56,17 @@ def hybrid(of: str = "") -> DeviceMesh:
     return _mesh(dist.group.WORLD, (2, 2), (f"replicate{of}", f"shard{of}"))
 
 
+@lru_cache(maxsize=4)
+def _replicas(world: dist.ProcessGroup) -> dist.ProcessGroup:
+    return hybrid()["replicate"].get_group()
+
+
+def replicas() -> dist.ProcessGroup:
+    """Those that have the same shard of :func:`hybrid`; slicing a mesh takes as long as a step."""
+    assert dist.group.WORLD is not None
+    return _replicas(dist.group.WORLD)
+
+
 def in_four() -> DeviceMesh:
     """One replica of four shards."""
     assert dist.group.WORLD is not None
@@ -134,7 +145,7 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
 
 def same_on_replicas(tensors: list[Tensor], mesh: DeviceMesh | None = None) -> bool:
     flat = torch.cat([each.reshape(-1).float() for each in tensors])
-    group = (mesh or hybrid()["replicate"]).get_group()
+    group = mesh.get_group() if mesh else replicas()
     found = [torch.empty_like(flat) for _ in range(group.size())]
     dist.all_gather(found, flat, group=group)
     return all(torch.equal(flat, other) for other in found)

@@ -18,7 +18,7 @@ from flat_world import ROUNDING
 from gradwire import methods
 from gradwire.layout import ALIGNMENT, shard_bounds
 from pool import Pool
-from sharded import hsdp, hybrid, loss, parts, same_on_replicas
+from sharded import hsdp, hybrid, loss, parts, replicas, same_on_replicas
 
 STEPS = range(3)
 REPLICAS = 2
@@ -35,9 +35,9 @@ OTHERS = [
 """Those that carry another memory, or none."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    """Processes of its own for each test: a world in which others ran before has been seen to wait for ever."""
+    """Processes of their own: a world in which others ran before has been seen to wait for ever."""
     workers = Pool()
     yield workers
     workers.close()
@@ -57,10 +57,10 @@ def largest(tensor: Tensor) -> float:
 
 def averaged(tensors: list[Tensor]) -> list[Tensor]:
     """The means over the replicas of this rank's shard."""
-    for each in tensors:
-        dist.all_reduce(each, group=hybrid()["replicate"].get_group())
-        each /= REPLICAS
-    return tensors
+    flat = torch.cat([each.flatten() for each in tensors])
+    dist.all_reduce(flat, group=replicas())
+    means = (flat / REPLICAS).split([each.numel() for each in tensors])
+    return [mean.view_as(each) for mean, each in zip(means, tensors, strict=True)]
 
 
 def owed(handle: gradwire.Handle, case: Case, names: list[str]) -> list[Tensor]:

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import importlib
 import inspect
-import multiprocessing as mp
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
+from pool import FORKING
 
 
 def compiled() -> dict[tuple[str, str], int]:
@@ -63,7 +63,7 @@ OTHERS = [name for name in methods.names() if name not in CHOOSING]
 @pytest.mark.parametrize("names", [CHOOSING, OTHERS], ids=["choosing", "others"])
 def test_a_rehearsal_leaves_nothing_to_compile_in_a_training_step(names: list[str]) -> None:
     """In a process of their own; methods that choose coordinates have few kernels in common with others."""
-    with ProcessPoolExecutor(1, mp.get_context("spawn"), torch.set_num_threads, (1,)) as process:
+    with ProcessPoolExecutor(1, FORKING, torch.set_num_threads, (1,)) as process:
         process.submit(nothing_is_compiled_after_a_rehearsal, names).result()
 
 

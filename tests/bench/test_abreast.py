@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from gradwire_bench.abreast import abreast
+
+pytestmark = pytest.mark.usefixtures("begun_quickly")
 
 
 def _square(number: int) -> int:
@@ -37,7 +40,8 @@ def _sleep(folder: str) -> None:
     time.sleep(600)
 
 
-def _work_for_ever(folder: str) -> None:
+def _work_for_ever(folder: str, python: str) -> None:
+    multiprocessing.set_executable(python)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     with abreast(_sleep, 2) as run:
         list(run([folder, folder]))
@@ -45,7 +49,7 @@ def _work_for_ever(folder: str) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_processes_end_where_their_parent_is_killed_or_interrupted(tmp_path: Path, how: signal.Signals) -> None:
-    parent = multiprocessing.get_context("spawn").Process(target=_work_for_ever, args=(str(tmp_path),))
+    parent = multiprocessing.get_context("spawn").Process(target=_work_for_ever, args=(str(tmp_path), sys.executable))
     parent.start()
     deadline = time.monotonic() + 120
     while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:

@@ -179,6 +179,7 @@ def test_sync_always_has_the_baseline_and_each_contender_once():
     assert set(method for _, method in sync.TARGETS) < set(sync.DEFAULT_METHODS)
 
 
+@pytest.mark.usefixtures("begun_quickly")
 def test_sync_measures_every_contender_and_keeps_the_row_of_one_that_fails(tmp_path):
     racers = sync.contenders(["dense", "acpsgd:rank=2", "torch-powersgd", "topk:inside=3"])
     progress = []
@@ -221,6 +222,7 @@ def test_targets_are_compared_with_the_measured_ratio():
     assert "missed" in _text(report.sync_table(rows, "a title"))
 
 
+@pytest.mark.usefixtures("begun_quickly")
 def test_training_race_learns_and_leaves_pictures(tmp_path):
     racers = train.contenders(["acpsgd:rank=4"])
     cells = [Cell("train", "image", str(racer), workers=2, steps=40, batch=32) for racer in racers]

@@ -74,6 +74,7 @@ FEW = {name: gpu_operations.FAMILIES[name] for name in ("sign", "memories", "spa
 """Of codes one is enough: all of them are run by their bits' test in Triton's interpreter."""
 
 
+@pytest.mark.usefixtures("begun_quickly")
 @pytest.mark.parametrize("part", [part for part in gpu.PARTS if part not in ("kernels:1000000", "kernels:125000000")])
 def test_every_part_runs(part: str) -> None:
     found = {}

@@ -16,6 +16,7 @@ from gradwire_bench.periodic_report import Bench
 from gradwire_bench.periodic_results import Outcome
 from gradwire_bench.workloads import IMAGE, LANGUAGE
 
+pytestmark = pytest.mark.usefixtures("begun_quickly")
 DIGITS = data.DataSource(data.DIGITS, None, "for the test")
 STEPS = 24
 

@@ -202,6 +202,7 @@ def test_a_ledger_keeps_what_was_measured_and_forgets_a_line_cut_off(tmp_path: P
         assert Ledger.read(tmp_path / "new" / name).records() == [first, second]
 
 
+@pytest.mark.usefixtures("begun_quickly")
 def test_a_run_goes_on_after_a_failure_and_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_CACHE", str(tmp_path))  # so that there is no MovieLens
     axes: dict[str, Any] = {"workers": 2, "steps": 2}

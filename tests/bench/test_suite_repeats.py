@@ -19,6 +19,8 @@ from gradwire_bench.suite.run import Runner, measure
 from gradwire_bench.tasks import Share
 from gradwire_bench.workloads import WORKLOADS
 
+pytestmark = pytest.mark.usefixtures("begun_quickly")
+
 NAME = "3.weight"
 """Of a convolution."""
 

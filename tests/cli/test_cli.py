@@ -119,6 +119,7 @@ def test_methods_writes_the_page_of_the_documentation(tmp_path, monkeypatch, cap
     assert (tmp_path / "images" / "methods_size_error.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("begun_quickly")
 def test_benches_write_records_that_compare_reads(tmp_path, monkeypatch, capsys):
     for kind, *arguments in (
         ("kernels", "--numel=20000", "--repeats=2"),

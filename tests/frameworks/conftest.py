@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from keras_models import backend
@@ -36,17 +36,33 @@ def of(item: pytest.Item) -> str:
     return str(item.callspec.params.get("keras_pool", "")) if hasattr(item, "callspec") else ""
 
 
-@pytest.fixture(scope="session")
-def keras_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    for package in NEEDED[request.param]:
+def skip_without(*packages: str) -> None:
+    for package in packages:
         if importlib.util.find_spec(package) is None:  # which imports none here
             pytest.skip(f"{package} is not installed; make test-frameworks installs it")
+
+
+@pytest.fixture(scope="session")
+def keras_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    skip_without(*NEEDED[request.param])
     os.environ.update(KERAS_BACKEND=request.param, TF_CPP_MIN_LOG_LEVEL="3", **THREADS)
     copied(*NEEDED[request.param], "gradwire.keras")
     workers = Pool()
     assert workers.run(1, backend) == [request.param]
     yield workers
     workers.close()
+
+
+@pytest.fixture
+def quick_keras(quick_python: Callable[..., str]) -> Callable[[str], str]:
+    """Gives a Python that begins as a copy of a process which has imported Keras on a backend, see copies.py."""
+
+    def python(backend: str) -> str:
+        skip_without(*NEEDED[backend])
+        imported = (*NEEDED[backend], "gradwire.keras", "gradwire_bench.framework_worker", "sklearn.datasets")
+        return quick_python(*imported, KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL="3")
+
+    return python
 
 
 @pytest.fixture

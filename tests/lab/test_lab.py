@@ -319,6 +319,7 @@ class TestShaped:
         assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
         assert_gone_soon(reports, interfaces)
 
+    @pytest.mark.usefixtures("begun_quickly")
     def test_gloo_runs_in_it(self) -> None:
         for sites, between in ((1, None), (3, "100mbit")):
             with lab.Lab(workers=3, rate="1gbit", sites=sites, between=between) as opened:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import multiprocessing as mp
 import os
 import signal
 import time
@@ -23,7 +22,7 @@ from catalogue import OPTIONS, Case
 from gradwire import methods
 from gradwire.memory import EF21, Momentum
 from models import batch, flat, network
-from pool import SECONDS, Pool, ranks
+from pool import FORKING, SECONDS, Pool, ranks
 
 STEPS = 5
 
@@ -244,11 +243,11 @@ def life(rank: int, workers: int, folder: str, first: int) -> None:
 
 def test_killed_and_started_again(pool: Pool, tmp_path: Path) -> None:
     """All processes of a run are killed at some moment; new ones go on from the files with the same bits."""
-    context, workers = mp.get_context("spawn"), 2
+    workers = 2
 
     def start(first: int) -> list[Any]:
         processes = [
-            context.Process(target=life, args=(rank, workers, str(tmp_path), first)) for rank in range(workers)
+            FORKING.Process(target=life, args=(rank, workers, str(tmp_path), first)) for rank in range(workers)
         ]
         for process in processes:
             process.start()

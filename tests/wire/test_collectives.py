@@ -134,6 +134,7 @@ transport.close()
 """
 
 
+@pytest.mark.usefixtures("begun_quickly")
 @pytest.mark.skipif(not lab.availability().possible, reason=lab.availability().reason)
 @pytest.mark.parametrize("workers", [3, 5])
 def test_each_rank_sends_what_is_counted(workers: int) -> None:

@@ -49,6 +49,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.usefixtures("begun_quickly")
 @pytest.mark.skipif(not lab.availability().possible, reason=lab.availability().reason)
 def test_metered_bytes_are_within_five_percent_of_the_interfaces() -> None:
     with lab.Lab(workers=3, rate="2.5gbit") as opened:
