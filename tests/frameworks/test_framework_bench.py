@@ -21,7 +21,7 @@ def test_a_race(
     framework: str, tmp_path: Path, quick_keras: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", quick_keras("tensorflow" if framework == "keras-tf" else "jax"))
-    small = ["--workers", "2", "--link", "none", "--steps", "20", "--batch", "16", "--dataset", "digits"]
+    small = ["--workers", "2", "--link", "none", "--steps", "10", "--batch", "16", "--dataset", "digits"]
     asked = ["bench", "train", "topk", "--framework", framework, *small, "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["gradwire", *asked])
     assert cli.main() == 0
@@ -30,7 +30,7 @@ def test_a_race(
     assert all(each["cell"]["framework"] == framework for each in records)
     dense, topk = (each["result"] for each in records)
     for row in (dense, topk):
-        assert len(row["step_seconds"]) == len(row["losses"]) == 20
+        assert len(row["step_seconds"]) == len(row["losses"]) == 10
         assert row["losses"][-1] < row["losses"][0]
         assert row["accuracy"] > 0.3
     assert dense["dense_bytes"] == topk["dense_bytes"] == 4 * 1_228_234
