@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,9 +36,14 @@ def world_of(case: Case, workers: int, **more: Any) -> LocalWorld:
     return LocalWorld(configured(case, **more), SLOTS, workers)
 
 
+@cache
+def drawn(rank: int, step: int) -> Tensor:
+    return torch.cat([gradient(name, rank, step).flatten() for name in PLACES])
+
+
 def gradients_of(workers: int, step: int) -> list[Tensor]:
     """Of all workers, each in one flat buffer."""
-    return [torch.cat([gradient(name, rank, step).flatten() for name in PLACES]) for rank in range(workers)]
+    return [drawn(rank, step).clone() for rank in range(workers)]
 
 
 def averaged(world: LocalWorld, gradients: list[Tensor]) -> Tensor:
