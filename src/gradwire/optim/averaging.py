@@ -162,22 +162,15 @@ class AveragingOptimizer(Uncopied, Optimizer):
             send_first(named, transport)
         else:
             check_equal(named, transport, named[0][1].device, REMEDY)
-        self._compressed = Synchronizer(
-            named,
-            method,
-            process_group=workers,
-            **choices.arguments(),
-            **options,
-        )
+        self._compressed = Synchronizer(named, method, process_group=workers, **choices.arguments(), **options)
         self._exact = self._compressed
         try:
-            momenta = [rule.memory for rule in self._compressed.configuration.rules]
-            for carried in [each for each in momenta if isinstance(each, Momentum | MaskedMomentum)]:
-                raise ConfigurationError(
-                    f"memory={carried} is momentum of gradients, and what is sent here is momentum already; choose "
-                    "memory='residual' or 'none'"
-                )
             for rule in self._compressed.configuration.rules:
+                if isinstance(rule.memory, Momentum | MaskedMomentum):
+                    raise ConfigurationError(
+                        f"memory={rule.memory} is momentum of gradients, and what is sent here is momentum already; "
+                        "choose memory='residual' or 'none'"
+                    )
                 if rule.method.why_no_mean:
                     raise ConfigurationError(
                         f"averages of {name_of(rule.method)} are no means of what is sent here, because "
