@@ -11,9 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import exits
 from failures import EXIT, METHODS, STEPS, Ending, Injection, injections, serve
+from gradwire.errors import WireError
+from gradwire.wire import ProcessGroupTransport
+from pool import ranks
 
 Run = Callable[[list[Injection]], list[list[Ending]]]
 
@@ -96,3 +101,24 @@ def test_a_program_ends_though_a_collective_hangs(tmp_path: Path) -> None:
         said = (tmp_path / f"{ending}-0.txt").read_text()
         assert said.count("Traceback") == said.count("CutShortError: on purpose") == (ending == "raises"), said
         assert not any(sign in said for sign in signs), said
+
+
+@ranks(3)
+def test_who_breaks_off_ends_what_others_wait_for_though_a_rank_is_gone() -> None:
+    transport, rank = ProcessGroupTransport(dist.new_group()), dist.get_rank()
+    payload = torch.ones(4, dtype=torch.uint8)
+    transport.all_gather(payload)()
+    if rank == 2:
+        transport.close()
+    dist.barrier()
+    pending = transport.exchange(payload, 1) if rank == 0 else None
+    dist.barrier()
+    if rank == 1:
+        transport.abort()
+    if pending is not None:
+        with pytest.raises(WireError):
+            pending()
+    dist.barrier()
+    if rank != 2:
+        transport.close()
+    transport.abort()  # of what is closed nothing is under way

@@ -175,15 +175,17 @@ class ProcessGroupTransport:
 
     def abort(self) -> None:
         """Ends whatever is under way, here and on the other ranks, with an error; nothing can be sent any more."""
+        if (group := vars(self).get("_group")) is None:
+            return  # it is closed
         with suppress(RuntimeError):
-            self._group.abort()
-        if self.world_size > 1 and torch.device("cpu") in self._group._device_types:
-            # gloo has no abort of its own; a receive that times out makes it close all its connections.
-            other = (self.rank + 1) % self.world_size
-            with suppress(RuntimeError):
-                self._group.recv([torch.empty(1, dtype=torch.float32)], other, _ABORT_TAG).wait(
-                    timedelta(milliseconds=1)
-                )
+            group.abort()
+        if torch.device("cpu") in group._device_types:
+            # gloo has no abort of its own. A receive that times out makes it close all its connections; one from a rank
+            # that is gone fails at once and closes none, and who waits for this one would wait on: so all are tried.
+            for distance in range(1, self.world_size):
+                other = (self.rank + distance) % self.world_size
+                with suppress(RuntimeError):
+                    group.recv([torch.empty(1, dtype=torch.float32)], other, _ABORT_TAG).wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
         """Destroys the group, and lets go of it: only when nobody holds it do its threads end."""
