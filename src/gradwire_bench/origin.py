@@ -21,13 +21,17 @@ from gradwire.errors import ConfigurationError
 
 def machine() -> dict[str, Any]:
     """The machine and the software that a number was measured on."""
+    import torch
+
     return {
         "system": f"{platform.system()} {platform.release()}",
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
-        **{package: _version(package) for package in ("gradwire", "torch", "numpy", "numba")},
+        "gradwire": _version("gradwire"),
+        "torch": torch.__version__,  # with its build, which what is installed does not say
+        **{package: _version(package) for package in ("numpy", "numba")},
     }
 
 

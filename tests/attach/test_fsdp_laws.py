@@ -35,9 +35,9 @@ OTHERS = [
 """Those that carry another memory, or none."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pool() -> Iterator[Pool]:
-    """Processes of their own: a world in which others ran before has been seen to wait for ever."""
+    """Processes of its own for each test: a world in which others ran before has been seen to wait for ever."""
     workers = Pool()
     yield workers
     workers.close()

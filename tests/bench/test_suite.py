@@ -194,7 +194,7 @@ def test_a_ledger_keeps_what_was_measured_and_forgets_a_line_cut_off(tmp_path: P
         path.write_text(f"{text}\n", encoding="latin-1")
         with pytest.raises(ConfigurationError, match=f"{why}.*; choose another folder"):
             Ledger(tmp_path)
-    for name, made in (("none", "reproduce PAPER, --out"), ("none.jsonl", "codecs --json")):
+    for name, made in (("none", "suite --out"), ("none.jsonl", "codecs --json")):
         with pytest.raises(ConfigurationError, match=f"make it with gradwire bench .*{made} .*{name}"):
             Ledger.read(tmp_path / name)
     for name in ("train.jsonl", "train.json"):

@@ -68,8 +68,9 @@ class Ledger:
         """
         ledger = cls(place)
         if not ledger.path.is_file():
-            measured, plans = "bench sync, train, kernels or codecs --json", "bench suite or reproduce PAPER, --out"
-            made = measured if place.suffix == ".jsonl" else plans
+            made = "bench sync, train, kernels or codecs --json"
+            if place.suffix != ".jsonl":
+                made = f"bench suite --out {place}, or gradwire reproduce PAPER --out"
             raise ConfigurationError(f"{ledger.path} is not there; make it with gradwire {made} {place}")
         return ledger
 
