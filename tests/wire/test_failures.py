@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import cut_off
 import exits
 from failures import EXIT, METHODS, STEPS, Ending, Injection, injections, serve
 from gradwire.errors import WireError
@@ -101,6 +102,15 @@ def test_a_program_ends_though_a_collective_hangs(tmp_path: Path) -> None:
         said = (tmp_path / f"{ending}-0.txt").read_text()
         assert said.count("Traceback") == said.count("CutShortError: on purpose") == (ending == "raises"), said
         assert not any(sign in said for sign in signs), said
+
+
+def test_who_is_cut_off_in_the_midst_of_a_transfer_hears_of_it(
+    quick_python: Callable[..., str], tmp_path: Path
+) -> None:
+    subprocess.run([quick_python(), cut_off.__file__, str(tmp_path)], check=True, timeout=SECONDS)
+    assert json.loads((tmp_path / "in-the-midst.json").read_text())
+    assert (tmp_path / "ending.json").exists(), "hang"
+    assert "the connection was closed" in json.loads((tmp_path / "ending.json").read_text())["text"]
 
 
 @ranks(3)

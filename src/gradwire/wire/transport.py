@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import ErrorType
 from torch.distributed import distributed_c10d
 
 from gradwire.errors import GradwireError, WireError
+from gradwire.wire.patience import Patience
 from gradwire.wire.watch import Watch
 
 Pending = Callable[[], Tensor]
@@ -117,6 +118,7 @@ class ProcessGroupTransport:
         self._timeout = timeout_of(group) if timeout is None else timeout
         self._watch = Watch(self._timeout, lambda: failure_of(self._group))  # which closing lets go of
         self._recorded = group in distributed_c10d._world.pg_map
+        self._patience = Patience(self._call_roll, self._timeout) if self._recorded and _on_gloo(group) else None
         self.rank = group.rank()
         self.world_size = group.size()
 
@@ -165,9 +167,9 @@ class ProcessGroupTransport:
     def _post(self, name: str, rows: Tensor, payloads: Tensor) -> Pending:
         """Posts all transfers at once: row ``r`` of ``payloads`` to rank ``r``, and ``rows`` from the others."""
         rows[self.rank].copy_(payloads[self.rank])
-        others = [(self.rank + distance) % self.world_size for distance in range(1, self.world_size)]
-        receiving = [_Transfer(rows[other], other) for other in others]
-        return self._begin_all(name, rows, receiving + [_Transfer(payloads[other], other, True) for other in others])
+        receiving = [_Transfer(rows[other], other) for other in self._others()]
+        sending = [_Transfer(payloads[other], other, True) for other in self._others()]
+        return self._begin_all(name, rows, receiving + sending)
 
     def look(self) -> None:
         """Raises WireError if a device has been at a collective for longer than the timeout."""
@@ -177,21 +179,33 @@ class ProcessGroupTransport:
         """Ends whatever is under way, here and on the other ranks, with an error; nothing can be sent any more."""
         if (group := vars(self).get("_group")) is None:
             return  # it is closed
+        if self._patience is not None:
+            self._patience.break_off()
         with suppress(RuntimeError):
             group.abort()
         if torch.device("cpu") in group._device_types:
             # gloo has no abort of its own. A receive that times out makes it close all its connections; one from a rank
             # that is gone fails at once and closes none, and who waits for this one would wait on: so all are tried.
-            for distance in range(1, self.world_size):
-                other = (self.rank + distance) % self.world_size
+            for other in self._others():
                 with suppress(RuntimeError):
-                    group.recv([torch.empty(1, dtype=torch.float32)], other, _ABORT_TAG).wait(timedelta(milliseconds=1))
+                    _receive_nothing(group, other).wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
         """Destroys the group, and lets go of it: only when nobody holds it do its threads end."""
         with suppress(ValueError):  # it may have been destroyed with all others
             dist.destroy_process_group(self._group)
+        if self._patience is not None:
+            self._patience.close(self._group)
         del self._group
+
+    def _others(self) -> list[int]:
+        """The other ranks, from the next one on."""
+        return [(self.rank + distance) % self.world_size for distance in range(1, self.world_size)]
+
+    def _call_roll(self) -> None:
+        """Raises RuntimeError if a connection is closed: then a receive fails as it is posted, else it is dropped."""
+        for other in self._others():
+            _receive_nothing(self._group, other)
 
     def _begin_all(self, name: str, result: Tensor, transfers: list[_Transfer]) -> Pending:
         """Issues transfers as one.
@@ -223,20 +237,43 @@ class ProcessGroupTransport:
         with failing(operation, issued, self._timeout):
             started = start()
             works = started if isinstance(started, list) else [] if started is None else [started]
+        landing = self._landing(works, isinstance(started, list), result.device)
         if result.device.type != "cpu":
             self._watch.add(operation, works, issued)
 
         def wait() -> Tensor:
             with failing(operation, issued, self._timeout):
-                for work in works:
-                    # Elsewhere waiting with a timeout would block the CPU until the device is done.
-                    if self._timeout is not None and result.device.type == "cpu":
-                        work.wait(self._timeout)
-                    else:
-                        work.wait()
+                landing()
             return result
 
         return wait
+
+    def _landing(self, works: list[dist.Work], transfers: bool, device: torch.device) -> Callable[[], None]:
+        """What waits for all of ``works``; on other devices than the CPU only their streams do."""
+        if self._patience is not None and device.type == "cpu":
+            if transfers:
+                return self._patience.for_transfers(works)
+            return self._patience.for_collective(works[0]) if works else lambda: None
+
+        def wait() -> None:
+            for work in works:
+                # Elsewhere waiting with a timeout would block the CPU until the device is done.
+                if self._timeout is not None and device.type == "cpu":
+                    work.wait(self._timeout)
+                else:
+                    work.wait()
+
+        return wait
+
+
+def _on_gloo(group: dist.ProcessGroup) -> bool:
+    cpu = torch.device("cpu")
+    return cpu in group._device_types and group._get_backend(cpu).name() == "gloo"
+
+
+def _receive_nothing(group: dist.ProcessGroup, source: int) -> dist.Work:
+    """A receive that never ends."""
+    return group.recv([torch.empty(1, dtype=torch.float32)], source, _ABORT_TAG)
 
 
 def described(name: str, result: Tensor, world_size: int) -> str:

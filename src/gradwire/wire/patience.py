@@ -1,0 +1,158 @@
+"""Waiting on gloo, which does not tell whoever waits for what had begun when a connection broke."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Protocol
+
+SLICE = timedelta(milliseconds=200)
+"""How often who waits looks whether it still should."""
+
+FIRST_CALL_SECONDS = 1.0
+"""When who waits first asks whether all are there; then after twice as long each time."""
+
+
+class Work(Protocol):
+    """What gloo gives for something under way; ``torch.distributed.Work`` is one."""
+
+    def is_completed(self) -> bool:
+        """Whether a collective has ended."""
+        ...
+
+    def wait(self, timeout: timedelta = ...) -> bool:
+        """Waits for the end."""
+        ...
+
+
+class Patience:
+    """Waits for collectives and transfers of gloo until they end, or a rank is found to be gone.
+
+    When a connection breaks, gloo fails the transfers that had not begun. One that is half sent or half received waits
+    for its timeout, and so does a collective that has one (``Pair::signalException`` of ``gloo/transport/tcp`` passes
+    by ``tx_`` and ``rx_``). A new receive from that rank fails at once, though. So who waits for long calls the roll.
+
+    Waiting for a collective may stop and begin again. Waiting for a transfer may not, since gloo closes all connections
+    when it takes too long: a thread of its own does it, which is left behind if it never ends.
+
+    Args:
+        call_roll: Raises RuntimeError if a rank is gone.
+        timeout: How long one may take; for ever if None.
+    """
+
+    def __init__(self, call_roll: Callable[[], object], timeout: timedelta | None) -> None:
+        self._call_roll = call_roll
+        self._timeout = timeout
+        self._broken = threading.Event()
+        self._transfers: queue.SimpleQueue[_Transfers | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._collectives: deque[Work] = deque()
+
+    def for_collective(self, work: Work) -> Callable[[], None]:
+        """What waits for a collective; raises RuntimeError if it fails."""
+        self._forget()
+        self._collectives.append(work)
+
+        def ended(within: timedelta) -> bool:
+            try:
+                work.wait(within)
+            except RuntimeError:
+                if not work.is_completed():
+                    return False
+                work.wait()  # it may have ended just now
+            return True
+
+        def wait() -> None:
+            try:
+                self._wait(ended)
+            finally:
+                self._forget()
+
+        return wait
+
+    def for_transfers(self, works: Sequence[Work]) -> Callable[[], None]:
+        """What waits for transfers, in the order in which it was asked for; raises RuntimeError if one fails."""
+        transfers = _Transfers(works)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._follow, name="gradwire transfers", daemon=True)
+            self._thread.start()
+        self._transfers.put(transfers)
+        return lambda: self._wait(transfers.ended)
+
+    def break_off(self) -> None:
+        """Ends all waiting with an error; may be called on any thread."""
+        self._broken.set()
+
+    def close(self, held: object) -> None:
+        """Ends the thread. A collective that gloo itself still waits for holds on to ``held`` until it ends.
+
+        Who frees a group waits for its collectives, and be it the interpreter as it ends.
+        """
+        self._transfers.put(None)
+        self._forget()
+        if self._collectives:
+            left = (tuple(self._collectives), held)
+            threading.Thread(target=_outwait, args=left, name="gradwire left", daemon=True).start()
+
+    def _forget(self) -> None:
+        """Lets go of collectives that have ended, and of their tensors."""
+        while self._collectives and self._collectives[0].is_completed():
+            self._collectives.popleft()
+
+    def _wait(self, ended: Callable[[timedelta], bool]) -> None:
+        begun, call_after = time.monotonic(), FIRST_CALL_SECONDS
+        while not ended(SLICE):
+            waited = time.monotonic() - begun
+            if self._broken.is_set():
+                raise RuntimeError("it was broken off")
+            if self._timeout is not None and waited >= self._timeout.total_seconds():
+                raise RuntimeError("nothing came in time")
+            if waited >= call_after:
+                self._call_roll()
+                call_after *= 2
+
+    def _follow(self) -> None:
+        while (transfers := self._transfers.get()) is not None:
+            transfers.wait(self._timeout)
+            del transfers  # and what they send
+
+
+class _Transfers:
+    """Transfers that end together, waited for on one thread and asked about on another."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
+        self._outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
+
+    def wait(self, timeout: timedelta | None) -> None:
+        try:
+            for work in self._works:
+                if timeout is None:
+                    work.wait()
+                else:
+                    work.wait(timeout)
+        except RuntimeError as error:
+            self._outcome.put(error)
+        else:
+            self._outcome.put(None)
+
+    def ended(self, within: timedelta) -> bool:
+        try:
+            error = self._outcome.get(timeout=within.total_seconds())
+        except queue.Empty:
+            return False
+        if error is not None:
+            raise error
+        return True
+
+
+def _outwait(works: Sequence[Work], held: object) -> None:
+    for work in works:
+        with suppress(RuntimeError):
+            work.wait()
+    del held
