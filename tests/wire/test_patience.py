@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import pytest
@@ -38,16 +38,17 @@ class Held:
     """A process group, as far as holding it goes."""
 
 
-def gone() -> None:
-    raise RuntimeError("rank 1 is gone")
+def gone(ranks: Sequence[int]) -> None:
+    if 1 in ranks:
+        raise RuntimeError("rank 1 is gone")
 
 
-def all_there() -> None:
+def all_there(ranks: Sequence[int]) -> None:
     pass
 
 
 def begun(patience: Patience, work: Never, transfer: bool) -> Callable[[], None]:
-    return patience.for_transfers([work]) if transfer else patience.for_collective(work)
+    return patience.for_transfers([work], [1]) if transfer else patience.for_collective(work, [1, 2])
 
 
 @pytest.mark.parametrize("transfer", [False, True])
@@ -58,6 +59,22 @@ def test_who_waits_finds_that_a_rank_is_gone(transfer: bool) -> None:
     with pytest.raises(RuntimeError, match="rank 1 is gone"):
         wait()
     work.ends.set()
+    patience.close(None)
+
+
+def test_a_rank_that_has_had_its_part_may_go() -> None:
+    with_one, with_two = Never(), Never()
+    patience = Patience(gone, LIMIT)
+    wait = patience.for_transfers([with_one, with_two], [1, 2])
+    with_one.ends.set()
+    threading.Timer(2.5, with_two.ends.set).start()
+    wait()
+    assert with_two.is_completed()
+    collective = Never()
+    wait = patience.for_collective(collective, [1, 2])
+    threading.Timer(2.5, collective.ends.set).start()  # in its time of grace
+    wait()
+    assert collective.is_completed()
     patience.close(None)
 
 
@@ -78,7 +95,7 @@ def test_another_thread_ends_the_waiting(transfer: bool) -> None:
 def test_it_waits_for_longer_than_a_slice_and_no_longer_than_the_limit(transfer: bool) -> None:
     work = Never()
     calls: list[float] = []
-    patience = Patience(lambda: calls.append(time.monotonic()), LIMIT)
+    patience = Patience(lambda ranks: calls.append(time.monotonic()), LIMIT)
     threading.Timer(4.0, work.ends.set).start()
     start = time.monotonic()
     begun(patience, work, transfer)()
@@ -108,8 +125,8 @@ def test_what_fails_by_itself_says_so(transfer: bool) -> None:
 def test_a_stuck_collective_that_nobody_waited_for_holds_the_group() -> None:
     ended, stuck = Never(), Never()
     patience = Patience(all_there, LIMIT)
-    patience.for_collective(ended)
-    patience.for_collective(stuck)
+    patience.for_collective(ended, [1])
+    patience.for_collective(stuck, [1])
     ended.ends.set()
     held = Held()
     alive = weakref.ref(held)
@@ -130,7 +147,7 @@ def test_collectives_that_have_ended_are_let_go_of() -> None:
     work = Never()
     work.ends.set()
     alive = weakref.ref(work)
-    patience.for_collective(work)()
+    patience.for_collective(work, [1])()
     del work
     gc.collect()
     assert alive() is None

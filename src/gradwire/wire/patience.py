@@ -15,7 +15,13 @@ SLICE = timedelta(milliseconds=200)
 """How often who waits looks whether it still should."""
 
 FIRST_CALL_SECONDS = 1.0
-"""When who waits first asks whether all are there; then after twice as long each time."""
+"""When who waits first asks whether the others are there; then after twice as long each time."""
+
+CLOSE_SECONDS = 1.0
+"""How long closing waits for transfers."""
+
+GRACE_SECONDS = 10.0
+"""How long a collective may at least go on without a rank that is gone: that one may have had its part, and left."""
 
 
 class Work(Protocol):
@@ -35,17 +41,19 @@ class Patience:
 
     When a connection breaks, gloo fails the transfers that had not begun. One that is half sent or half received waits
     for its timeout, and so does a collective that has one (``Pair::signalException`` of ``gloo/transport/tcp`` passes
-    by ``tx_`` and ``rx_``). A new receive from that rank fails at once, though. So who waits for long calls the roll.
+    by ``tx_`` and ``rx_``). A new receive from that rank fails at once, though. So who waits for long calls the roll:
+    of the rank that the transfer is to or from, or of all that have a part in the collective. Of these one may have
+    ended well, with the others soon to follow, so they are given as long again.
 
     Waiting for a collective may stop and begin again. Waiting for a transfer may not, since gloo closes all connections
     when it takes too long: a thread of its own does it, which is left behind if it never ends.
 
     Args:
-        call_roll: Raises RuntimeError if a rank is gone.
+        call_roll: Raises RuntimeError if one of some ranks is gone.
         timeout: How long one may take; for ever if None.
     """
 
-    def __init__(self, call_roll: Callable[[], object], timeout: timedelta | None) -> None:
+    def __init__(self, call_roll: Callable[[Sequence[int]], object], timeout: timedelta | None) -> None:
         self._call_roll = call_roll
         self._timeout = timeout
         self._broken = threading.Event()
@@ -53,8 +61,8 @@ class Patience:
         self._thread: threading.Thread | None = None
         self._collectives: deque[Work] = deque()
 
-    def for_collective(self, work: Work) -> Callable[[], None]:
-        """What waits for a collective; raises RuntimeError if it fails."""
+    def for_collective(self, work: Work, ranks: Sequence[int]) -> Callable[[], None]:
+        """What waits for a collective with some ranks; raises RuntimeError if it fails."""
         self._forget()
         self._collectives.append(work)
 
@@ -69,20 +77,20 @@ class Patience:
 
         def wait() -> None:
             try:
-                self._wait(ended)
+                self._wait(ended, lambda: ranks, lambda waited: max(GRACE_SECONDS, waited))
             finally:
                 self._forget()
 
         return wait
 
-    def for_transfers(self, works: Sequence[Work]) -> Callable[[], None]:
-        """What waits for transfers, in the order in which it was asked for; raises RuntimeError if one fails."""
-        transfers = _Transfers(works)
+    def for_transfers(self, works: Sequence[Work], ranks: Sequence[int]) -> Callable[[], None]:
+        """What waits for transfers with a rank each, in the order of asking; raises RuntimeError if one fails."""
+        transfers = _Transfers(works, ranks)
         if self._thread is None:
             self._thread = threading.Thread(target=self._follow, name="gradwire transfers", daemon=True)
             self._thread.start()
         self._transfers.put(transfers)
-        return lambda: self._wait(transfers.ended)
+        return lambda: self._wait(transfers.ended, transfers.awaited, lambda waited: 0.0)
 
     def break_off(self) -> None:
         """Ends all waiting with an error; may be called on any thread."""
@@ -94,6 +102,8 @@ class Patience:
         Who frees a group waits for its collectives, and be it the interpreter as it ends.
         """
         self._transfers.put(None)
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
         self._forget()
         if self._collectives:
             left = (tuple(self._collectives), held)
@@ -104,17 +114,39 @@ class Patience:
         while self._collectives and self._collectives[0].is_completed():
             self._collectives.popleft()
 
-    def _wait(self, ended: Callable[[timedelta], bool]) -> None:
+    def _wait(
+        self,
+        ended: Callable[[timedelta], bool],
+        awaited: Callable[[], Sequence[int]],
+        grace: Callable[[float], float],
+    ) -> None:
         begun, call_after = time.monotonic(), FIRST_CALL_SECONDS
-        while not ended(SLICE):
+        while not self._ends(ended, 0.0):
             waited = time.monotonic() - begun
-            if self._broken.is_set():
-                raise RuntimeError("it was broken off")
             if self._timeout is not None and waited >= self._timeout.total_seconds():
                 raise RuntimeError("nothing came in time")
-            if waited >= call_after:
-                self._call_roll()
+            if waited < call_after:
+                continue
+            asked = awaited()
+            try:
+                self._call_roll(asked)
+            except RuntimeError:
+                if self._ends(ended, grace(waited)):
+                    return
+                if awaited() is asked:  # else that transfer had ended, and the rank after it
+                    raise
+            else:
                 call_after *= 2
+
+    def _ends(self, ended: Callable[[timedelta], bool], within: float) -> bool:
+        """Whether it ends in so many seconds or a slice."""
+        latest = time.monotonic() + within
+        while not ended(SLICE):
+            if self._broken.is_set():
+                raise RuntimeError("it was broken off")
+            if time.monotonic() >= latest:
+                return False
+        return True
 
     def _follow(self) -> None:
         while (transfers := self._transfers.get()) is not None:
@@ -125,13 +157,16 @@ class Patience:
 class _Transfers:
     """Transfers that end together, waited for on one thread and asked about on another."""
 
-    def __init__(self, works: Sequence[Work]) -> None:
+    def __init__(self, works: Sequence[Work], ranks: Sequence[int]) -> None:
         self._works = works
+        self._ranks = ranks
+        self._awaited: Sequence[int] = ()
         self._outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 
     def wait(self, timeout: timedelta | None) -> None:
         try:
-            for work in self._works:
+            for work, rank in zip(self._works, self._ranks, strict=True):
+                self._awaited = (rank,)
                 if timeout is None:
                     work.wait()
                 else:
@@ -140,6 +175,10 @@ class _Transfers:
             self._outcome.put(error)
         else:
             self._outcome.put(None)
+
+    def awaited(self) -> Sequence[int]:
+        """The rank of the transfer that is waited for just now: if it goes before that ends, it is missed."""
+        return self._awaited
 
     def ended(self, within: timedelta) -> bool:
         try:

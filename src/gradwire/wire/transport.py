@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import NamedTuple, Protocol
@@ -202,10 +202,10 @@ class ProcessGroupTransport:
         """The other ranks, from the next one on."""
         return [(self.rank + distance) % self.world_size for distance in range(1, self.world_size)]
 
-    def _call_roll(self) -> None:
+    def _call_roll(self, ranks: Sequence[int]) -> None:
         """Raises RuntimeError if a connection is closed: then a receive fails as it is posted, else it is dropped."""
-        for other in self._others():
-            _receive_nothing(self._group, other)
+        for rank in ranks:
+            _receive_nothing(self._group, rank)
 
     def _begin_all(self, name: str, result: Tensor, transfers: list[_Transfer]) -> Pending:
         """Issues transfers as one.
@@ -223,10 +223,23 @@ class ProcessGroupTransport:
             ]
             return dist.batch_isend_irecv(together) if together else []
 
-        return self._begin(name, result, start)
+        return self._begin(name, result, start, [each.peer for each in transfers])
 
-    def _begin(self, name: str, result: Tensor, start: Callable[[], dist.Work | list[dist.Work] | None]) -> Pending:
-        """Issues what fills ``result``; a work handle's own result differs between backends."""
+    def _begin(
+        self,
+        name: str,
+        result: Tensor,
+        start: Callable[[], dist.Work | list[dist.Work] | None],
+        peers: list[int] | None = None,
+    ) -> Pending:
+        """Issues what fills ``result``; a work handle's own result differs between backends.
+
+        Args:
+            name: What it is.
+            result: What it fills.
+            start: Issues it.
+            peers: The rank of each transfer that it consists of; None for a collective of all.
+        """
         if self._recorded and self._group not in distributed_c10d._world.pg_map:
             raise GradwireError(
                 "the process group was destroyed, and this handle's with it; close handles before "
@@ -237,7 +250,7 @@ class ProcessGroupTransport:
         with failing(operation, issued, self._timeout):
             started = start()
             works = started if isinstance(started, list) else [] if started is None else [started]
-        landing = self._landing(works, isinstance(started, list), result.device)
+        landing = self._landing(works, peers, result.device)
         if result.device.type != "cpu":
             self._watch.add(operation, works, issued)
 
@@ -248,12 +261,12 @@ class ProcessGroupTransport:
 
         return wait
 
-    def _landing(self, works: list[dist.Work], transfers: bool, device: torch.device) -> Callable[[], None]:
+    def _landing(self, works: list[dist.Work], peers: list[int] | None, device: torch.device) -> Callable[[], None]:
         """What waits for all of ``works``; on other devices than the CPU only their streams do."""
-        if self._patience is not None and device.type == "cpu":
-            if transfers:
-                return self._patience.for_transfers(works)
-            return self._patience.for_collective(works[0]) if works else lambda: None
+        if self._patience is not None and device.type == "cpu" and works:
+            if peers is None:
+                return self._patience.for_collective(works[0], self._others())
+            return self._patience.for_transfers(works, peers)
 
         def wait() -> None:
             for work in works:
