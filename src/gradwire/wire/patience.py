@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -123,7 +124,8 @@ class Patience:
         begun, call_after = time.monotonic(), FIRST_CALL_SECONDS
         while not self._ends(ended, 0.0):
             waited = time.monotonic() - begun
-            if self._timeout is not None and waited >= self._timeout.total_seconds():
+            left = math.inf if self._timeout is None else self._timeout.total_seconds() - waited
+            if left <= 0:
                 raise RuntimeError("nothing came in time")
             if waited < call_after:
                 continue
@@ -131,7 +133,7 @@ class Patience:
             try:
                 self._call_roll(asked)
             except RuntimeError:
-                if self._ends(ended, grace(waited)):
+                if self._ends(ended, min(grace(waited), left)):
                     return
                 if awaited() is asked:  # else that transfer had ended, and the rank after it
                     raise
