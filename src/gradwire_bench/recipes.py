@@ -61,6 +61,7 @@ CANDIDATES = (
     Candidate("subspace:bits=0.15"),
     Candidate("subspace:bits=0.4"),
     Candidate("subspace:bits=0.4,route=sharded"),
+    Candidate("subspace:bits=0.6"),
     Candidate("subspace:bits=0.8"),
     Candidate("subspace:bits=0.8,route=sharded"),
     Candidate("subspace:bits=1.2"),

@@ -340,15 +340,19 @@ class Handle(Uncopied):
     def _load(self, state: Mapping[str, Any]) -> None:
         self._check_between_steps()
         check_form(state)
-        configuration = self.configuration
-        if isinstance(configuration, Automatic):
-            configuration = configuration.as_saved(state["configuration"])
-        self.averaged.check(state, configuration)
-        if self._trial is not None and isinstance(configuration, Automatic):
-            self.engine.adopt(configuration)
-            self._trial.go_on(configuration)
+        own, saved = self.configuration, self.configuration.as_saved(state["configuration"])
+        self.averaged.check(state, saved)
+        if self._trial is not None and isinstance(saved, Automatic):
+            self.engine.adopt(saved)
+            self._trial.go_on(saved)
+        elif saved is not own and not isinstance(saved, Automatic):
+            self.engine.change(saved, self.averaged.slots)
         self.engine.go_on(state["step"], state["dense_steps"], paused=state["paused"])
         self.engine.store.load(state["tensors"], state["kinds"])
+        if saved is not own and not isinstance(own, Automatic):
+            self.engine.change(own, self.averaged.slots)
+            if self.engine.rank == 0:
+                logging.getLogger("gradwire").warning("the run was averaged by %s; what it owes goes along", saved)
         self.buckets = tuple(tuple(names) for names in state["buckets"])
 
     def _check_between_steps(self) -> None:

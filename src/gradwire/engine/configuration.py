@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -39,6 +39,7 @@ class Configuration:
         start: Steps that are averaged densely before the method begins.
         inside: Which workers average among themselves first; None if none do.
         later: What takes the method's place from some steps on, in their order: the same one with other options.
+        kin: What would have been taken in its place with other numbers of workers, and may have saved a state.
     """
 
     method: Method
@@ -52,6 +53,7 @@ class Configuration:
     start: int
     inside: Inside | None = None
     later: tuple[tuple[int, Method], ...] = ()
+    kin: tuple[Configuration, ...] = dataclasses.field(default=(), compare=False)
 
     @classmethod
     def make(cls, method: str | Method, options: dict[str, Any], *choices: Any, **named: Any) -> Configuration:
@@ -163,7 +165,13 @@ class Configuration:
 
     def on(self, nodes: Nodes) -> Configuration:
         """The same, with the nodes that there are."""
-        return dataclasses.replace(self, inside=Inside(nodes.workers, nodes.dtype, nodes.codec))
+        inside, kin = Inside(nodes.workers, nodes.dtype, nodes.codec), tuple(each.on(nodes) for each in self.kin)
+        return dataclasses.replace(self, inside=inside, kin=kin)
+
+    def as_saved(self, described: Mapping[str, str]) -> Configuration:
+        """What a state was saved with, if that is kin, else this one."""
+        kin = (each for each in (self, *self.kin) if each.whole == self.whole)
+        return next((each for each in kin if each.describe() == described), self)
 
     def check_names(self, names: Sequence[str]) -> None:
         """Any parameters will do."""

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from gradwire.engine.automatic import AUTO, Automatic
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import WRITTEN, Configuration, written_out
 from gradwire.engine.recipes import MEASURED_WITH
+from gradwire.engine.recipes import others as kin_of
 from gradwire.engine.recipes import written_out as recipe
 from gradwire.engine.schedule import check_steps, value_at
 from gradwire.engine.several import Several
@@ -73,6 +75,12 @@ class Mixture(Several):
                     f"{_listed(names)}"
                 )
 
+    def as_saved(self, described: Mapping[str, str]) -> Mixture:
+        """What a state was saved with, if its rules are kin of these, else this one."""
+        others = (replace(self, rules=rules) for rules in product(*((rule, *rule.kin) for rule in self.rules)))
+        kin = (each for each in (self, *others) if each.whole == self.whole)
+        return next((each for each in kin if each.describe() == described), self)
+
     def _number(self, name: str) -> int | None:
         return next((number for number, each in enumerate(self.patterns) if fnmatchcase(name, each)), None)
 
@@ -118,7 +126,7 @@ def configure(method: Methods, options: dict[str, Any], choices: Choices, worker
     if method == AUTO:
         return Automatic.of(options, choices)
     if not isinstance(method, Mapping):
-        return Configuration.of(recipe(method, workers), options, choices)
+        return _recipe(method, options, choices, workers)
     if not method or not all(isinstance(pattern, str) for pattern in method):
         raise ConfigurationError(
             f"method={dict(method)!r} is no mapping of patterns; write it as in {{'embed*': 'topk:ratio=0.01', '*': "
@@ -173,19 +181,28 @@ def reconfigured(
 def _rule(method: str | Method | Mapping[int, str | Method], choices: Choices, workers: int) -> Configuration:
     if isinstance(method, Mapping):
         check_steps("method", method, "{0: 'topk:ratio=0.25', 100: 'topk:ratio=0.01'}")
-        (_, first), *others = [(step, _rule(method[step], choices, workers)) for step in sorted(method)]
-        for step, other in others:
+        (_, first), *further = [(step, _rule(method[step], choices, workers)) for step in sorted(method)]
+        for step, other in further:
             if type(other.method) is not type(first.method) or replace(other, method=first.method) != first:
                 raise ConfigurationError(
                     f"from step {step} on {other} is more than {first} with other options of its own; give one method "
                     "with one granularity, route, memory and owner, and change the rest by handle.change()"
                 )
-        return replace(first, later=tuple((step, other.method) for step, other in others))
-    method = recipe(method, workers)
+        return replace(first, later=tuple((step, other.method) for step, other in further))
     if not isinstance(method, str):
         return Configuration.of(method, {}, choices)
-    name, written = parse(method)
-    return Configuration.of(name, *written_out(written, choices))
+    taken, *kin = [
+        Configuration.of(name, *written_out(written, choices))
+        for name, written in map(parse, (str(recipe(method, workers)), *kin_of(method)))
+    ]
+    return replace(taken, kin=tuple(kin))
+
+
+def _recipe(method: str | Method, options: dict[str, Any], choices: Choices, workers: int) -> Configuration:
+    """A method, or what a recipe takes with so many workers, and what it takes with others."""
+    given = [*options, *(name for name in WRITTEN if getattr(choices, name) is not None)]
+    taken = Configuration.of(recipe(method, workers, given), options, choices)
+    return replace(taken, kin=tuple(Configuration.of(line, options, choices) for line in kin_of(method, given)))
 
 
 def _unmatched(names: Sequence[str]) -> str:

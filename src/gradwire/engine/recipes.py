@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from gradwire.errors import ConfigurationError, did_you_mean
-from gradwire.methods import Method
+from gradwire.methods import Method, parse
 
 RECIPE = "recipe"
 
@@ -69,22 +69,23 @@ EVERY: tuple[Recipe, ...] = RECIPES["adamw"]
 """Lines that keep the accuracy under all of them."""
 
 
-def written_out(method: str | Method, workers: int) -> str | Method:
+def written_out(method: str | Method, workers: int, given: Collection[str] = ()) -> str | Method:
     """A method in place of the name of a recipe, the one with which so many workers send least; or what was given.
 
     One worker, who sends nothing, takes what two would. Rank 0 logs what is taken, and why.
 
+    Args:
+        method: A method, or the name of a recipe.
+        workers: How many there are.
+        given: Options and choices that are given beside it: lines that have them written are left out.
+
     Raises:
         ConfigurationError: If there is no such recipe; or if no optimizer is named, and no line suits all.
     """
-    if not isinstance(method, str) or method.partition(":")[0] != RECIPE:
+    lines = _lines(method, given)
+    if lines is None:
         return method
-    optimizer, workers = method.partition(":")[2], max(workers, 2)
-    if optimizer and optimizer not in RECIPES:
-        raise ConfigurationError(
-            f"method={method!r} is no recipe; {did_you_mean(optimizer, RECIPES)}choose {_names()}, or give a method"
-        )
-    lines = RECIPES[optimizer] if optimizer else EVERY
+    workers = max(workers, 2)
     if not lines:
         known = "; ".join(
             f"'{RECIPE}:{name}' takes {_least(each, workers).told(workers)}" for name, each in RECIPES.items()
@@ -96,8 +97,29 @@ def written_out(method: str | Method, workers: int) -> str | Method:
         )
     taken = _least(lines, workers)
     if not dist.is_initialized() or dist.get_rank() == 0:
-        _log.warning("%s takes %s, measured at the learning rate of dense averages", method, taken.told(workers))
+        beside = f", but for the {' and '.join(sorted(given))} given here" if given else ""
+        _log.warning(
+            "%s takes %s, measured at the learning rate of dense averages%s", method, taken.told(workers), beside
+        )
     return taken.method
+
+
+def others(method: str | Method, given: Collection[str] = ()) -> tuple[str, ...]:
+    """What a recipe takes with some number of workers; nothing where a method is given."""
+    return tuple(line.method for line in _lines(method, given) or ())
+
+
+def _lines(method: str | Method, given: Collection[str]) -> Sequence[Recipe] | None:
+    """A recipe's, without those that have written what is given; None where a method is given."""
+    if not isinstance(method, str) or method.partition(":")[0] != RECIPE:
+        return None
+    optimizer = method.partition(":")[2]
+    if optimizer and optimizer not in RECIPES:
+        raise ConfigurationError(
+            f"method={method!r} is no recipe; {did_you_mean(optimizer, RECIPES)}choose {_names()}, or give a method"
+        )
+    lines = RECIPES[optimizer] if optimizer else EVERY
+    return [line for line in lines if not parse(line.method)[1].keys() & set(given)] or lines
 
 
 def _least(lines: Sequence[Recipe], workers: int) -> Recipe:
