@@ -66,7 +66,8 @@ def draw(frontiers: Sequence[Frontier], path: Path, subtitle: str) -> None:
     figure.canvas.draw()
     for column, model in enumerate(models):
         last = [each for each in frontiers if each.recording.partition(",")[0] == model][-1]
-        named = {point.method.partition(" ")[0]: point for point in last.points if _is_shown(point)}
+        shown = sorted(last.points, key=_by_layer)  # whose place has the name, if a method was measured in both ways
+        named = {point.method.partition(" ")[0]: point for point in shown if point.error < 1}
         places = [(point.bits, _level(point), name) for name, point in named.items() if name != DEADZONE]
         label_points(figure, above[0][column], places)
     save(figure, path)
@@ -76,8 +77,8 @@ def _level(point: Point) -> float:
     return 10 * math.log10(max(point.error, 1e-6))
 
 
-def _is_shown(point: Point) -> bool:
-    return point.granularity == "layer" and point.error < 1
+def _by_layer(point: Point) -> bool:
+    return point.granularity == "layer"
 
 
 def _draw_errors(axes: Axes, frontier: Frontier) -> None:
