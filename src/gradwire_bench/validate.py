@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gradwire.cost.advice import GAIN
 from gradwire.cost.costs import Profile
 from gradwire.cost.network import Line, Measured
@@ -36,6 +38,8 @@ MODES = ("sync", "backward")
 BUDGET = 4.0
 """Seconds of timed steps for each contender."""
 
+DRAWS = 4000
+"""Measurements that are drawn from a setting's."""
 
 CONSTANTS = (0.0, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 """Seconds that are tried for what is calibrated."""
@@ -66,6 +70,7 @@ class Point:
         predicted: Seconds of a step.
         measured: Its median.
         quartiles: Of what was measured.
+        seconds: All steps that were.
         stages: As predicted: encode, wire and decode.
         stages_measured: The same, of rank 0's wire thread.
     """
@@ -77,6 +82,7 @@ class Point:
     predicted: float
     measured: float
     quartiles: tuple[float, float]
+    seconds: Sequence[float]
     stages: dict[str, float]
     stages_measured: dict[str, float]
 
@@ -115,7 +121,7 @@ def _point(method: str, probed: dict[str, Any], seconds: Sequence[float], stages
     quarters = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
     place = probed["link"], probed["workers"], probed["mode"]
     measured = statistics.median(seconds)
-    point = Point(method, *place, 0.0, measured, (quarters[0], quarters[2]), {}, stages)
+    point = Point(method, *place, 0.0, measured, (quarters[0], quarters[2]), tuple(seconds), {}, stages)
     return predicted(point, setting_of(probed, Fit()))
 
 
@@ -177,7 +183,8 @@ def errors(points: Sequence[Point]) -> dict[str, float]:
     """Of relative errors the median and 90th percentile; how often the best three and a recommendation are right.
 
     The best three of a setting are right if they are those with the three least medians; they are within the spread if
-    none of them was measured slower than the third best, as far as quartiles tell them apart.
+    none of them was measured slower than the third best, as far as quartiles tell them apart. No prediction can be
+    right more often than two measurements would agree: what was measured, drawn from with replacement.
     """
     sizes = sorted(abs(point.error) for point in points)
     settings: dict[tuple[str, int, str], list[Point]] = {}
@@ -185,12 +192,14 @@ def errors(points: Sequence[Point]) -> dict[str, float]:
         settings.setdefault(point.setting, []).append(point)
     right = [_names(group, "predicted") == _names(group, "measured") for group in settings.values()]
     within = [_within_spread(group) for group in settings.values()]
+    repeated = [_repeated(group) for group in settings.values()]
     misled = [_misled(group) for group in settings.values()]
     return {
         "median": statistics.median(sizes),
         "p90": sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
         "best_three_right": sum(right) / len(right),
         "best_three_within_spread": sum(within) / len(within),
+        "best_three_measured_twice": sum(repeated) / len(repeated),
         "recommended_and_slower": sum(misled) / len(misled),
     }
 
@@ -217,6 +226,15 @@ def signed(points: Sequence[Point]) -> dict[str, dict[str, float]]:
 def _within_spread(points: Sequence[Point]) -> bool:
     *_, third = _best(points, "measured")
     return all(point.quartiles[0] <= third.quartiles[1] for point in _best(points, "predicted"))
+
+
+def _repeated(points: Sequence[Point]) -> float:
+    """How often the best three would be the same in two measurements, each as many steps drawn from those measured."""
+    generator = np.random.default_rng(0)
+    steps = [generator.choice(point.seconds, (DRAWS, len(point.seconds))) for point in points]
+    medians = np.stack([np.median(each, axis=1) for each in steps], axis=1)
+    best = np.sort(np.argsort(medians, axis=1)[:, :3], axis=1)
+    return float((best[::2] == best[1::2]).all(axis=1).mean())
 
 
 def _names(points: Sequence[Point], by: str) -> set[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import cli, units
-from gradwire.cost.advice import Candidate, advise, candidates
+from gradwire.cost.advice import METHODS, Candidate, advise, candidates
 from gradwire.cost.clock import Clock, Cost
 from gradwire.cost.costs import Profile, profile
 from gradwire.cost.periodic import spread_out
@@ -52,6 +52,18 @@ def test_advise_gives_a_line_that_can_be_pasted(monkeypatch, capsys) -> None:
     assert code == 0
     assert "Stay with" in out
     assert "not measured" in " ".join(out.split())
+
+
+def test_every_method_is_tried_of_which_there_are_times(monkeypatch, capsys) -> None:
+    """None of a codec whose thread waits for the GPU is computed."""
+    code, out, _ = run("advise", "--shapes", "tiny", "--device", "h200", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "without subspace and deadzone, of which it has no times" in " ".join(out.split())
+    code, out, _ = run("advise", "--shapes", "tiny", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "without" not in out
+    assert all(name in out for name, _ in METHODS)
+    assert {"subspace", "deadzone"} < {name for name, _ in METHODS}
 
 
 @pytest.mark.parametrize(

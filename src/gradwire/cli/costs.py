@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gradwire.cost.advice import Candidate
+    from gradwire.cost.costs import Profile
     from gradwire.cost.scene import Scene
     from gradwire.cost.simulation import Prediction
 
@@ -98,7 +99,7 @@ def simulate(
     scene = Scene(shapes, workers, link, latency, step_time, device, gpus, near, sites, far, far_latency, lost, slowest)
     model = scene.model()
     setting = scene.setting(model)
-    tried = _candidates(method, gpus)
+    tried = _candidates(method, gpus, setting.profile)
     now_and_then = every > 1 or fragments > 1 or delay > 0
     if now_and_then and plot is not None:
         raise ConfigurationError("--plot draws averages of gradients; leave it out, or --every and what goes with it")
@@ -108,8 +109,7 @@ def simulate(
         rows = [plain(setting), *(run(each.configuration, setting, each.label) for each in tried)]
     console = new_console()
     console.print(_table(rows, _title(scene, model.numel), setting.workload.seconds * slowest))
-    about = f"encoding and decoding: {setting.profile.origin} on {setting.profile.device}, {setting.profile.about}"
-    console.print(Text(about, "dim"))
+    console.print(Text(_about(setting.profile, method), "dim"))
     if plot is not None:
         from gradwire_bench import cost_pictures
 
@@ -172,16 +172,15 @@ def advise(
             return
         setting, numel, title = seen
     else:
-        tried = _candidates(method, gpus)
         shaped = scene.model()
         setting, numel = scene.setting(shaped), shaped.numel
+        tried = _candidates(method, gpus, setting.profile)
         title = _title(scene, numel)
     found = advice.advise(setting, tried)
     console = new_console()
     console.print(_table(found.rows, title, setting.workload.seconds))
     console.print(f"\n[bold]{found.reason}[/bold]\n\n    {found.line}\n", highlight=False)
-    if setting.profile.origin == "computed":
-        console.print(f"[dim]encoding and decoding are not measured: {setting.profile.about}[/dim]")
+    console.print(Text(_about(setting.profile, method), "dim"))
     write(
         json,
         origin.document(
@@ -195,15 +194,25 @@ def advise(
     )
 
 
-def _candidates(texts: Sequence[str] | None, node: int) -> list[Candidate]:
-    """Those asked for, or every sensible one for so many workers a node."""
+def _candidates(texts: Sequence[str] | None, node: int, profile: Profile | None = None) -> list[Candidate]:
+    """Those asked for, or every sensible one for so many workers a node of which a profile has costs."""
     from gradwire.cost.advice import Candidate, candidates
     from gradwire_bench.contenders import DDP, Contender
 
     if not texts:
-        return candidates(node)
+        return [each for each in candidates(node) if profile is None or profile.knows(each.name)]
     parsed = [Contender.parse(text) for text in texts]
     return [Candidate.make(each.name, dict(each.options)) for each in parsed if each.name != DDP]
+
+
+def _about(profile: Profile, named: Sequence[str] | None) -> str:
+    """Where times of encoding are from, and which methods a table lacks for want of them, if none were named."""
+    from gradwire.cost.advice import METHODS
+
+    lacking = [] if named else [name for name, _ in METHODS if not profile.knows(name)]
+    without = f"; without {' and '.join(lacking)}, of which it has no times" if lacking else ""
+    how = "measured" if profile.origin == "measured" else "computed, not measured,"
+    return f"encoding and decoding: {how} on {profile.device}, {profile.about}{without}"
 
 
 def _title(scene: Scene, numel: int) -> str:
@@ -225,7 +234,7 @@ def _table(rows: Sequence[Prediction], title: str, computed: float) -> Table:
         times = rows[0].seconds / row.seconds
         style = "bold" if row.seconds == best else ""
         shown.add_row(
-            row.label,
+            row.label.replace(",", ", "),
             f"{1e3 * row.seconds:.4g}",
             f"{500 * (row.high - row.low):.2g}",
             f"{100 * row.exposed / row.seconds:.0f} %",

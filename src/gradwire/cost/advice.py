@@ -25,9 +25,11 @@ METHODS: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("natural", {}),
     ("qsgd", {"bits": 4, "owner": "qsgd:4"}),
     ("loco", {}),
+    ("subspace", {"bits": 0.8}),
     ("powersgd", {"rank": 4}),
     ("topk", {"ratio": 0.01}),
     ("acpsgd", {"rank": 4}),
+    ("deadzone", {"bits": 0.1}),
     ("efsignsgd", {}),
     ("dgc", {"ratio": 0.001}),
     ("randomk", {"ratio": 0.01}),
@@ -35,6 +37,7 @@ METHODS: Sequence[tuple[str, Mapping[str, Any]]] = (
 """Methods that are tried, those first that change gradients least."""
 
 GRANULARITIES = ("layer", "bucket")
+"""At which methods are tried, beside their own."""
 
 CHOICES = ("granularity", "route", "memory", "owner", "inside", "fuse_bytes")
 """What is not a method's own among a candidate's arguments."""
@@ -101,12 +104,13 @@ def candidates(node: int = 1) -> list[Candidate]:
 def _ways(name: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     kind = get(name)
     exact = kind.bias == "exact"
-    for scope in [kind.granularities[0]] if exact else [s for s in GRANULARITIES if s in kind.granularities]:
+    own, *others = kind.granularities
+    for scope in [own] if exact else [own, *(each for each in GRANULARITIES if each in others)]:
         for route in kind.routes:
             if route == "gather" and "owner" in options:
                 continue
             arguments = dict(options)
-            if scope != kind.granularities[0]:
+            if scope != own:
                 arguments["granularity"] = scope
             if route != kind.routes[0]:
                 arguments["route"] = route

@@ -76,6 +76,10 @@ class Profile:
     copy: float = 0.0
     methods: Mapping[str, Costs] = field(default_factory=dict)
 
+    def knows(self, name: str) -> bool:
+        """Whether there are costs of a method, with whatever options."""
+        return any(_name(key) == name for key in self.methods)
+
     def of(self, configuration: Configuration) -> tuple[Costs, str]:
         """The costs of a method, and a note where they are not quite its own.
 
@@ -86,14 +90,14 @@ class Profile:
         if key in self.methods:
             return self.methods[key], ""
         name = name_of(configuration.method)
-        near = [known for known in self.methods if known.split("/")[0].split(":")[0] == name]
-        same_route = [known for known in near if known.split("/")[1] == configuration.route]
-        if not near:
+        if not self.knows(name):
             known = ", ".join(sorted({_name(key) for key in self.methods}))
             raise ConfigurationError(
                 f"the profile {self.device!r} has no costs of {name!r}: measure them here with 'gradwire bench costs "
                 f"FILE.json {name}', or choose among {known}"
             )
+        near = [known for known in self.methods if _name(known) == name]
+        same_route = [known for known in near if known.split("/")[1] == configuration.route]
         taken = (same_route or near)[0]
         return self.methods[taken], f"encodes and decodes as fast as {taken}"
 

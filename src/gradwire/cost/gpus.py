@@ -66,7 +66,7 @@ def computed(gpu: str) -> Profile:
         for route in usual.method.routes:
             made = Configuration.make(name, {}, route=route)
             methods[key_of(made)] = _costs(traffic, route, copy)
-    about = f"computed: bytes that kernels move, at a share of the {copy / 1e12:g} TB/s of a copy, and their launches"
+    about = f"bytes that kernels move, at a share of the {copy / 1e12:g} TB/s of a copy, and their launches"
     return Profile(gpu, "computed", about, 8 / copy, methods)
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.cpu._disk import keep
-from gradwire.kernels.reference._torch import LANES
 from gradwire.layout import Float32Array as Float32Array
 from gradwire.layout import Float64Array as Float64Array
 from gradwire.randomness import FIRST_FACTOR, SECOND_FACTOR
@@ -119,31 +118,6 @@ def keep_finite(t: Float32Array, residual: Float32Array) -> None:
     for i in range(t.size):
         if abs(t[i]) < np.float32(np.inf):
             residual[i] = t[i]
-
-
-@compiled
-def sum_of_lanes(lanes: Float64Array) -> float:
-    """Adds the upper half of the lanes to the lower half until one is left."""
-    width = LANES // 2
-    while width:
-        for i in range(width):
-            lanes[i] += lanes[width + i]
-        width //= 2
-    return float(lanes[0])
-
-
-@compiled
-def sum_of_magnitudes(t: Float32Array, lanes: Float64Array) -> float:
-    """Sum of ``|t|`` over one chunk, in the order the reference defines."""
-    lanes[:] = 0.0
-    whole = t.size // LANES * LANES
-    for row in range(0, whole, LANES):
-        of_row = t[row : row + LANES]
-        for i in range(LANES):
-            lanes[i] += np.float64(abs(of_row[i]))
-    for i in range(t.size - whole):
-        lanes[i] += np.float64(abs(t[whole + i]))
-    return float(sum_of_lanes(lanes))
 
 
 @compiled

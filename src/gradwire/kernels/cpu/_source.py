@@ -18,9 +18,9 @@ from gradwire.kernels.cpu._compiled import (
     compiled,
     inlined,
     largest_magnitude,
-    sum_of_lanes,
     written_out,
 )
+from gradwire.kernels.cpu._lanes import no_lanes, plus_terms, put_lanes, sum_of_lanes
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Int64Array
 
@@ -157,12 +157,10 @@ def _total(
     total = 0.0
     for first in range(0, gradient.size, CHUNK):
         g, r = gradient[first : first + CHUNK], residual[first : first + CHUNK]
-        lanes[:] = 0.0
-        whole = g.size // LANES * LANES
+        whole, sums = g.size // LANES * LANES, no_lanes()
         for row in range(0, whole, LANES):
-            g_row, r_row = g[row : row + LANES], r[row : row + LANES]
-            for i in range(LANES):
-                lanes[i] += _term(beta * r_row[i] + gamma * g_row[i], squared)
+            sums = plus_terms(sums, g, r, row, beta, gamma, squared)
+        put_lanes(sums, lanes)
         for i in range(g.size - whole):
             lanes[i] += _term(beta * r[whole + i] + gamma * g[whole + i], squared)
         total += sum_of_lanes(lanes)

@@ -26,8 +26,8 @@ from gradwire.kernels.cpu._compiled import (
     hash32,
     inlined,
     rows_of_bytes,
-    sum_of_lanes,
 )
+from gradwire.kernels.cpu._lanes import sum_of_lanes
 from gradwire.kernels.cpu._packed import add_bits, put_bits, read_codes, write_codes
 from gradwire.kernels.cpu._source import Source as Source
 from gradwire.kernels.cpu._source import form, of_segment, settle_all, source_of

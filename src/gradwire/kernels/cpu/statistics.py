@@ -6,7 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import INFINITE, allocating, array, compiled, sum_of_magnitudes
+from gradwire.kernels.cpu._compiled import INFINITE, allocating, array, compiled
+from gradwire.kernels.cpu._lanes import sum_of_magnitudes
 from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Float32Array, Float64Array, Int64Array

@@ -1,4 +1,7 @@
-"""Rows of a matrix as coordinates in a few directions and what is left, and back: a row at a time, in the cache."""
+"""Rows of a matrix as coordinates in a few directions and what is left, and back: a row at a time, in the cache.
+
+A row meets four directions at a time, for it is as long as they are, and to read it takes as long as to multiply.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, array, compiled, inlined, sum_of_lanes
+from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, array, compiled, inlined
+from gradwire.kernels.cpu._lanes import no_lanes, plus_products, put_lanes, sum_of_lanes
 from gradwire.kernels.cpu._source import Source, form, source_of
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.subspace import LARGEST_COORDINATE
 from gradwire.layout import Block
 
+FOUR = 4
+
 
 def split_rows(block: Block, source: Compensated, basis: Tensor, coordinates: Tensor, out: Tensor) -> None:
-    t, lanes = np.empty(basis.shape[1], np.float32), np.empty(LANES, np.float64)
+    t, lanes = np.empty(basis.shape[1], np.float32), np.empty((FOUR, LANES), np.float64)
     _split(source_of(block, source), array(basis), array(coordinates), t, lanes, array(out))
 
 
@@ -40,11 +46,13 @@ def _split(
     for i in range(n):
         first = source.runs[0, 0] + i * m
         form(source, first, first + m, t)
-        for k in range(rank):
-            exact = _dot(t, basis[k], lanes)
-            coordinates[k, i] = np.float32(exact) if abs(exact) < LARGEST_COORDINATE else np.float32(0)
-        for k in range(rank):
-            _add_multiple(-coordinates[k, i], basis[k], t)
+        for low in range(0, rank, FOUR):
+            directions = basis[low : low + FOUR]
+            _dots(t, directions, lanes)
+            for k in range(len(directions)):
+                exact = float(sum_of_lanes(lanes[k]))
+                coordinates[low + k, i] = np.float32(exact) if abs(exact) < LARGEST_COORDINATE else np.float32(0)
+        _add_multiples(np.float32(-1), coordinates[:, i], basis, t)
         _copy(t, out[first : first + m])
 
 
@@ -52,12 +60,11 @@ def _split(
 def _add_product(
     start: int, p: Float32Array, q: Float32Array, values: Float32Array, out: Float32Array, sums: Float32Array
 ) -> None:
-    (rank, n), m = p.shape, q.shape[1]
+    n, m = p.shape[1], q.shape[1]
     for i in range(n):
         first = start + i * m
         _copy(values[first : first + m], sums)
-        for k in range(rank):
-            _add_multiple(p[k, i], q[k], sums)
+        _add_multiples(np.float32(1), p[:, i], q, sums)
         _copy(sums, out[first : first + m])
 
 
@@ -73,16 +80,41 @@ def _combine(start: int, weights: Float32Array, values: Float32Array, out: Float
 
 
 @inlined
-def _dot(t: Float32Array, direction: Float32Array, lanes: Float64Array) -> float:
-    lanes[:] = 0.0
+def _dots(t: Float32Array, directions: Float32Array, lanes: Float64Array) -> None:
+    """Of up to four directions, in a row of lanes each."""
     whole = t.size // LANES * LANES
-    for row in range(0, whole, LANES):
-        t_row, direction_row = t[row : row + LANES], direction[row : row + LANES]
-        for i in range(LANES):
-            lanes[i] += np.float64(t_row[i]) * np.float64(direction_row[i])
-    for i in range(t.size - whole):
-        lanes[i] += np.float64(t[whole + i]) * np.float64(direction[whole + i])
-    return float(sum_of_lanes(lanes))
+    if len(directions) == FOUR:
+        b0, b1, b2, b3 = directions[0], directions[1], directions[2], directions[3]
+        s0 = s1 = s2 = s3 = no_lanes()
+        for row in range(0, whole, LANES):
+            s0, s1 = plus_products(s0, t, b0, row), plus_products(s1, t, b1, row)
+            s2, s3 = plus_products(s2, t, b2, row), plus_products(s3, t, b3, row)
+        put_lanes(s0, lanes[0])
+        put_lanes(s1, lanes[1])
+        put_lanes(s2, lanes[2])
+        put_lanes(s3, lanes[3])
+    else:
+        for k in range(len(directions)):
+            direction, sums = directions[k], no_lanes()
+            for row in range(0, whole, LANES):
+                sums = plus_products(sums, t, direction, row)
+            put_lanes(sums, lanes[k])
+    for k in range(len(directions)):
+        for i in range(t.size - whole):
+            lanes[k, i] += np.float64(t[whole + i]) * np.float64(directions[k, whole + i])
+
+
+@inlined
+def _add_multiples(sign: np.float32, weights: Float32Array, rows: Float32Array, sums: Float32Array) -> None:
+    """One product after the other, in their order."""
+    fours = len(rows) // FOUR * FOUR
+    for k in range(0, fours, FOUR):
+        w0, w1, w2, w3 = sign * weights[k], sign * weights[k + 1], sign * weights[k + 2], sign * weights[k + 3]
+        b0, b1, b2, b3 = rows[k], rows[k + 1], rows[k + 2], rows[k + 3]
+        for j in range(sums.size):
+            sums[j] = sums[j] + w0 * b0[j] + w1 * b1[j] + w2 * b2[j] + w3 * b3[j]
+    for k in range(fours, len(rows)):
+        _add_multiple(sign * weights[k], rows[k], sums)
 
 
 @inlined
