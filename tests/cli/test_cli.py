@@ -1,5 +1,6 @@
 """The command line, as a user runs it."""
 
+import inspect
 import io
 import json
 import re
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from gradwire import cli, methods
+from gradwire.cli.lab import OPTIONS, lab
 from gradwire.lab import availability
 from gradwire.methods.families import FAMILIES
 from gradwire_bench import catalogue, handbook
@@ -316,6 +318,16 @@ def test_a_command_runs_in_a_lab(tmp_path, monkeypatch, capsys):
     links = json.loads(path.read_text())["links"]
     assert [each["rate"] for each in links] == ["1gbit"] * 4 + ["100mbit"] * 2
     assert re.search(r"site 1, to others +│? *100mbit", out)
+
+
+def test_a_lab_s_options_are_not_taken_for_its_command(monkeypatch, capsys):
+    code, _, error = run("lab", "--betwen=1gbit", "--", "ls", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2
+    assert "'--betwen=1gbit' is no option of gradwire lab; did you mean '--between'?" in " ".join(error.split())
+    code, _, error = run("lab", "--sites=2", "--between=fast", "--", "ls", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2
+    assert "between='fast' is not a rate" in " ".join(error.split())
+    assert set(OPTIONS) == {f"--{each}" for each in inspect.signature(lab).parameters if each != "command"}
 
 
 def _workers_in(folder):

@@ -10,7 +10,9 @@ from rich.text import Text
 
 from gradwire.cli.arguments import Json, Positive
 from gradwire.cli.output import new_console, write
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, did_you_mean
+
+OPTIONS = ("--workers", "--within", "--sites", "--between", "--json")
 
 
 def lab(
@@ -46,6 +48,11 @@ def lab(
 
     if not command:
         raise ConfigurationError("there is no command to run; write one after --, as in gradwire lab -- ls")
+    if command[0].startswith("-"):
+        raise ConfigurationError(
+            f"{command[0]!r} is no option of gradwire lab; {did_you_mean(command[0], OPTIONS)}"
+            f"choose {', '.join(OPTIONS)}, and write the command after --, as in gradwire lab -- ls"
+        )
     console = new_console()
     with Lab(workers, within, sites=sites, between=between) as network:
         result = network.run(

@@ -223,4 +223,4 @@ def _sites(count: int, between: str | None, workers: int, rate: str | None) -> S
             f"sites={count}, between={between!r} and rate={rate!r} do not go together: for several sites give the rate "
             'of the links between them, such as between="100mbit", and that of each worker\'s; for one, give no between'
         )
-    return None if between is None else Sites(count, Shape(parse_rate(between)))
+    return None if between is None else Sites(count, Shape(parse_rate(between, "between")))

@@ -18,12 +18,13 @@ _MAX_SEGMENT_BYTES = 65536
 _QUEUE_SECONDS = 50e-3
 
 
-def parse_rate(text: str) -> int:
+def parse_rate(text: str, name: str = "rate") -> int:
     """Reads a link rate.
 
     Args:
         text: A number and a unit, such as `"100mbit"`, `"2.5gbit"` or `"1 Gbit"`, as :func:`gradwire.units.rate` has
             them.
+        name: What it is called, for the error.
 
     Returns:
         The rate in bits per second.
@@ -31,7 +32,7 @@ def parse_rate(text: str) -> int:
     Raises:
         ConfigurationError: The text is not a rate, or is outside 1mbit to 100gbit.
     """
-    return round(units.rate(text, "rate", MIN_RATE, MAX_RATE))
+    return round(units.rate(text, name, MIN_RATE, MAX_RATE))
 
 
 @dataclass(frozen=True)
