@@ -28,6 +28,8 @@ from gradwire.kernels.cpu._levels import (
     level_of,
     low_bits,
     offsets_of,
+    point_of,
+    signed,
     threshold_of,
 )
 from gradwire.kernels.cpu.statistics import magnitude_statistics
@@ -130,10 +132,10 @@ def _encode(
                     else:
                         rest_width = low_bits(level_class) + 1
                         low = level & ((np.int64(1) << (rest_width - 1)) - 1)
-                        rest = np.uint64(2 * low + np.int64(value < 0))
-                        sent = (np.float32(level) + offsets[min(level, 3) - 1]) * step
-                        sent = min(sent, np.float32(LARGEST))
-                        sent = -sent if value < 0 else sent
+                        sign = np.uint64(bits[place] >> np.uint32(31))
+                        rest = np.uint64(2 * low) | sign
+                        sent = (np.float32(level) + offsets[point_of(level_class)]) * step
+                        sent = signed(min(sent, np.float32(LARGEST)), sign)
                     code |= np.uint64(gap & ((np.int64(1) << gap_width) - 1)) << np.uint64(width)
                     width += gap_width
                     if used + width + rest_width > room:

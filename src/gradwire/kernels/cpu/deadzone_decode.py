@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, array, compiled, inlined, rows_of_bytes
 from gradwire.kernels.cpu._instructions import load64
-from gradwire.kernels.cpu._levels import context_of, following, offsets_of
+from gradwire.kernels.cpu._levels import context_of, following, offsets_of, point_of, signed
 from gradwire.kernels.reference.deadzone import HEAD, LARGEST, first_of, tiles_of
 from gradwire.kernels.reference.deadzone_codes import (
     ESCAPE,
@@ -226,9 +226,9 @@ def _read(layout: _Layout, payloads: _Payloads, codes: _Codes, readers: _Readers
         known[ACTIVITY] = following(activity, np.int64(gap_class), np.int64(level_class))
         if place < known[BOUND] or _is_inside(layout, payloads, readers, reader):
             points = readers.points[reader]
-            magnitude = (np.float32(level) + points[np.uint64(min(level, 3) - 1)]) * points[3]
+            magnitude = (np.float32(level) + points[point_of(np.int64(level_class))]) * points[3]
             magnitude = np.float32(LARGEST) if magnitude > np.float32(LARGEST) else magnitude
-            readers.sums[reader, np.uint64(place)] += -magnitude if window & np.uint64(1) else magnitude
+            readers.sums[reader, np.uint64(place)] += signed(magnitude, window & np.uint64(1))
     return bool(known[AT] < known[QUICK])
 
 
