@@ -84,8 +84,11 @@ def test_names_with_a_number(kind: str) -> None:
     registry.register("wide:N")(lambda number: 10 * number)
     assert registry.make("wide:12") == 120
     for other in ("wide", "wide:", "wide:N", "wide:-1", "wide:²"):
-        with pytest.raises(ConfigurationError, match=f"{kind} '{other}' is not known; "):
+        with pytest.raises(ConfigurationError, match=f"{kind} '{other}' is not known; ") as caught:
             registry.make(other)
+        assert f"did you mean '{other}'" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match=f"{kind} 'wide:1e3' is not known; did you mean 'wide:N'"):
+        registry.make("wide:1e3")
     with pytest.raises(ConfigurationError, match=f"{kind} 'wid:4' is not known; did you mean 'wide:4'"):
         registry.make("wid:4")
     assert kind not in NUMBERED or any(name.endswith(":N") for name in registry.names())

@@ -78,12 +78,13 @@ class Registry(Generic[Entry]):
         """The entry, and the number if there is one."""
         entries = dict(self._all())
         plain, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
-        if number.isascii() and number.isdigit() and plain + NUMBER in entries:
+        numbered = number.isascii() and number.isdigit()
+        if numbered and plain + NUMBER in entries:
             return entries[plain + NUMBER], (int(number),)
         if isinstance(name, str) and name in entries and not name.endswith(NUMBER):
             return entries[name], ()
-        known = [each.replace(NUMBER, f":{number}") if number else each for each in entries]
-        meant = did_you_mean(name, known) if isinstance(name, str) else ""
+        known = [each.replace(NUMBER, f":{number}") if numbered else each for each in entries]
+        meant = did_you_mean(name, [each for each in known if each != name]) if isinstance(name, str) else ""
         raise ConfigurationError(
             f"{self._kind} {name!r} is not known; {meant}all of them: {', '.join(map(repr, entries))}{self._otherwise}"
         )

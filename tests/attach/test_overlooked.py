@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -85,22 +85,29 @@ def renamed() -> None:
         assert handle.stats().steps == 2
 
 
-def said(body: Body, finds: bool) -> list[str]:
-    """What rank 0 logs when three steps go so."""
+@contextmanager
+def listening() -> Iterator[list[str]]:
+    """What rank 0 logs meanwhile."""
     lines: list[str] = []
     listener = logging.Handler()
     listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("gradwire")
     logger.addHandler(listener)
-    model = DistributedDataParallel(network(), find_unused_parameters=finds)
     try:
-        with closing(gradwire.compress(model, "topk")):
-            for _ in range(3):
-                model.zero_grad()
-                body(model)
+        yield lines
     finally:
         logger.removeHandler(listener)
-    return [line for line in lines if "still preparing" not in line] if dist.get_rank() == 0 else []
+    lines[:] = [line for line in lines if "still preparing" not in line] if dist.get_rank() == 0 else []
+
+
+def said(body: Body, finds: bool) -> list[str]:
+    """What rank 0 logs when three steps go so."""
+    model = DistributedDataParallel(network(), find_unused_parameters=finds)
+    with listening() as lines, closing(gradwire.compress(model, "topk")):
+        for _ in range(3):
+            model.zero_grad()
+            body(model)
+    return lines
 
 
 def twice(model: DistributedDataParallel) -> None:
@@ -133,6 +140,22 @@ def backward_passes_without_ddp() -> None:
     seen: list[Body] = [accumulated, evaluated, lambda model: model(inputs()).sum().backward()]
     for body in seen:
         assert not said(body, False)
+
+
+def closed() -> None:
+    """The module inside trains on without DDP, in another dtype as well, and nobody follows it."""
+    for finds in (False, True):
+        model = DistributedDataParallel(network(), find_unused_parameters=finds)
+        gradwire.compress(model, "topk").close()
+        net = model.module
+        with listening() as lines, closing(gradwire.Synchronizer(net, "topk")) as sync:
+            for step in range(3):
+                net.zero_grad()
+                net(inputs(step)).sum().backward()
+                sync.synchronize()
+        net.to(torch.bfloat16)(inputs()).float().sum().backward()
+        net.load_state_dict(network().state_dict(), assign=True)
+        assert not lines
 
 
 def state_assigned() -> None:
@@ -194,6 +217,7 @@ def refused() -> None:
         added_later,
         renamed,
         backward_passes_without_ddp,
+        closed,
         state_assigned,
         parameters_replaced,
         refused,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 import torch
+from torch import nn
 
 import gradwire
 from gradwire import ConfigurationError
-from local_training import network, sgd, train
+from local_training import backward, network, sgd, train
 from models import flat, same_everywhere
 from pool import ranks
 
@@ -41,6 +44,54 @@ def test_options_change_between_averages() -> None:
         assert torch.equal(flat(net), found[-1])
         again.close()
     assert torch.equal(*found)
+
+
+@ranks(2)
+def test_a_pause_of_fragments() -> None:
+    """They count their averages one by one, and wherever a run stops it goes on with the same bits."""
+
+    def attached() -> tuple[nn.Module, torch.optim.Optimizer, gradwire.Periodic]:
+        net = network()
+        optimizer = sgd(net)
+        return net, optimizer, gradwire.periodic(optimizer, every=3, method="qsgd", fragments=3)
+
+    found = []
+    for stops in (range(0), range(12)):
+        net, optimizer, handle = attached()
+        for step in range(12):
+            if step == 1:
+                handle.pause()
+            if step == 8:
+                handle.resume()
+            if step in stops:
+                state, weights = handle.state_dict(), net.state_dict()
+                handle.close()
+                net, optimizer, handle = attached()
+                net.load_state_dict(weights)
+                handle.load_state_dict(state)
+            backward(net, step, torch.nan if step == 4 else 1.0)
+            optimizer.step()
+        assert handle.dropped == 1
+        handle.close()
+        found.append(flat(net))
+    assert torch.equal(*found)
+
+
+@ranks(2)
+def test_averages_of_a_pause_and_dropped_ones_do_not_put_a_schedule_on() -> None:
+    net = network()
+    optimizer = sgd(net)
+    ratios = []
+    with closing(gradwire.periodic(optimizer, every=1, method="topk", ratio={0: 0.2, 1: 0.05})) as handle:
+        handle.pause()
+        train(net, optimizer, range(2))
+        handle.resume()
+        for step in range(2, 5):
+            backward(net, step, torch.nan if step == 2 else 1.0)
+            optimizer.step()
+            ratios.append(handle.engine.now.rules[0].method.ratio)  # type: ignore[attr-defined]
+        assert handle.dropped == 1
+    assert ratios == [0.2, 0.2, 0.05]
 
 
 @ranks(2)

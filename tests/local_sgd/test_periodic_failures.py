@@ -75,6 +75,36 @@ def what_is_not_finite_is_dropped(method: str, options: dict[str, Any], bad: int
     handle.close()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"cut": "layers", "delay": 2}, {"cut": "strided", "eager": True}, {"cut": "layers", "moments": "reset"}],
+    ids=str,
+)
+@ranks(2)
+def test_fragments_survive_a_step_that_is_not_finite(options: dict[str, Any]) -> None:
+    """What is not finite in one of them would be so in all others, in every step from then on."""
+    torch.manual_seed(2)
+    net = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.Linear(64, 30))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    handle = gradwire.periodic(optimizer, every=6, fragments=3, method="topk", ratio=0.1, buffers=net, **options)
+    train(net, optimizer, range(8))
+    if dist.get_rank() == 1:
+        optimizer.zero_grad()
+        net(torch.full((16, 20), torch.nan)).sum().backward()
+    optimizer.step()
+    train(net, optimizer, range(9, 21))
+    dropped = handle.dropped
+    assert 1 <= dropped <= 3
+    train(net, optimizer, range(21, 40))
+    handle.synchronize()
+    assert handle.dropped == dropped
+    assert same_everywhere(flat(net))
+    kept = [each for state in optimizer.state.values() for each in state.values()]
+    for each in [*net.parameters(), *net.buffers(), *kept]:
+        assert each.isfinite().all()
+    handle.close()
+
+
 @ranks(2)
 def test_a_worker_that_does_not_come() -> None:
     group = dist.new_group(timeout=timedelta(seconds=2))

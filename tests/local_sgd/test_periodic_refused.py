@@ -41,6 +41,7 @@ def test_attachments_that_are_refused() -> None:
     refused("delay=-1 is out of range", net, delay=-1)
     refused("mix=0 is out of range; choose 0 < mix <= 1", net, mix=0)
     refused("mix=1.5 is out of range", net, mix=1.5)
+    refused("mix='0.5' is out of range", net, mix="0.5")
     refused("mix=nan is out of range", net, mix=float("nan"))
     refused("delay=1 and mix=1.0 are not possible with eager=True", net, delay=1, eager=True)
     refused("moments='average' is not possible with eager=True", net, moments="average", eager=True)

@@ -257,7 +257,7 @@ def compress(
         averages = Collected(handle, parameters, [[name for name, _ in parameters]])
     model._comm_hooks.clear()  # of what a copied hook left
     names = {id(each): name for name, each in parameters}
-    overlooked = Overlooked(model, parameters, frozen, handle.engine)
+    overlooked = Overlooked(model, parameters, frozen, handle)
     hook = _Hook(handle.engine, handle.wire, averages, overlooked, names)
     model.register_comm_hook(hook, _on_bucket)
     hooked(handle, parameters)

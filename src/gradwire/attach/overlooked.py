@@ -12,8 +12,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.given import Named, check_left_out
+from gradwire.attach.handle import Handle
 from gradwire.attach.tree import Tree
-from gradwire.engine.engine import Engine
 from gradwire.engine.guards import Unused
 from gradwire.errors import ConfigurationError
 
@@ -27,10 +27,12 @@ class Overlooked:
         model: DDP's, whose module and parameters hold nothing of this afterwards.
         parameters: Those that it averages.
         frozen: Those that it knows nothing of, because they require no gradients.
-        engine: What averages them.
+        handle: What averages them; once it is closed, there is nothing to tell.
     """
 
-    def __init__(self, model: DistributedDataParallel, parameters: Named, frozen: Named, engine: Engine) -> None:
+    def __init__(self, model: DistributedDataParallel, parameters: Named, frozen: Named, handle: Handle) -> None:
+        engine = handle.engine
+        self._handle = handle
         self._model = weakref.ref(model)
         self._tree = Tree(model.module)
         self._names = {id(each): name for name, each in parameters}
@@ -47,6 +49,11 @@ class Overlooked:
             hook = partial(_on_gradient, weakref.ref(self), name, each.dtype, each.device)
             each.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         model.module.register_load_state_dict_post_hook(_Loaded(self))
+
+    @property
+    def attached(self) -> bool:
+        """Whether DDP's gradients are still to be averaged."""
+        return self._handle.attached
 
     def check(self) -> None:
         """To be called before a step's first bucket is averaged.
@@ -133,7 +140,7 @@ class _Loaded:
 
     def __call__(self, module: nn.Module, incompatible: object) -> None:
         follower = None if self._overlooked is None else self._overlooked()
-        if follower is not None:
+        if follower is not None and follower.attached:
             follower.on_load()
 
     def __reduce__(self) -> tuple[type[_Loaded], tuple[()]]:
@@ -144,7 +151,7 @@ def _on_gradient(
     overlooked: weakref.ref[Overlooked], name: str, dtype: torch.dtype, device: torch.device, parameter: Tensor
 ) -> None:
     follower = overlooked()
-    if follower is None:
+    if follower is None or not follower.attached:
         return
     if (parameter.dtype, parameter.device) != (dtype, device):
         raise ConfigurationError(

@@ -17,6 +17,7 @@ from gradwire.attach.given import Named
 from gradwire.attach.shards import local
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Granularity, Slot, flat_slots
+from gradwire.local_sgd.finite import finite
 from gradwire.local_sgd.schedule import Schedule
 
 STRETCH_ELEMENTS = 1 << 20
@@ -121,7 +122,7 @@ class Fragment:
             average of that, and without an outer optimizer at last the anchor that is to be.
         stretches: What of it is averaged at once: all of it where segments are models, as much as DDP has in a bucket
             where they are buckets.
-        rounds: Averages taken.
+        rounds: Averages that the method made and that all ranks take; none while the handle was paused.
         level: The local step after which all ranks last had the anchor for parameters.
     """
 
@@ -195,6 +196,10 @@ class Fragment:
             if mix < 1:
                 values = torch.lerp(piece.read(piece.parameter).float(), anchor, mix)
             piece.write(piece.parameter, values)
+
+    def finite(self) -> bool:
+        """Whether this rank's parameters are."""
+        return all(finite(piece.read(piece.parameter)) for piece in self.pieces)
 
     def _stretches(self, granularity: Granularity) -> Iterator[Stretch]:
         least = {"model": self.change.numel(), "bucket": BUCKET_ELEMENTS}.get(granularity.scope, STRETCH_ELEMENTS)

@@ -155,6 +155,8 @@ class PendingAverages:
             if flight.dropped:
                 for part in parts:
                     part.before.restore()
+            elif not engine.paused:
+                fragment.rounds += 1
             wire.keep(landing, fragment.change)
 
         def queue(part: _Part) -> None:
@@ -163,7 +165,7 @@ class PendingAverages:
             def fill() -> None:
                 if not late:
                     stretch.measure()
-                engine.begin(step)
+                engine.go_on(step, 0, paused=engine.paused)  # the method's steps: averages of a pause are none of them
                 part.before.take()
 
             def hand_on() -> None:
@@ -214,16 +216,17 @@ class PendingAverages:
             if flight.dropped:
                 self._tell(flight, now)
                 self.dropped += 1
-                fragment.hand_on(mix=1.0)
-                for each in self._beside:
-                    each.drop(fragment)
+                for other in self._fragments:  # its next step would not be finite because of others here that are not
+                    if other is fragment or not other.finite():
+                        other.hand_on(mix=1.0)
+                        for each in self._beside:
+                            each.drop(other)
                 continue
             fragment.move(flight.outer)
             if not flight.eager:
                 fragment.hand_on(flight.mix)
             for each in self._beside:
                 each.take(fragment, flight.beside)
-            fragment.rounds += 1
             self.taken += 1
 
     def _tell(self, flight: PendingAverage, now: int) -> None:

@@ -48,7 +48,7 @@ class Schedule:
             raise ConfigurationError(f"cut={self.cut!r} is not known; choose {_listed(Cut)}")
         if self.moments not in get_args(Moments):
             raise ConfigurationError(f"moments={self.moments!r} is not known; choose {_listed(Moments)}")
-        if not 0 < self.mix <= 1:
+        if not (isinstance(self.mix, int | float) and 0 < self.mix <= 1):
             raise ConfigurationError(
                 f"mix={self.mix!r} is out of range; choose 0 < mix <= 1, 1 to take the average as is"
             )

@@ -154,6 +154,7 @@ def check_same(state: Mapping[str, Any], other: Mapping[str, Any], whose: str) -
             raise ConfigurationError(
                 f"the state was saved with parameter {name!r} {_parameter(theirs.get(name))}, {whose} has it "
                 f"{_parameter(ours.get(name))}; load a state saved from the same model, cut in the same way"
+                f"{'' if name in ours and name in theirs else ', with the same parameters frozen'}"
             )
 
 
