@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -38,8 +39,13 @@ BLOCKS = {
 }
 
 
-def normal(seed: int = 0) -> Tensor:
+@cache
+def _drawn(seed: int) -> Tensor:
     return torch.randn(BUFFER, generator=torch.Generator().manual_seed(seed))
+
+
+def normal(seed: int = 0) -> Tensor:
+    return _drawn(seed).clone()
 
 
 def with_values(seed: int, values: Sequence[float], share: float = 0.05) -> Tensor:
