@@ -89,7 +89,8 @@ class Magnitudes:
         """So many levels: 0, and the powers of the multiplier that cost least."""
         powers = _powers(count)
         variances = [math.fsum(each) for each in self._costs(powers).tolist()]
-        return powers[np.argmin(variances)]
+        least: Float64Array = powers[np.argmin(variances)]
+        return least
 
     def _costs(self, levels: Float64Array) -> Float64Array:
         """Of the variance what comes from between two levels each, which lie along the last dimension."""
