@@ -1,4 +1,4 @@
-"""Imported before processes are copied: what Numba knows of types, which takes it half a second with its first kernel."""
+"""Imported before processes are copied: Numba learns of all types, for half a second, with the first kernel."""
 
 from numba.core.registry import cpu_target
 
