@@ -222,6 +222,8 @@ def main() -> NoReturn:
     del sys.path[0]
     for name in sys.argv[3:]:
         importlib.import_module(name)
+    if "gradwire.kernels.cpu" in sys.modules:
+        runpy.run_path(str(Path(__file__).with_name("numba_ready.py")))
     gc.freeze()
     _copy(_serve(listener, owner))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 from unittest import mock
 
@@ -33,6 +33,7 @@ from gradwire.methods.method import CodecMethod
 from gradwire.policy import DensePolicy
 from gradwire.wire import Meter, Pending, Scheduler, Transport
 from guarded import copied, guarded, release
+from kernel_inputs import no_kernels
 
 SHAPES = [("conv", (5, 3, 3, 3)), ("hole", (29,)), ("linear", (17, 33)), ("one", (1,)), ("odd", (71,))]
 SLOTS = tuple(slot for slot in flat_slots(SHAPES) if slot.name != "hole")
@@ -116,11 +117,16 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 
 def using(reference_kernels: bool) -> Any:
-    return mock.patch.object(dispatch, "overrides", return_value={}) if reference_kernels else nullcontext()
+    return mock.patch.object(dispatch, "overrides", no_kernels) if reference_kernels else nullcontext()
+
+
+@cache
+def _drawn(seed: int) -> Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
 def noise(seed: int) -> Tensor:
-    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+    return _drawn(seed).clone()
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import multiprocessing as mp
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from functools import wraps
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,7 +22,7 @@ SECONDS = 900
 
 FORKING = mp.get_context("forkserver")
 """Begins processes as copies of one that has imported what takes seconds: Numba, and what DDP and optimizers import."""
-FORKING.set_forkserver_preload(["gradwire.kernels.cpu", "torch._dynamo", "torch.distributed.fsdp"])
+FORKING.set_forkserver_preload(["gradwire.kernels.cpu", "numba_ready", "torch._dynamo", "torch.distributed.fsdp"])
 
 
 def copied(*modules: str) -> None:
@@ -33,7 +35,7 @@ def copied(*modules: str) -> None:
     if server._forkserver_pid is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None
-    FORKING.set_forkserver_preload(["gradwire.kernels.cpu", *modules])
+    FORKING.set_forkserver_preload(["gradwire.kernels.cpu", "numba_ready", *modules])
 
 
 class WorkerError(AssertionError):
@@ -91,7 +93,8 @@ class Pool:
     def _start(self, rank: int) -> tuple[mp.process.BaseProcess, Connection]:
         ours, theirs = FORKING.Pipe()
         process = FORKING.Process(target=_serve, args=(rank, self._store.port, theirs, self._environment), daemon=True)
-        process.start()
+        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # what is not found is not preloaded
+            process.start()
         return process, ours
 
 

@@ -74,15 +74,20 @@ class Registry(Generic[Entry]):
     def _all(self) -> list[tuple[str, Entry]]:
         return [*self._entries.items(), *([] if self._beside is None else self._beside._all())]
 
+    def _entry(self, name: str) -> Entry | None:
+        """What is entered under exactly this name."""
+        beside: Entry | None = None if self._beside is None else self._beside._entry(name)
+        return self._entries.get(name) if beside is None else beside
+
     def _find(self, name: str) -> tuple[Entry, tuple[int, ...]]:
         """The entry, and the number if there is one."""
-        entries = dict(self._all())
         plain, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
         numbered = number.isascii() and number.isdigit()
-        if numbered and plain + NUMBER in entries:
-            return entries[plain + NUMBER], (int(number),)
-        if isinstance(name, str) and name in entries and not name.endswith(NUMBER):
-            return entries[name], ()
+        if numbered and (found := self._entry(plain + NUMBER)) is not None:
+            return found, (int(number),)
+        if isinstance(name, str) and not name.endswith(NUMBER) and (found := self._entry(name)) is not None:
+            return found, ()
+        entries = dict(self._all())
         known = [each.replace(NUMBER, f":{number}") if numbered else each for each in entries]
         meant = did_you_mean(name, [each for each in known if each != name]) if isinstance(name, str) else ""
         raise ConfigurationError(

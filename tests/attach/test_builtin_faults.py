@@ -6,7 +6,6 @@ true for the torch that is installed. Of the seventh fault, the device's synchro
 
 import inspect
 import io
-import multiprocessing as mp
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from models import same_everywhere
-from pool import Pool
+from pool import FORKING, Pool
 
 SECONDS = 15
 """How long a hook may take before it counts as hanging."""
@@ -287,10 +286,9 @@ def several_buckets(rank: int, workers: int, rendezvous: str, builtin_hook: bool
 
 def end_well(builtin_hook: bool) -> bool:
     """Whether both processes of a world of their own, which may hang, come to a good end."""
-    context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = str(Path(folder) / "world")
-        world = [context.Process(target=several_buckets, args=(rank, 2, rendezvous, builtin_hook)) for rank in range(2)]
+        world = [FORKING.Process(target=several_buckets, args=(rank, 2, rendezvous, builtin_hook)) for rank in range(2)]
         for process in world:
             process.start()
         deadline = monotonic() + 8 * SECONDS

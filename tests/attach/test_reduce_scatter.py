@@ -36,17 +36,21 @@ def test_what_is_not_compressed_is_what_fsdp_reduces_itself() -> None:
 def gradients(model: Any) -> list[Tensor]:
     model.zero_grad()
     loss(model, 0).backward()
-    return [each.grad.full_tensor().clone() for each in model.parameters()]
+    return [each.grad.clone() for each in model.parameters()]
+
+
+def whole(model: Any) -> list[Tensor]:
+    return [each.full_tensor() for each in gradients(model)]
 
 
 @ranks(4)
 def test_sums_in_place_of_means() -> None:
     """As TorchTitan asks for, over shards alone, and with replicas that FSDP sums over or gradwire does."""
     for mesh, across in ((everyone(), False), (None, False), (None, True)):
-        exact, model = gradients(hsdp(mesh=mesh)), divided(hsdp(mesh=mesh), 0.5)
+        exact, model = whole(hsdp(mesh=mesh)), divided(hsdp(mesh=mesh), 0.5)
         with closing(gradwire.compress_reduce_scatter(model, "qsgd", dense=ALL_DENSE)):
             handle = gradwire.compress(model, "dense") if across else None
-            found = gradients(model)
+            found = whole(model)
             if handle:
                 handle.close()
         assert close(found, [8 * each for each in exact])
@@ -59,12 +63,12 @@ def test_sums_in_place_of_means() -> None:
 @ranks(4)
 def test_means_are_right_on_average(method: str, options: dict[str, Any], fewer: float) -> None:
     """The mean over many steps of one gradient is FSDP's own, and far fewer bytes are sent."""
-    exact, model, rounds = gradients(hsdp(mesh=everyone())), hsdp(mesh=everyone()), 60
+    exact, model, rounds = whole(hsdp(mesh=everyone())), hsdp(mesh=everyone()), 60
     with closing(gradwire.compress_reduce_scatter(model, method, dense=NO_DENSE, **options)) as handle:
         found = [gradients(model) for _ in range(rounds)]
         assert handle.stats().ratio > fewer
     for number, expected in enumerate(exact):
-        drawn = torch.stack([each[number] for each in found])
+        drawn = torch.stack([each[number] for each in found]).full_tensor()
         error = (drawn.mean(0) - expected).norm()
         spread = (drawn - expected).norm(dim=tuple(range(1, drawn.dim()))).square().mean().sqrt()
         assert error <= 2 * spread / rounds**0.5 + 1e-6 * expected.norm()

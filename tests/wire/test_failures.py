@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing as mp
 import subprocess
 import sys
 from collections import Counter
@@ -19,7 +18,7 @@ import exits
 from failures import EXIT, METHODS, STEPS, Ending, Injection, injections, serve
 from gradwire.errors import WireError
 from gradwire.wire import ProcessGroupTransport
-from pool import ranks
+from pool import FORKING, ranks
 
 Run = Callable[[list[Injection]], list[list[Ending]]]
 
@@ -28,9 +27,8 @@ SECONDS = 600
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    context = mp.get_context("spawn")
-    ours, theirs = context.Pipe()
-    template = context.Process(target=serve, args=(theirs,))
+    ours, theirs = FORKING.Pipe()
+    template = FORKING.Process(target=serve, args=(theirs,))
     template.start()
 
     def run_all(chosen: list[Injection]) -> list[list[Ending]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -66,9 +67,7 @@ class Magnitudes:
 
     def variance(self, levels: Float64Array) -> float:
         """What rounding to one of the two levels around costs, without bias: ``E (u - x) (x - l)``, in that unit."""
-        low, high = levels[:-1], levels[1:]
-        mass, first, second = np.diff(self._until(levels))
-        return math.fsum((low + high) * first - low * high * mass - second)
+        return math.fsum(self._costs(levels))
 
     def levels(self, count: int) -> Float64Array:
         """So many levels from 0 to 1, by coordinate descent: ``F(l) = F(u') - E[x - l'; l' < x < u'] / (u' - l')``.
@@ -88,8 +87,17 @@ class Magnitudes:
 
     def powers(self, count: int) -> Float64Array:
         """So many levels: 0, and the powers of the multiplier that cost least."""
-        powers = [np.cumprod(np.full(count - 2, number / _MULTIPLIERS)) for number in range(1, _MULTIPLIERS)]
-        return min((np.concatenate(([0.0], each[::-1], [1.0])) for each in powers), key=self.variance)
+        powers = _powers(count)
+        variances = [math.fsum(each) for each in self._costs(powers).tolist()]
+        least: Float64Array = powers[np.argmin(variances)]
+        return least
+
+    def _costs(self, levels: Float64Array) -> Float64Array:
+        """Of the variance what comes from between two levels each, which lie along the last dimension."""
+        low, high = levels[..., :-1], levels[..., 1:]
+        mass, first, second = np.diff(self._until(levels))
+        costs: Float64Array = (low + high) * first - low * high * mass - second
+        return costs
 
     def _until(self, x: Float64Array) -> Float64Array:
         """Integrals of 1, x and the square of x up to some places."""
@@ -98,6 +106,14 @@ class Magnitudes:
         parts = np.stack((x - low, (x * x - low * low) / 2, (x * x * x - low * low * low) / 3))
         found: Float64Array = self._sums[:, place] + density * parts
         return found
+
+
+@cache
+def _powers(count: int) -> Float64Array:
+    """Levels from 0 to 1, of each multiplier a row."""
+    multipliers = np.arange(1, _MULTIPLIERS)[:, None] / _MULTIPLIERS
+    powers = np.cumprod(np.repeat(multipliers, count - 2, axis=1), axis=1)
+    return np.pad(powers[:, ::-1], ((0, 0), (1, 1)), constant_values=((0, 0), (0.0, 1.0)))
 
 
 def _cumulated(values: Float64Array) -> Float64Array:

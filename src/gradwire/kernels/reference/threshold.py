@@ -96,14 +96,14 @@ def collect_local_maxima(
             t, kept = formed(source, start, stop)
             ahead = t + source.gradient[start:stop] * (1.0 if kept is None else source.gamma)
             finite = finite and bool(t.isfinite().all())
-            wanted = torch.zeros(t.shape, dtype=torch.bool, device=t.device)
-            for first in range(0, len(t), int(bins[run])):
-                of_bin = slice(first, first + int(bins[run]))
-                largest = t[of_bin].abs().max()
-                wanted[of_bin] = (ahead[of_bin].abs() >= largest) & (t[of_bin] != 0)
-                total += float(largest)
-                count += 1
-            chosen.add(run, position, t, wanted)
+            width = int(bins[run])
+            many = -(-len(t) // width)
+            largest = torch.nn.functional.pad(t.abs(), (0, many * width - len(t))).view(many, width).amax(1)
+            of_bin = largest.repeat_interleave(width)[: len(t)]
+            for each in largest.tolist():
+                total += each
+            count += many
+            chosen.add(run, position, t, (ahead.abs() >= of_bin) & (t != 0))
             keep(kept, t)
         if finite:
             scales[segment] = total / count
