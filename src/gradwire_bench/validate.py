@@ -38,8 +38,14 @@ MODES = ("sync", "backward")
 BUDGET = 4.0
 """Seconds of timed steps for each contender."""
 
+STEPS = 9
+"""Timed steps of each contender, if no other number is asked for."""
+
 DRAWS = 4000
-"""Measurements that are drawn from a setting's."""
+"""Measurements that are drawn of each setting."""
+
+QUARTILES = 1.349
+"""Standard deviations between the quartiles of normal numbers."""
 
 CONSTANTS = (0.0, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 """Seconds that are tried for what is calibrated."""
@@ -70,7 +76,6 @@ class Point:
         predicted: Seconds of a step.
         measured: Its median.
         quartiles: Of what was measured.
-        seconds: All steps that were.
         stages: As predicted: encode, wire and decode.
         stages_measured: The same, of rank 0's wire thread.
     """
@@ -82,7 +87,6 @@ class Point:
     predicted: float
     measured: float
     quartiles: tuple[float, float]
-    seconds: Sequence[float]
     stages: dict[str, float]
     stages_measured: dict[str, float]
 
@@ -121,7 +125,7 @@ def _point(method: str, probed: dict[str, Any], seconds: Sequence[float], stages
     quarters = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
     place = probed["link"], probed["workers"], probed["mode"]
     measured = statistics.median(seconds)
-    point = Point(method, *place, 0.0, measured, (quarters[0], quarters[2]), tuple(seconds), {}, stages)
+    point = Point(method, *place, 0.0, measured, (quarters[0], quarters[2]), {}, stages)
     return predicted(point, setting_of(probed, Fit()))
 
 
@@ -184,7 +188,7 @@ def errors(points: Sequence[Point]) -> dict[str, float]:
 
     The best three of a setting are right if they are those with the three least medians; they are within the spread if
     none of them was measured slower than the third best, as far as quartiles tell them apart. No prediction can be
-    right more often than two measurements would agree: what was measured, drawn from with replacement.
+    right more often than two measurements would agree, if steps are normal with the quartiles that were measured.
     """
     sizes = sorted(abs(point.error) for point in points)
     settings: dict[tuple[str, int, str], list[Point]] = {}
@@ -229,9 +233,12 @@ def _within_spread(points: Sequence[Point]) -> bool:
 
 
 def _repeated(points: Sequence[Point]) -> float:
-    """How often the best three would be the same in two measurements, each as many steps drawn from those measured."""
+    """How often the best three would be the same in two measurements of :data:`STEPS` steps each."""
     generator = np.random.default_rng(0)
-    steps = [generator.choice(point.seconds, (DRAWS, len(point.seconds))) for point in points]
+    spreads = [(high - low) / QUARTILES for low, high in (point.quartiles for point in points)]
+    steps = [
+        generator.normal(point.measured, spread, (DRAWS, STEPS)) for point, spread in zip(points, spreads, strict=True)
+    ]
     medians = np.stack([np.median(each, axis=1) for each in steps], axis=1)
     best = np.sort(np.argsort(medians, axis=1)[:, :3], axis=1)
     return float((best[::2] == best[1::2]).all(axis=1).mean())

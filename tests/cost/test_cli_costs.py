@@ -123,7 +123,7 @@ def test_rates_are_read_as_they_are_written(bits: float) -> None:
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
-    known = profile("epyc")
+    known = profile("xeon")
     known.write(tmp_path / "new" / "here.json")
     again = profile(str(tmp_path / "new" / "here.json"))
     assert again == known
@@ -180,7 +180,7 @@ def test_a_network_and_a_node_s_links_carry_at_the_same_time() -> None:
 
 
 def test_periodic_averages_cost_their_share_and_a_delay_hides_them() -> None:
-    setting = Scene("resnet18", 8, "1gbit", "50us", "0.1", "epyc", sites=2, far="100mbit").setting()
+    setting = Scene("resnet18", 8, "1gbit", "50us", "0.1", "xeon", sites=2, far="100mbit").setting()
     every = plain(setting).exposed
     now_and_then = spread_out(None, setting, 10)
     assert 0 < now_and_then.exposed < every
@@ -192,9 +192,9 @@ def test_periodic_averages_cost_their_share_and_a_delay_hides_them() -> None:
 
 
 def test_lost_workers_and_slow_ones() -> None:
-    whole = Scene("resnet18", 8, "1gbit", "50us", "0.1", "epyc")
+    whole = Scene("resnet18", 8, "1gbit", "50us", "0.1", "xeon")
     made = Candidate.make("acpsgd", {}).configuration
-    lost = Scene("resnet18", 8, "1gbit", "50us", "0.1", "epyc", lost=4)
+    lost = Scene("resnet18", 8, "1gbit", "50us", "0.1", "xeon", lost=4)
     assert simulate(made, lost.setting()).wire_bytes < simulate(made, whole.setting()).wire_bytes
-    slow = Scene("resnet18", 8, "1gbit", "50us", "0.1", "epyc", slowest=2.0)
+    slow = Scene("resnet18", 8, "1gbit", "50us", "0.1", "xeon", slowest=2.0)
     assert simulate(made, slow.setting()).seconds > simulate(made, whole.setting()).seconds + 0.09

@@ -38,7 +38,7 @@ def simulate(
     link: str = "10gbit",
     latency: str = "50us",
     step_time: str = "0.3",
-    device: str = "epyc",
+    device: str = "xeon",
     gpus: Positive = 1,
     near: str = "2400gbit",
     sites: Positive = 1,
@@ -74,7 +74,7 @@ def simulate(
         latency: Of a message through it.
         step_time: Seconds of a step of one worker without averages; or, of resnet50, GPU:batch of a published
             throughput, such as v100-fp32:64.
-        device: What encodes: epyc (measured, one core of an AMD EPYC), h200 or a100 (computed), or a file that
+        device: What encodes: xeon (measured, one core of an Intel Xeon), h200 or a100 (computed), or a file that
             gradwire bench costs made.
         gpus: Workers in a node that share its link; then methods are tried with inside=, too.
         near: Rate of each worker's link within a node.
@@ -127,7 +127,7 @@ def advise(
     link: str = "10gbit",
     latency: str = "50us",
     step_time: str | None = None,
-    device: str = "epyc",
+    device: str = "xeon",
     gpus: Positive = 1,
     near: str = "2400gbit",
     json: Json = None,
@@ -325,13 +325,16 @@ def validate(
     console = new_console()
     points: list[bench_validate.Point] = []
     probes: list[dict[str, object]] = []
+    when: dict[str, object] = {}
     chosen = list(method or bench_validate.METHODS)
     _candidates(chosen, 1)  # so that what cannot be is told now, as of links
     for each in link:
         link_rate(each)
     if again is not None:
         try:
-            (points, probes), link = bench_validate.read(json.loads(again.read_text())), []
+            measured_then = json.loads(again.read_text())
+            when = {key: measured_then[key] for key in ("date", "machine")}
+            (points, probes), link = bench_validate.read(measured_then), []
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise GradwireError(f"{again} is no JSON of gradwire bench validate: {error}") from error
     with console.status("measuring") as status:
@@ -363,5 +366,5 @@ def validate(
     reported = held_out or points
     bench_validate.scatter_plot(reported, out / "validate.png", bench_validate.errors(reported)["median"])
     document = origin.document("bench.validate", fit=fit, errors=errors, points=points, probes=probes)
-    origin.write_json(out / "validate.json", document)
+    origin.write_json(out / "validate.json", {**document, **when})
     wrote(out / "validate.json", out / "validate.png")

@@ -44,7 +44,7 @@ class Scene:
     link: str = "10gbit"
     latency: str = "50us"
     step_time: str = "0.3"
-    device: str = "epyc"
+    device: str = "xeon"
     gpus: int = 1
     near: str = "2400gbit"
     sites: int = 1
