@@ -200,7 +200,7 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["frontier", "--picture", "/dev/null/all.png"], "/dev/null cannot be written to"),
         (["bench", "train", "--out", "/dev/null"], "It is a file; name a folder"),
         (["recipes", "--workload", "gpt", "--optimizer", "sgd"], "nothing was trained with workload gpt and optimizer"),
-        (["simulate", "subspace", "--shapes", "tiny"], "'gradwire bench costs FILE.json subspace'"),
+        (["simulate", "dion", "--shapes", "tiny"], "'gradwire bench costs FILE.json dion'"),
         (["advise", "--shapes", "math:", "--method", "topk"], "has no function ''; name one that it has"),
         (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
         (["bench", "costs"], "PATH is missing; gradwire bench costs --help"),
