@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -16,7 +17,7 @@ from torch import nn
 import gradwire
 from gradwire import GradwireError
 from gradwire.local_sgd import fragments
-from local_training import network, sgd, train
+from local_training import backward, network, sgd, train
 from models import flat, same_everywhere
 from pool import ranks
 
@@ -102,6 +103,27 @@ def test_fragments_survive_a_step_that_is_not_finite(options: dict[str, Any]) ->
     kept = [each for state in optimizer.state.values() for each in state.values()]
     for each in [*net.parameters(), *net.buffers(), *kept]:
         assert each.isfinite().all()
+    handle.close()
+
+
+@ranks(2)
+def test_fragments_that_are_averaged_at_once_are_dropped_at_once() -> None:
+    """However late the wire comes to measure what they changed."""
+    usual = fragments.Stretch.measure
+
+    def measure(stretch: fragments.Stretch) -> None:
+        time.sleep(0.1)
+        usual(stretch)
+
+    net = network()
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=3, fragments=3, warmup_steps=2)
+    with mock.patch.object(fragments.Stretch, "measure", measure):
+        backward(net, 0, torch.nan if dist.get_rank() else 1.0)
+        optimizer.step()
+    assert (handle.dropped, handle.syncs) == (3, 0)
+    train(net, optimizer, range(1, 5))
+    assert handle.dropped == 3
     handle.close()
 
 

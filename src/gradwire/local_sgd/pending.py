@@ -209,7 +209,8 @@ class PendingAverages:
         """Waits for averages and moves the model by them."""
         for flight in flights:
             self._under_way.remove(flight)
-            flight.wait()
+            flight.wait()  # for all of them first: until then the wire may still measure what others changed
+        for flight in flights:
             fragment = flight.fragment
             if flight.dropped or (flight.mix == 1 and not flight.eager):
                 fragment.level = now
