@@ -93,3 +93,14 @@ def test_a_route_may_be_given_with_any_number_of_workers(pool: Pool, route: str)
     taken = [pool.run(workers, some_steps, None, "recipe", route, [1.0])[0][3] for workers in (2, 4)]
     assert taken[0] == taken[1]
     assert taken[0]["route"] == route
+
+
+def test_what_a_recipe_takes_with_others_need_not_suit_what_is_given(pool: Pool) -> None:
+    """With many workers it is ``acpsgd``, which gathers nothing and has segments of its own."""
+    for route, granularity in (("gather", None), (None, "model")):
+        assert pool.run(2, chosen, route, granularity)[0]["method"] == "deadzone"
+
+
+def chosen(route: str | None, granularity: str | None) -> dict[str, str]:
+    with closing(gradwire.Synchronizer(model(), "recipe:sgd", route=route, granularity=granularity)) as sync:
+        return sync.configuration.describe()

@@ -342,14 +342,14 @@ class Handle(Uncopied):
         check_form(state)
         own, saved = self.configuration, self.configuration.as_saved(state["configuration"])
         self.averaged.check(state, saved)
-        if self._trial is not None and isinstance(saved, Automatic):
+        if isinstance(saved, Automatic):
             self.engine.adopt(saved)
-            self._trial.go_on(saved)
-        elif saved is not own and not isinstance(saved, Automatic):
-            self.engine.change(saved, self.averaged.slots)
+            check_trial(self._trial).go_on(saved)
+        else:
+            self.engine.change(saved)
         self.engine.go_on(state["step"], state["dense_steps"], paused=state["paused"])
         self.engine.store.load(state["tensors"], state["kinds"])
-        if saved is not own and not isinstance(own, Automatic):
+        if not isinstance(own, Automatic) and saved is not own:
             self.engine.change(own, self.averaged.slots)
             if self.engine.rank == 0:
                 logging.getLogger("gradwire").warning("the run was averaged by %s; what it owes goes along", saved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -191,18 +192,25 @@ def _rule(method: str | Method | Mapping[int, str | Method], choices: Choices, w
         return replace(first, later=tuple((step, other.method) for step, other in further))
     if not isinstance(method, str):
         return Configuration.of(method, {}, choices)
-    taken, *kin = [
-        Configuration.of(name, *written_out(written, choices))
-        for name, written in map(parse, (str(recipe(method, workers)), *kin_of(method)))
-    ]
-    return replace(taken, kin=tuple(kin))
+    name, written = parse(str(recipe(method, workers)))
+    return _with_kin(Configuration.of(name, *written_out(written, choices)), kin_of(method), {}, choices)
 
 
 def _recipe(method: str | Method, options: dict[str, Any], choices: Choices, workers: int) -> Configuration:
     """A method, or what a recipe takes with so many workers, and what it takes with others."""
     given = [*options, *(name for name in WRITTEN if getattr(choices, name) is not None)]
     taken = Configuration.of(recipe(method, workers, given), options, choices)
-    return replace(taken, kin=tuple(Configuration.of(line, options, choices) for line in kin_of(method, given)))
+    return _with_kin(taken, kin_of(method, given), options, choices)
+
+
+def _with_kin(taken: Configuration, lines: Sequence[str], options: dict[str, Any], choices: Choices) -> Configuration:
+    """With those of the lines that can be under the choices."""
+    kin = []
+    for line in lines:
+        with suppress(ConfigurationError):
+            name, written = parse(line)
+            kin.append(Configuration.of(name, *written_out(options | written, choices)))
+    return replace(taken, kin=tuple(kin))
 
 
 def _unmatched(names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba import extending
 from numba.core import types
+from numba.core.datamodel import models
 
 from gradwire.kernels.cpu._compiled import MAGNITUDE
 from gradwire.kernels.reference._torch import LANES
@@ -14,8 +15,29 @@ from gradwire.kernels.reference._torch import LANES
 intrinsic: Any = extending.intrinsic
 """A function for compiled callers that is written in LLVM's language, for what loops do not vectorise to."""
 
+
 _BYTE_LANES = 8
 _ELEMENT_BYTES = 4
+
+
+class Vector(types.Type):
+    """So many numbers as one value of compiled functions, in as many registers as they take.
+
+    Args:
+        kind: Of numbers.
+        count: How many.
+    """
+
+    def __init__(self, kind: types.Float, count: int) -> None:
+        super().__init__(name=f"{kind}x{count}")
+        self.kind, self.count = kind, count
+
+
+@extending.register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, numba_type: Any) -> None:
+        number = manager.lookup(numba_type.kind).get_value_type()
+        super().__init__(manager, numba_type, ir.VectorType(number, numba_type.count))  # type: ignore[no-untyped-call]
 
 
 def element_pointer(context: Any, builder: Any, array_type: Any, value: Any, index: Any, vector: ir.VectorType) -> Any:

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import extending, types
+from numba import types
 from numba.core import cgutils
-from numba.core.datamodel import models
 
 from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, compiled
-from gradwire.kernels.cpu._instructions import element_pointer, in_all_lanes, intrinsic
+from gradwire.kernels.cpu._instructions import Vector, element_pointer, in_all_lanes, intrinsic
 from gradwire.kernels.reference._torch import LANES
 
 _SINGLE = ir.VectorType(ir.FloatType(), LANES)
@@ -19,22 +18,7 @@ _DOUBLE = ir.VectorType(ir.DoubleType(), LANES)
 _FLOAT32_BYTES, _FLOAT64_BYTES = 4, 8
 
 
-class _Lanes(types.Type):
-    """All lanes, as a type in compiled functions."""
-
-    def __init__(self) -> None:
-        super().__init__(name=f"float64x{LANES}")
-
-
-_lanes: Any = _Lanes()
-
-
-@extending.register_model(_Lanes)
-class _LanesModel(models.PrimitiveModel):
-    """One value, of as many registers as it takes."""
-
-    def __init__(self, manager: Any, numba_type: Any) -> None:
-        super().__init__(manager, numba_type, _DOUBLE)  # type: ignore[no-untyped-call]
+_lanes: Any = Vector(types.float64, LANES)
 
 
 @intrinsic

@@ -8,13 +8,13 @@ from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, inlined
 from gradwire.kernels.reference.deadzone import LIMIT, MEMORY, ROUNDING, THRESHOLD
 from gradwire.kernels.reference.deadzone_codes import CONTEXTS, QUIETEST
 
-HALF = 64
+_HALF = 64
 """Classes, and what they differ by, are below it."""
 
-_CLASSES = np.maximum(np.arange(2 * HALF) - 1, 0)
-_LOW_BITS = np.maximum((np.arange(HALF) + 1 >> 1) - 1, 0)
-_CONTEXTS = np.clip(np.arange(-HALF, HALF) - QUIETEST, 0, CONTEXTS - 1)
-_POINTS = np.minimum(np.arange(HALF), 2)
+_CLASSES = np.maximum(np.arange(2 * _HALF) - 1, 0)
+_LOW_BITS = np.maximum((np.arange(_HALF) + 1 >> 1) - 1, 0)
+_CONTEXTS = np.clip(np.arange(-_HALF, _HALF) - QUIETEST, 0, CONTEXTS - 1)
+_POINTS = np.minimum(np.arange(_HALF), 2)
 """Looked up, since a processor cannot guess which of two numbers is the greater here."""
 
 
@@ -59,7 +59,7 @@ def signed(magnitude: np.float32, sign: np.uint64) -> np.float32:
 
 @inlined
 def context_of(activity: np.int64) -> np.int64:
-    return np.int64(_CONTEXTS[np.uint64((activity >> 6) + HALF)])
+    return np.int64(_CONTEXTS[np.uint64((activity >> 6) + _HALF)])
 
 
 @inlined

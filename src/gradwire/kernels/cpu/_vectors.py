@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import binding, ir
-from numba import extending, types
+from numba import types
 from numba.core import cgutils
-from numba.core.datamodel import models
 
 from gradwire.kernels.cpu._compiled import INFINITE, MAGNITUDE
-from gradwire.kernels.cpu._instructions import element_pointer, in_all_lanes, intrinsic
+from gradwire.kernels.cpu._instructions import Vector, element_pointer, in_all_lanes, intrinsic
 
 WIDTH = 16 if binding.get_host_cpu_features().get("avx512f") else 8
 """Values of a vector."""
@@ -20,22 +19,7 @@ _ELEMENT_BYTES = 4
 _REORDERING = ("reassoc", "nsz")
 
 
-class _Vector(types.Type):
-    """The vector's type in compiled functions."""
-
-    def __init__(self) -> None:
-        super().__init__(name=f"float32x{WIDTH}")
-
-
-_vector: Any = _Vector()
-
-
-@extending.register_model(_Vector)
-class _VectorModel(models.PrimitiveModel):
-    """One machine value."""
-
-    def __init__(self, manager: Any, numba_type: Any) -> None:
-        super().__init__(manager, numba_type, _VECTOR)  # type: ignore[no-untyped-call]
+_vector: Any = Vector(types.float32, WIDTH)
 
 
 @intrinsic
