@@ -252,12 +252,14 @@ def keep_finite(source: Source, first: int, last: int) -> None:
 
 
 @reordering
-def take_back(source: Source, p: Float32Array, q: Float32Array, rows: int, columns: int) -> None:
-    """Adds again what was subtracted from the first rows and columns, where finite."""
+def add_again(
+    source: Source, p: Float32Array, q: Float32Array, first_row: int, end_row: int, low: int, high: int
+) -> None:
+    """Adds again what was subtracted from some rows, between two columns, where finite."""
     m, start, memory = q.shape[1], source.runs[0, 0], source.residual
-    for row in range(rows):
+    for row in range(first_row, end_row):
         for k in range(len(q)):
-            for j in range(columns):
+            for j in range(low, high):
                 t = memory[start + row * m + j] + p[k, row] * q[k, j]
                 if abs(t) < np.float32(np.inf):
                     memory[start + row * m + j] = t

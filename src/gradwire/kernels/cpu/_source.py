@@ -53,6 +53,11 @@ def source_of(block: Block, source: Compensated) -> Source:
     return Source(block.runs, block.segments, *compensation(source))
 
 
+def within(source: Source, block: Block) -> Source:
+    """The values of a part of its block."""
+    return source._replace(runs=block.runs, segments=block.segments)
+
+
 def compensation(source: Compensated) -> tuple[Float32Array, Float32Array, bool, np.float32, np.float32]:
     """Gradient, residual, whether there is one, and the weights that make ``t`` of them."""
     gradient, residual, beta, gamma = source

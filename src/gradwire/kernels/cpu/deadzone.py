@@ -5,6 +5,9 @@ Thirty-two values are compared with the threshold at a time; what follows costs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 from torch import Tensor, from_numpy
 
@@ -20,7 +23,7 @@ from gradwire.kernels.cpu._compiled import (
     hash32,
     inlined,
 )
-from gradwire.kernels.cpu._instructions import reaching_mask, store64, trailing_zeros
+from gradwire.kernels.cpu._instructions import load64, reaching_mask, store64, trailing_zeros
 from gradwire.kernels.cpu._levels import (
     class_of,
     context_of,
@@ -32,15 +35,19 @@ from gradwire.kernels.cpu._levels import (
     signed,
     threshold_of,
 )
+from gradwire.kernels.cpu._parts import Part, of_tiles, side_by_side
 from gradwire.kernels.cpu.statistics import magnitude_statistics
 from gradwire.kernels.reference._torch import LANES
-from gradwire.kernels.reference.deadzone import HEAD, LARGEST, LIMIT, deadzone_room, scales_of
+from gradwire.kernels.reference.deadzone import HEAD, LARGEST, LIMIT, deadzone_room, scales_of, tiles_of
 from gradwire.kernels.reference.deadzone_codes import ESCAPE, LEVEL_CLASSES, RAW, codes
 from gradwire.layout import Block, Int64Array, UInt64Array
 from gradwire.randomness import run_keys
 
 MOST = 56
 """Bits that fit in eight bytes from any bit of the first one on."""
+
+SPARE = 8
+"""Bytes after a body, so that eight can be read from any of its own."""
 
 
 def deadzone_scales(block: Block, source: Compensated) -> Tensor:
@@ -56,20 +63,68 @@ def deadzone_encode(
     packed[head:] = 0
     packed[:head].view(np.float32)[:] = array(steps)
     packed[head : head + 3] = points
-    fits = _encode(
-        block.runs,
-        block.segments,
-        array(values),
-        keeps,
-        array(steps),
-        offsets_of(packed[head : head + 3]),
-        tile,
-        codes().lengths.reshape(-1),
-        codes().words.reshape(-1),
-        packed[head + HEAD : edge].view(np.uint32),
-        packed[edge:],
-    )
-    return flag(fits)
+    given = _Given(array(values), array(steps), offsets_of(packed[head : head + 3]), tile)
+    sizes, parts = packed[head + HEAD : edge].view(np.uint32), of_tiles(block, tile)
+    if len(parts) > 1:
+        return flag(_encode_side_by_side(parts, given, keeps, sizes, packed[edge:]))
+    return flag(_encode_part(parts[0], given, keeps, sizes, packed[edge:], np.int64(0), np.uint64(0)))
+
+
+class _Given(NamedTuple):
+    values: Float32Array
+    steps: Float32Array
+    offsets: Float32Array
+    tile: int
+
+
+def _encode_side_by_side(
+    parts: Sequence[Part], given: _Given, keeps: bool, sizes: UInt32Array, packed: UInt8Array
+) -> bool:
+    """Each part's codes are written to a place of their own, and then to where those before end."""
+
+    def put_aside(part: Part) -> UInt8Array | None:
+        body = np.empty(packed.size + SPARE, np.uint8)
+        fits = _encode_part(part, given, False, sizes, body[:-SPARE], np.int64(0), np.uint64(0))
+        return body if fits else None
+
+    def leave(part: Part) -> None:
+        runs, segments = part.block.runs, part.block.segments
+        _leave(runs, segments, given.values, given.steps[part.segment :], given.offsets)
+
+    room, used, pending, fitting = 8 * packed.size, np.int64(0), np.uint64(0), 0
+    for part, body in zip(parts, side_by_side(put_aside, parts), strict=True):
+        bits = int(_tiles_of(part, given, sizes).sum())
+        if body is None or used + bits > room:
+            break
+        pending = _append(body, bits, packed, used, pending)
+        used, fitting = used + bits, fitting + 1
+    if keeps:
+        side_by_side(leave, parts[:fitting])
+    if fitting == len(parts):
+        return True
+    sizes[parts[fitting].element // given.tile :] = 0
+    return _encode_part(parts[fitting], given, keeps, sizes, packed, used, pending)
+
+
+def _encode_part(
+    part: Part,
+    given: _Given,
+    keeps: bool,
+    sizes: UInt32Array,
+    packed: UInt8Array,
+    used: np.int64,
+    pending: np.uint64,
+) -> bool:
+    runs, segments, steps = part.block.runs, part.block.segments, given.steps[part.segment :]
+    book, tiles = (codes().lengths.reshape(-1), codes().words.reshape(-1)), _tiles_of(part, given, sizes)
+    offsets, tile = given.offsets, given.tile
+    fits = _encode(runs, segments, given.values, keeps, steps, offsets, tile, *book, tiles, packed, used, pending)
+    return bool(fits)
+
+
+def _tiles_of(part: Part, given: _Given, sizes: UInt32Array) -> UInt32Array:
+    first = part.element // given.tile
+    return sizes[first : first + tiles_of(part.block, given.tile)]
 
 
 def deadzone_dither(block: Block, values: Tensor, steps: Tensor, key: int, out: Tensor) -> None:
@@ -90,10 +145,12 @@ def _encode(
     codewords: UInt32Array,
     sizes: UInt32Array,
     packed: UInt8Array,
+    used: np.int64,
+    pending: np.uint64,
 ) -> bool:
-    """Whether all had room."""
-    room, used, pending = 8 * np.int64(packed.size), np.int64(0), np.uint64(0)
-    previous, end, began, base, activity = np.int64(-1), np.int64(tile), np.int64(0), np.int64(0), np.int64(0)
+    """Whether all had room after the bits used, of which some are pending."""
+    room, began = 8 * np.int64(packed.size), used
+    previous, end, base, activity = np.int64(-1), np.int64(tile), np.int64(0), np.int64(0)
     for segment in range(segments.size - 1):
         step = steps[segment]
         sends = step > 0 and step < np.float32(np.inf)
@@ -103,13 +160,7 @@ def _encode(
             t = values[start : start + length]
             bits = t.view(np.uint32)
             for first in range(0, length if sends else 0, LANES):
-                if first + LANES <= length:
-                    mask = reaching_mask(t, first, threshold)
-                else:
-                    mask = np.uint32(0)
-                    for i in range(length - first):
-                        reaches = np.uint32((bits[first + i] & np.uint32(0x7FFFFFFF)) >= threshold)
-                        mask |= reaches << np.uint32(i)
+                mask = _reaching(t, first, threshold)
                 while mask:
                     place = first + trailing_zeros(mask)
                     mask &= mask - np.uint32(1)
@@ -134,8 +185,7 @@ def _encode(
                         low = level & ((np.int64(1) << (rest_width - 1)) - 1)
                         sign = np.uint64(bits[place] >> np.uint32(31))
                         rest = np.uint64(2 * low) | sign
-                        sent = (np.float32(level) + offsets[point_of(level_class)]) * step
-                        sent = signed(min(sent, np.float32(LARGEST)), sign)
+                        sent = _sent(level, level_class, sign, step, offsets)
                     code |= np.uint64(gap & ((np.int64(1) << gap_width) - 1)) << np.uint64(width)
                     width += gap_width
                     if used + width + rest_width > room:
@@ -158,6 +208,62 @@ def _encode(
     if sizes.size:
         sizes[(end - 1) // tile] = used - began
     return True
+
+
+@inlined
+def _sent(
+    level: np.int64, level_class: np.int64, sign: np.uint64, step: np.float32, offsets: Float32Array
+) -> np.float32:
+    """What a level stands for."""
+    magnitude = (np.float32(level) + offsets[point_of(level_class)]) * step
+    return np.float32(signed(min(magnitude, np.float32(LARGEST)), sign))
+
+
+@compiled
+def _leave(
+    runs: Int64Array, segments: Int64Array, values: Float32Array, steps: Float32Array, offsets: Float32Array
+) -> None:
+    """Takes what all codes stand for from the values."""
+    for segment in range(segments.size - 1):
+        step = steps[segment]
+        if not (step > 0 and step < np.float32(np.inf)):
+            continue
+        inverse, threshold = np.float32(1) / step, threshold_of(step)
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length = runs[run, 0], runs[run, 1]
+            t = values[start : start + length]
+            bits = t.view(np.uint32)
+            for first in range(0, length, LANES):
+                mask = _reaching(t, first, threshold)
+                while mask:
+                    place = first + trailing_zeros(mask)
+                    mask &= mask - np.uint32(1)
+                    level = level_of(abs(t[place]) * inverse)
+                    sign = np.uint64(bits[place] >> np.uint32(31))
+                    sent = t[place] if level == LIMIT else _sent(level, class_of(level), sign, step, offsets)
+                    t[place] -= sent
+
+
+@inlined
+def _reaching(t: Float32Array, first: np.int64, threshold: np.uint32) -> np.uint32:
+    """Which of the values from ``first`` on are sent, of as many as there are lanes."""
+    if first + LANES <= t.size:
+        return np.uint32(reaching_mask(t, first, threshold))
+    mask, bits = np.uint32(0), t.view(np.uint32)
+    for i in range(t.size - first):
+        reaches = np.uint32((bits[first + i] & np.uint32(0x7FFFFFFF)) >= threshold)
+        mask |= reaches << np.uint32(i)
+    return mask
+
+
+@compiled
+def _append(body: UInt8Array, bits: np.int64, packed: UInt8Array, used: np.int64, pending: np.uint64) -> np.uint64:
+    """Writes so many bits of a body after those used; returns those that are pending then."""
+    for first in range(0, bits, MOST):
+        width = min(bits - first, np.int64(MOST))
+        code = load64(body, first >> 3) & ((np.uint64(1) << np.uint64(width)) - np.uint64(1))
+        pending = _put(packed, used + first, pending, code, width)
+    return pending
 
 
 @inlined

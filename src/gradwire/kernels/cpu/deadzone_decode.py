@@ -15,6 +15,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, array, compiled, inlined, rows_of_bytes
 from gradwire.kernels.cpu._instructions import load64
 from gradwire.kernels.cpu._levels import context_of, following, offsets_of, point_of, signed
+from gradwire.kernels.cpu._parts import Part, of_tiles, side_by_side
 from gradwire.kernels.reference.deadzone import HEAD, LARGEST, first_of, tiles_of
 from gradwire.kernels.reference.deadzone_codes import (
     ESCAPE,
@@ -94,25 +95,33 @@ def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weig
     edge, begins = head + HEAD + 4 * tiles, 8 * stride * np.arange(count)
     starts = np.zeros((count, tiles + 1), np.int64)
     np.cumsum(rows[:, head + HEAD : edge].view(np.uint32), 1, np.int64, starts[:, 1:])
-    _decode(
-        _Layout(block.runs, np.cumsum(block.runs[:, 1]), np.cumsum(block.segment_numels), tile),
-        _Payloads(
-            packed,
-            starts + begins[:, None] + 8 * edge,
-            begins + 8 * size,
-            np.ascontiguousarray(rows[:, :head]).view(np.float32),
-            offsets_of(rows[:, head : head + 3]),
-        ),
-        _Codes(codes().symbols.reshape(-1), _RESTS, _FIRSTS, _WIDTHS),
-        _Readers(
-            np.zeros((READERS, 11), np.int64),
-            np.zeros((READERS, 4), np.float32),
-            np.empty((READERS, min(tile, block.numel)), np.float32),
-            np.zeros(1, np.int64),
-        ),
-        array(out),
-        np.float32(weight),
-    )
+    steps, offsets = np.ascontiguousarray(rows[:, :head]).view(np.float32), offsets_of(rows[:, head : head + 3])
+    starts += begins[:, None] + 8 * edge
+    book, target = _Codes(codes().symbols.reshape(-1), _RESTS, _FIRSTS, _WIDTHS), array(out)
+
+    def decode(part: Part) -> None:
+        own, first, last = part.block, part.element // tile, part.segment + part.block.segment_count
+        _decode(
+            _Layout(own.runs, np.cumsum(own.runs[:, 1]), np.cumsum(own.segment_numels), tile),
+            _Payloads(
+                packed,
+                np.ascontiguousarray(starts[:, first : first + tiles_of(own, tile) + 1]),
+                begins + 8 * size,
+                np.ascontiguousarray(steps[:, part.segment : last]),
+                offsets,
+            ),
+            book,
+            _Readers(
+                np.zeros((READERS, 11), np.int64),
+                np.zeros((READERS, 4), np.float32),
+                np.empty((READERS, min(tile, own.numel)), np.float32),
+                np.zeros(1, np.int64),
+            ),
+            target,
+            np.float32(weight),
+        )
+
+    side_by_side(decode, of_tiles(block, tile))
 
 
 @compiled

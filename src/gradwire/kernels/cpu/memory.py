@@ -6,7 +6,8 @@ from torch import Tensor
 
 from gradwire.deferred import Flag, flag
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._source import settle_all, source_of
+from gradwire.kernels.cpu._parts import of_runs, side_by_side
+from gradwire.kernels.cpu._source import settle_all, source_of, within
 from gradwire.layout import Block
 
 
@@ -15,4 +16,5 @@ def accumulate(
 ) -> Flag:
     if when is not None and not when:
         return when
-    return flag(bool(settle_all(source_of(block, Compensated(gradient, residual, beta, gamma)))))
+    source = source_of(block, Compensated(gradient, residual, beta, gamma))
+    return flag(all(side_by_side(lambda part: settle_all(within(source, part.block)), of_runs(block))))

@@ -29,74 +29,17 @@ from gradwire.kernels.cpu._compiled import (
 )
 from gradwire.kernels.cpu._lanes import sum_of_lanes
 from gradwire.kernels.cpu._packed import add_bits, put_bits, read_codes, write_codes
+from gradwire.kernels.cpu._parts import Part, of_runs, of_segments, side_by_side
+from gradwire.kernels.cpu._scratch import Payloads as Payloads
+from gradwire.kernels.cpu._scratch import Piece as Piece
+from gradwire.kernels.cpu._scratch import Scratch as Scratch
+from gradwire.kernels.cpu._scratch import new_scratch
 from gradwire.kernels.cpu._source import Source as Source
-from gradwire.kernels.cpu._source import form, of_segment, settle_all, source_of
+from gradwire.kernels.cpu._source import form, of_segment, settle_all, source_of, within
 from gradwire.kernels.cpu.trits import add_trits
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import ALIGNMENT, Block, Int64Array
 from gradwire.randomness import run_keys
-
-
-class Piece(NamedTuple):
-    """Consecutive values of a run, in a chunk of several if they are few.
-
-    Attributes:
-        low: Where they begin in the scratch,
-        high: and end.
-        memory: Their residual.
-        keep: Whether there is one, for what is not sent.
-        low_key: Their run's random numbers,
-        high_key: in two halves,
-        origin: and the number of the first one.
-    """
-
-    low: int
-    high: int
-    memory: Float32Array
-    keep: bool
-    low_key: np.uint32
-    high_key: np.uint32
-    origin: int
-
-
-class Scratch(NamedTuple):
-    """Room for a chunk.
-
-    Attributes:
-        t: ``float32[CHUNK]``: compensated values, or sums of what they were sent as; 0 in gaps.
-        parts: ``float32[CHUNK]`` and
-        words: ``uint32[CHUNK]``, for a code's own use.
-        codes: ``uint8[CHUNK]``: what is packed; 0 in gaps.
-        lanes: ``float64[2, LANES]``, for sums.
-    """
-
-    t: Float32Array
-    parts: Float32Array
-    words: UInt32Array
-    codes: UInt8Array
-    lanes: Float64Array
-
-
-class Payloads(NamedTuple):
-    """What is summed: numbers of segments and bodies, of which those of a row lie apart from those of the next.
-
-    Attributes:
-        scales: The numbers, ``scales_stride`` apart.
-        scales_stride: 0 for those that all rows have in common.
-        bodies: The bodies, ``stride`` bytes apart.
-        stride: See ``bodies``.
-        size: Bytes of a body.
-        rows: How many there are.
-        words: Numbers of a segment.
-    """
-
-    scales: Float32Array
-    scales_stride: int
-    bodies: UInt8Array
-    stride: int
-    size: int
-    rows: int
-    words: int
 
 
 def encode(code: Code, block: Block, source: Compensated, payload: Tensor, key: int) -> None:
@@ -115,15 +58,27 @@ def decode(code: Code, block: Block, payloads: Tensor, out: Tensor, weight: floa
 
 def put_all(code: Code, block: Block, source: Source, scales: Float32Array, body: UInt8Array, key: int) -> None:
     """Writes a body of zeros, and the scales unless they are agreed."""
-    (words, bits, mark), keys = code.layout, run_keys(key, block.streams).view(np.uint32).reshape(-1, 2)
-    _encode(code, words, bits, mark, source, block.origins, keys, scales, body, _scratch())
+    words, bits, mark = code.layout
+
+    def put(part: Part) -> None:
+        values, own = within(source, part.block), scales[words * part.segment :]
+        keys = run_keys(key, part.block.streams).view(np.uint32).reshape(-1, 2)
+        _encode(code, words, bits, mark, values, part.block.origins, keys, own, body, new_scratch())
+
+    parts = [Part(block, 0, 0, 0)] if bits == TRITS else of_segments(block)  # digits of several runs are in a byte
+    side_by_side(put, parts)
 
 
 def read_all(code: Code, block: Block, payloads: Payloads, out: Tensor, weight: float) -> None:
     """Writes the weighted sum of payloads."""
-    pieces = np.empty((CHUNK // ALIGNMENT, 5), np.int64)
-    bits = code.layout.bits
-    _decode(code, bits, block.runs, block.segments, payloads, array(out), np.float32(weight), pieces, _scratch())
+    bits, target = code.layout.bits, array(out)
+
+    def read(part: Part) -> None:
+        own = payloads._replace(scales=payloads.scales[payloads.words * part.segment :])
+        pieces, runs, segments = np.empty((CHUNK // ALIGNMENT, 5), np.int64), part.block.runs, part.block.segments
+        _decode(code, bits, runs, segments, own, target, np.float32(weight), pieces, new_scratch())
+
+    side_by_side(read, of_runs(block))
 
 
 @inlined
@@ -268,9 +223,10 @@ def _stage(name: str) -> Any:
 _measure, _number, _value, _units, _put, _look_up, _add, _terms = map(_stage, Compiled._fields)
 
 
-def _scratch() -> Scratch:
-    t, parts, words = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.uint32)
-    return Scratch(t, parts, words, np.empty(CHUNK, np.uint8), np.empty((2, LANES), np.float64))
+@inlined
+def first_position(runs: Int64Array) -> np.int64:
+    """Of a block or a part of one."""
+    return runs[0, 2] if len(runs) else np.int64(0)
 
 
 @compiled
@@ -286,8 +242,8 @@ def _encode(
     body: UInt8Array,
     scratch: Scratch,
 ) -> None:
-    filled, position = 0, 0
     runs, segments, t, codes = source.runs, source.segments, scratch.t, scratch.codes
+    filled, position = 0, first_position(runs)
     for segment in range(segments.size - 1):
         scale = scales[words * segment : words * (segment + 1)]
         values = of_segment(source, segment)
@@ -332,7 +288,7 @@ def _decode(
     pieces: Int64Array,
     scratch: Scratch,
 ) -> None:
-    count, filled, position = 0, 0, 0
+    count, filled, position = 0, 0, first_position(runs)
     for segment in range(segments.size - 1):
         for run in range(segments[segment], segments[segment + 1]):
             start, length = runs[run, 0], runs[run, 1]

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import PIECE, allocating, array, compiled, halves, hash32, mix64
+from gradwire.kernels.cpu._parts import Part, of_runs, side_by_side
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.sparse import FEISTEL_ROUNDS, lies_in_no_run
 from gradwire.layout import Block, Float32Array, Int64Array, UInt64Array
@@ -50,7 +51,7 @@ def scatter_sum(
     counts = np.full(len(places), places.shape[1], np.int64) if filled is None else filled
     ascending = [_check(block, row[:count]) for row, count in zip(places, counts, strict=True)]
     if all(ascending):
-        _scatter_ascending(block.runs, places, array(values), counts, array(out), np.float32(weight), False)
+        _in_order(block, places, array(values), counts, array(out), np.float32(weight), False)
     else:
         _scatter(block.runs, places, array(values), counts, array(out), np.float32(weight))
 
@@ -60,7 +61,27 @@ def scatter_mean(block: Block, positions: Tensor, values: Tensor, out: Tensor) -
     for row in places:
         _check(block, row)
     counts = np.full(len(places), places.shape[1], np.int64)
-    _scatter_ascending(block.runs, places, array(values), counts, array(out), np.float32(1), True)
+    _in_order(block, places, array(values), counts, array(out), np.float32(1), True)
+
+
+def _in_order(
+    block: Block,
+    positions: Int64Array,
+    values: Float32Array,
+    counts: Int64Array,
+    out: Float32Array,
+    weight: np.float32,
+    of_senders: bool,
+) -> None:
+    def scatter_part(part: Part) -> None:
+        runs = part.block.runs
+        cursors = np.array(
+            [np.searchsorted(row[:count], runs[0, 2]) for row, count in zip(positions, counts, strict=True)], np.int64
+        )
+        _scatter_ascending(runs, positions, values, counts, cursors, out, weight, of_senders)
+
+    if block.numel:
+        side_by_side(scatter_part, of_runs(block))
 
 
 def _at(operation: int, block: Block, buffer: Tensor, positions: Tensor, values: Tensor) -> None:
@@ -152,16 +173,17 @@ def _scatter_ascending(
     positions: Int64Array,
     values: Float32Array,
     counts: Int64Array,
+    cursors: Int64Array,
     out: Float32Array,
     weight: np.float32,
     of_senders: bool,
 ) -> None:
-    """Clears, adds and weights a chunk while it is in the cache; rows must be ascending.
+    """Clears, adds and weights a chunk while it is in the cache.
 
-    Means ``of_senders`` are over those rows that have the position.
+    Rows must be ascending, each with a cursor at its first position that lies in the runs or beyond. Means
+    ``of_senders`` are over those rows that have the position.
     """
-    rows = len(positions)
-    cursors, senders = np.zeros(rows, np.int64), np.zeros(CHUNK, np.int32)
+    rows, senders = len(positions), np.zeros(CHUNK, np.int32)
     for run in range(len(runs)):
         start, length, position = runs[run]
         for first in range(0, length, CHUNK):

@@ -1,4 +1,4 @@
-"""Sums, maxima and counts of segments, in one pass over memory each."""
+"""Sums, maxima and counts of segments, in one pass over memory each: of chunks first, which are added up in order."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import INFINITE, allocating, array, compiled
+from gradwire.kernels.cpu._compiled import INFINITE, UInt32Array, allocating, array, compiled
 from gradwire.kernels.cpu._lanes import sum_of_magnitudes
-from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of
+from gradwire.kernels.cpu._parts import Part, of_runs, side_by_side
+from gradwire.kernels.cpu._source import Source, settle, source_of, within
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
 
 
 def magnitude_statistics(block: Block, source: Compensated) -> tuple[Float64Array, Float32Array]:
-    totals = np.empty(block.segment_count)
-    largest = np.empty(block.segment_count, np.float32)
-    _statistics(source_of(block, source), totals, largest)
+    totals, largest = np.empty(block.segment_count), np.empty(block.segment_count, np.float32)
+    counts, whole = -(-block.runs[:, 1] // CHUNK), source_of(block, source)
+    ends = np.cumsum(counts)
+    sums, maxima = np.empty(counts.sum()), np.empty(counts.sum(), np.uint32)
+
+    def add_up(part: Part) -> None:
+        before = int(part.block.origins[0] - block.origins[part.run]) // CHUNK
+        first = ends[part.run] - counts[part.run] + before
+        _add_up_chunks(within(whole, part.block), sums[first:], maxima[first:])
+
+    if len(counts):
+        side_by_side(add_up, of_runs(block, CHUNK))
+    _statistics(block.segments, counts, sums, maxima, totals, largest)
     return totals, largest
 
 
@@ -33,16 +44,35 @@ def exceedances(block: Block, source: Tensor, thresholds: Float32Array) -> tuple
 
 
 @allocating
-def _statistics(source: Source, totals: Float64Array, largest: Float32Array) -> None:
-    t, lanes, bits = np.empty(CHUNK, np.float32), np.empty(LANES, np.float64), largest.view(np.uint32)
+def _add_up_chunks(source: Source, sums: Float64Array, maxima: UInt32Array) -> None:
+    t, lanes, chunk = np.empty(CHUNK, np.float32), np.empty(LANES, np.float64), 0
+    for start, length, _ in source.runs:
+        for low in range(start, start + length, CHUNK):
+            high = min(low + CHUNK, start + length)
+            maxima[chunk] = settle(source, low, high, t)
+            sums[chunk] = sum_of_magnitudes(t[: high - low], lanes)
+            chunk += 1
+
+
+@compiled
+def _statistics(
+    segments: Int64Array,
+    counts: Int64Array,
+    sums: Float64Array,
+    maxima: UInt32Array,
+    totals: Float64Array,
+    largest: Float32Array,
+) -> None:
+    """Of segments, by those of chunks, of which each run has so many."""
+    chunk, bits = 0, largest.view(np.uint32)
     for segment in range(totals.size):
         total, maximum = 0.0, np.uint32(0)
-        for start, length, _ in of_segment(source, segment).runs:
+        for run in range(segments[segment], segments[segment + 1]):
             of_run = 0.0
-            for low in range(start, start + length, CHUNK):
-                high = min(low + CHUNK, start + length)
-                maximum = max(maximum, settle(source, low, high, t))
-                of_run += sum_of_magnitudes(t[: high - low], lanes)
+            for _ in range(counts[run]):
+                maximum = max(maximum, maxima[chunk])
+                of_run += sums[chunk]
+                chunk += 1
             total += of_run
         finite = maximum < INFINITE
         totals[segment] = total if finite else np.nan

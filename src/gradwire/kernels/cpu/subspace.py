@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, array, compiled, inlined
 from gradwire.kernels.cpu._lanes import no_lanes, plus_products, put_lanes, sum_of_lanes
+from gradwire.kernels.cpu._parts import ranges, side_by_side
 from gradwire.kernels.cpu._source import Source, form, source_of
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.subspace import LARGEST_COORDINATE
@@ -20,17 +21,25 @@ FOUR = 4
 
 
 def split_rows(block: Block, source: Compensated, basis: Tensor, coordinates: Tensor, out: Tensor) -> None:
-    t, lanes = np.empty(basis.shape[1], np.float32), np.empty((FOUR, LANES), np.float64)
-    _split(source_of(block, source), array(basis), array(coordinates), t, lanes, array(out))
+    given = source_of(block, source), array(basis), array(coordinates), array(out)
+
+    def split(rows: tuple[int, int]) -> None:
+        t, lanes = np.empty(basis.shape[1], np.float32), np.empty((FOUR, LANES), np.float64)
+        _split(*given, *rows, t, lanes)
+
+    side_by_side(split, ranges(coordinates.shape[1], block.numel))
 
 
 def add_product(block: Block, p: Tensor, q: Tensor, values: Tensor, out: Tensor) -> None:
-    sums = np.empty(q.shape[1], np.float32)
-    _add_product(int(block.runs[0, 0]), array(p), array(q), array(values), array(out), sums)
+    given = int(block.runs[0, 0]), array(p), array(q), array(values), array(out)
+    side_by_side(
+        lambda rows: _add_product(*given, *rows, np.empty(q.shape[1], np.float32)), ranges(p.shape[1], block.numel)
+    )
 
 
 def combine_rows(block: Block, weights: Tensor, values: Tensor, out: Tensor) -> None:
-    _combine(int(block.runs[0, 0]), array(weights), array(values), array(out))
+    given = int(block.runs[0, 0]), array(weights), array(values), array(out)
+    side_by_side(lambda columns: _combine(*given, *columns), ranges(out.shape[1], block.numel, LANES))
 
 
 @compiled
@@ -38,12 +47,14 @@ def _split(
     source: Source,
     basis: Float32Array,
     coordinates: Float32Array,
+    out: Float32Array,
+    begin: int,
+    end: int,
     t: Float32Array,
     lanes: Float64Array,
-    out: Float32Array,
 ) -> None:
-    (rank, m), n = basis.shape, coordinates.shape[1]
-    for i in range(n):
+    rank, m = basis.shape
+    for i in range(begin, end):
         first = source.runs[0, 0] + i * m
         form(source, first, first + m, t)
         for low in range(0, rank, FOUR):
@@ -58,10 +69,17 @@ def _split(
 
 @compiled
 def _add_product(
-    start: int, p: Float32Array, q: Float32Array, values: Float32Array, out: Float32Array, sums: Float32Array
+    start: int,
+    p: Float32Array,
+    q: Float32Array,
+    values: Float32Array,
+    out: Float32Array,
+    begin: int,
+    end: int,
+    sums: Float32Array,
 ) -> None:
-    n, m = p.shape[1], q.shape[1]
-    for i in range(n):
+    m = q.shape[1]
+    for i in range(begin, end):
         first = start + i * m
         _copy(values[first : first + m], sums)
         _add_multiples(np.float32(1), p[:, i], q, sums)
@@ -69,14 +87,29 @@ def _add_product(
 
 
 @compiled
-def _combine(start: int, weights: Float32Array, values: Float32Array, out: Float32Array) -> None:
+def _combine(start: int, weights: Float32Array, values: Float32Array, out: Float32Array, begin: int, end: int) -> None:
     (rank, n), m = weights.shape, out.shape[1]
-    out[:] = np.float32(0)
-    for i in range(n):
-        row = values[start + i * m : start + i * m + m]
+    for k in range(rank):
+        out[k, begin:end] = np.float32(0)
+    for i in range(0, n, FOUR):
+        first, many = start + i * m, i + FOUR <= n
         for k in range(rank):
-            if weights[k, i] != 0:
-                _add_multiple(weights[k, i], row, out[k])
+            w = weights[k, i : i + FOUR]
+            if many and w[0] != 0 and w[1] != 0 and w[2] != 0 and w[3] != 0:
+                _add_four(w, values[first : first + FOUR * m], m, begin, out[k, begin:end])
+            else:
+                for j in range(w.size):
+                    if w[j] != 0:
+                        _add_multiple(w[j], values[first + j * m + begin : first + j * m + end], out[k, begin:end])
+
+
+@inlined
+def _add_four(w: Float32Array, rows: Float32Array, m: int, begin: int, sums: Float32Array) -> None:
+    """Multiples of four rows, from one column on, one after the other."""
+    w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+    b0, b1, b2, b3 = rows[begin:], rows[m + begin :], rows[2 * m + begin :], rows[3 * m + begin :]
+    for j in range(sums.size):
+        sums[j] = sums[j] + w0 * b0[j] + w1 * b1[j] + w2 * b2[j] + w3 * b3[j]
 
 
 @inlined

@@ -25,7 +25,8 @@ from gradwire.kernels.cpu._compiled import (
     hash32,
 )
 from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
-from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of
+from gradwire.kernels.cpu._parts import Part, of_runs, of_segments, side_by_side
+from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of, within
 from gradwire.kernels.reference._torch import LANES
 from gradwire.layout import Block, Int64Array
 
@@ -44,7 +45,37 @@ _COPIES = 4
 
 
 def topk_select(block: Block, source: Compensated, counts: Int64Array, positions: Tensor, values: Tensor) -> None:
-    _select(source_of(block, source), block.segment_numels, counts, array(positions), array(values))
+    whole, written = source_of(block, source), np.concatenate(([0], np.cumsum(counts)))
+    chosen = array(positions), array(values)
+
+    def select(part: Part) -> None:
+        own, segments = part.block, slice(part.segment, part.segment + part.block.segment_count)
+        these = slice(written[segments.start], written[segments.stop])
+        _select(within(whole, own), own.segment_numels, counts[segments], *(each[these] for each in chosen))
+
+    parts = of_runs(block)
+    if block.segment_count > 1 or len(parts) == 1:
+        side_by_side(select, of_segments(block))
+    else:
+        _select_in_parts(whole, block.numel, int(counts[0]), parts, *chosen)
+
+
+def _select_in_parts(
+    source: Source, numel: int, count: int, parts: list[Part], positions: Int64Array, values: Float32Array
+) -> None:
+    """As :func:`_select`, of a segment whose parts list what reaches the guess."""
+    guess = np.uint32(_guess_of(source, numel, count))
+    room = max(_room(count, numel), SMALL)
+
+    def collect(part: Part) -> tuple[bool, int, Int64Array, Float32Array]:
+        places, candidates = np.empty(room + PIECE, np.int64), np.empty(room + PIECE, np.float32)
+        t, own = np.empty(PIECE, np.float32), within(source, part.block)
+        finite, found = _collect(own, guess, room, t, places, candidates)
+        return finite, found, places[:found], candidates[:found]
+
+    finite, found, places, candidates = zip(*side_by_side(collect, parts), strict=True)
+    listed = np.concatenate(places), np.concatenate(candidates)
+    _choose_all(source, guess, room, all(finite), sum(found), *listed, positions, values)
 
 
 @allocating
@@ -52,7 +83,6 @@ def _select(
     source: Source, numels: Int64Array, counts: Int64Array, positions: Int64Array, values: Float32Array
 ) -> None:
     t = np.empty(PIECE, np.float32)
-    sample, sampled = np.empty(SAMPLE, np.float32), np.empty(SAMPLE, np.int64)
     room = np.int64(SMALL)
     for segment in range(numels.size):
         room = max(room, _room(counts[segment], numels[segment]))
@@ -60,31 +90,53 @@ def _select(
     candidates = np.empty(room + PIECE, np.float32)
     written = 0
     for segment in range(numels.size):
-        count, numel = counts[segment], numels[segment]
+        count = counts[segment]
         own = of_segment(source, segment)
-        guess = np.uint32(0)
-        if count == 0:
-            guess = INFINITE
-        elif numel > SMALL:
-            guess = _guess(own, numel, count, sampled, sample)
+        guess = _guess_of(own, numels[segment], count)
         finite, found = _collect(own, guess, room, t, places, candidates)
-        chosen_positions = positions[written : written + count]
-        chosen_values = values[written : written + count]
+        chosen = positions[written : written + count], values[written : written + count]
+        _choose_all(own, guess, room, finite, found, places, candidates, chosen[0], chosen[1])
         written += count
-        if count == 0:
-            continue
-        if not finite:
-            _first_positions(own.runs, chosen_positions)
-            chosen_values[:] = np.nan
-        elif count <= found <= room:
-            threshold, ties = _threshold(candidates[:found], count)
-            _choose(places[:found], candidates[:found], threshold, ties, chosen_positions, chosen_values)
+
+
+@allocating
+def _guess_of(source: Source, numel: int, count: int) -> np.uint32:
+    """What a segment's candidates are to reach: 0 for all of them, infinity for none."""
+    if count == 0:
+        return INFINITE
+    if numel <= SMALL:
+        return np.uint32(0)
+    return np.uint32(_guess(source, numel, count, np.empty(SAMPLE, np.int64), np.empty(SAMPLE, np.float32)))
+
+
+@compiled
+def _choose_all(
+    source: Source,
+    guess: np.uint32,
+    room: int,
+    finite: bool,
+    found: int,
+    places: Int64Array,
+    candidates: Float32Array,
+    positions: Int64Array,
+    values: Float32Array,
+) -> None:
+    """Chooses among a segment's candidates, or all of its values where these are too few or too many."""
+    count = positions.size
+    if count == 0:
+        return
+    if not finite:
+        _first_positions(source.runs, positions)
+        values[:] = np.nan
+    elif count <= found <= room:
+        threshold, ties = _threshold(candidates[:found], count)
+        _choose(places[:found], candidates[:found], threshold, ties, positions, values)
+    else:
+        if guess == 1 and found < count:
+            threshold, ties = 0, count - found  # all that is not zero was found
         else:
-            if guess == 1 and found < count:
-                threshold, ties = 0, count - found  # all that is not zero was found
-            else:
-                threshold, ties = _threshold_by_histogram(own.runs, own.residual, count)
-            _choose_from_runs(own.runs, own.residual, threshold, ties, chosen_positions, chosen_values)
+            threshold, ties = _threshold_by_histogram(source.runs, source.residual, count)
+        _choose_from_runs(source.runs, source.residual, threshold, ties, positions, values)
 
 
 @compiled
