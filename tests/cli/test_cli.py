@@ -260,6 +260,7 @@ def test_where_there_is_no_utf_8_it_goes_without(monkeypatch):
         ("bench validate tpok", "did you mean 'topk'"),
         ("bench validate torch-powersgd", "did you mean 'powersgd'"),
         ("bench validate --link none --link fast", "'fast'"),
+        ("bench validate --link fast", "error: link='fast' is not a rate"),
         ("bench validate --workers 2 --workers 0", "--workers"),
         ("analyze auto", "'auto' is not known"),
         ("analyze topk --owner qsgd", "qsgd"),
@@ -324,9 +325,14 @@ def test_a_lab_s_options_are_not_taken_for_its_command(monkeypatch, capsys):
     code, _, error = run("lab", "--betwen=1gbit", "--", "ls", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 2
     assert "'--betwen=1gbit' is no option of gradwire lab; did you mean '--between'?" in " ".join(error.split())
-    code, _, error = run("lab", "--sites=2", "--between=fast", "--", "ls", monkeypatch=monkeypatch, capsys=capsys)
-    assert code == 2
-    assert "between='fast' is not a rate" in " ".join(error.split())
+    for words, said in (
+        (("--sites=2", "--between=fast"), "between='fast' is not a rate"),
+        (("--within=fast",), "error: within='fast' is not a rate"),
+        (("--within=1gbit", "--sites=2"), "sites=2, between=None and a rate of '1gbit' for each worker do not go"),
+    ):
+        code, _, error = run("lab", *words, "--", "ls", monkeypatch=monkeypatch, capsys=capsys)
+        assert code == 2
+        assert said in " ".join(error.split())
     assert set(OPTIONS) == {f"--{each}" for each in inspect.signature(lab).parameters if each != "command"}
 
 

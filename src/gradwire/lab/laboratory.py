@@ -220,7 +220,8 @@ def _sites(count: int, between: str | None, workers: int, rate: str | None) -> S
         raise ConfigurationError(f"sites is {count!r}: give a divisor of the number of workers, {workers}")
     if (count > 1) != (between is not None) or (between is not None and rate is None):
         raise ConfigurationError(
-            f"sites={count}, between={between!r} and rate={rate!r} do not go together: for several sites give the rate "
-            'of the links between them, such as between="100mbit", and that of each worker\'s; for one, give no between'
+            f"sites={count}, between={between!r} and a rate of {rate!r} for each worker do not go together: for "
+            'several sites give the rate of the links between them, such as between="100mbit", and that of each '
+            "worker's; for one, give no between"
         )
     return None if between is None else Sites(count, Shape(parse_rate(between, "between")))
