@@ -3,11 +3,13 @@
 import inspect
 import io
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -307,6 +309,23 @@ def test_interrupt_ends_the_workers_and_exits_130(tmp_path):
     assert err.strip().endswith("interrupted")
     assert not _workers_in(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupt_while_it_is_imported_exits_130(tmp_path):
+    (tmp_path / "cyclopts.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)")
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["gradwire"].partition(":")
+    script = f"import sys; from {module} import {function}; sys.exit({function}())"
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    for words in (["-m", "gradwire"], ["-c", script]):
+        ended = subprocess.run(
+            [sys.executable, *words, "methods"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr) == (cli.INTERRUPTED, "", "interrupted\n")
 
 
 @pytest.mark.skipif(not availability().possible, reason=availability().reason)
