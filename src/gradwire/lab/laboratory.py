@@ -21,6 +21,7 @@ from gradwire.lab.network import (
     worker_interface,
 )
 from gradwire.lab.rate import Shape, parse_rate
+from gradwire.plain import plain
 
 
 class Lab:
@@ -54,6 +55,7 @@ class Lab:
     """
 
     def __init__(self, workers: int, rate: str | None, *, sites: int = 1, between: str | None = None) -> None:
+        workers, sites = plain((workers, sites))
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MAX_WORKERS:
             raise ConfigurationError(f"workers is {workers!r}: give a whole number of workers from 1 to {MAX_WORKERS}")
         self.workers = workers
