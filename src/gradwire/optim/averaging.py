@@ -58,7 +58,8 @@ class AveragingOptimizer(Uncopied, Optimizer):
         freeze_step: Steps at first in which the variance is measured: the published advice is the warm-up of the
             learning rate, or for 1-bit Adam 15 to 20 per cent of the run, and until every row of an embedding has been
             seen.
-        lr: Learning rate.
+        lr: Learning rate. All hyper-parameters are compared over ranks when the optimizer is made; what becomes of them
+            later, as by a schedule, must be the same on all ranks, too, and is not compared.
         betas: Decay of momentum and variance, a step; of the variance, a step that measures it.
         eps: Added to the root of the variance.
         weight_decay: Share of a parameter that is taken off it, times the learning rate, a step: AdamW's.
