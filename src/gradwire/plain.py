@@ -32,7 +32,7 @@ def plain(value: Any) -> Any:
 
 def number(value: Any) -> float:
     """What a value is as a float: NaN for what is no single number, such as text."""
-    with suppress(TypeError, ValueError, RuntimeError):  # the last of a tensor of several values
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):  # the third of a tensor of several values
         if not isinstance(value, str | bytes | bool):
             return float(value)
     return math.nan

@@ -22,6 +22,7 @@ WRONG: list[tuple[str, Any]] = [
     ("lr", "x"),
     ("lr", "0.1"),
     ("lr", None),
+    ("lr", 10**400),
     ("lr", math.nan),
     ("lr", torch.ones(2)),
     ("betas", ("x", 0.9)),
