@@ -8,10 +8,11 @@ from numbers import Real
 from typing import Any
 
 from gradwire.errors import ConfigurationError
+from gradwire.plain import Plain
 
 
 @dataclass(frozen=True)
-class DensePolicy:
+class DensePolicy(Plain):
     """Tensors that are averaged densely, in the same round as the compressed ones.
 
     Biases and normalisation weights are few bytes and matter much, so they are left alone unless told otherwise.

@@ -24,10 +24,10 @@ def link_rate(link: str) -> int | None:
         ConfigurationError: If the text is neither a rate nor ``"none"``.
     """
     try:
-        return None if link == NO_LINK else lab.parse_rate(link)
+        return None if link == NO_LINK else lab.parse_rate(link, "link")
     except ConfigurationError as error:
         hint = did_you_mean(link.lower(), [NO_LINK])
-        raise ConfigurationError(f"link: {hint}{error}, or 'none' for plain loopback") from error
+        raise ConfigurationError(f"{hint}{error}, or 'none' for plain loopback") from error
 
 
 def launch(

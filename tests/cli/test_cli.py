@@ -3,11 +3,13 @@
 import inspect
 import io
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -260,6 +262,7 @@ def test_where_there_is_no_utf_8_it_goes_without(monkeypatch):
         ("bench validate tpok", "did you mean 'topk'"),
         ("bench validate torch-powersgd", "did you mean 'powersgd'"),
         ("bench validate --link none --link fast", "'fast'"),
+        ("bench validate --link fast", "error: link='fast' is not a rate"),
         ("bench validate --workers 2 --workers 0", "--workers"),
         ("analyze auto", "'auto' is not known"),
         ("analyze topk --owner qsgd", "qsgd"),
@@ -308,6 +311,23 @@ def test_interrupt_ends_the_workers_and_exits_130(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_interrupt_while_it_is_imported_exits_130(tmp_path):
+    (tmp_path / "cyclopts.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)")
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["gradwire"].partition(":")
+    script = f"import sys; from {module} import {function}; sys.exit({function}())"
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    for words in (["-m", "gradwire"], ["-c", script]):
+        ended = subprocess.run(
+            [sys.executable, *words, "methods"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr) == (cli.INTERRUPTED, "", "interrupted\n")
+
+
 @pytest.mark.skipif(not availability().possible, reason=availability().reason)
 def test_a_command_runs_in_a_lab(tmp_path, monkeypatch, capsys):
     path = tmp_path / "lab.json"
@@ -324,9 +344,14 @@ def test_a_lab_s_options_are_not_taken_for_its_command(monkeypatch, capsys):
     code, _, error = run("lab", "--betwen=1gbit", "--", "ls", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 2
     assert "'--betwen=1gbit' is no option of gradwire lab; did you mean '--between'?" in " ".join(error.split())
-    code, _, error = run("lab", "--sites=2", "--between=fast", "--", "ls", monkeypatch=monkeypatch, capsys=capsys)
-    assert code == 2
-    assert "between='fast' is not a rate" in " ".join(error.split())
+    for words, said in (
+        (("--sites=2", "--between=fast"), "between='fast' is not a rate"),
+        (("--within=fast",), "error: within='fast' is not a rate"),
+        (("--within=1gbit", "--sites=2"), "sites=2, between=None and a rate of '1gbit' for each worker do not go"),
+    ):
+        code, _, error = run("lab", *words, "--", "ls", monkeypatch=monkeypatch, capsys=capsys)
+        assert code == 2
+        assert said in " ".join(error.split())
     assert set(OPTIONS) == {f"--{each}" for each in inspect.signature(lab).parameters if each != "command"}
 
 

@@ -106,6 +106,38 @@ def test_fragments_survive_a_step_that_is_not_finite(options: dict[str, Any]) ->
     handle.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "options"),
+    [
+        (torch.optim.Adam, float("inf"), {}),
+        (torch.optim.Adam, 1e25, {"moments": "average"}),  # of which the square is infinite
+        (torch.optim.Adafactor, float("inf"), {}),
+        (torch.optim.Adafactor, float("inf"), {"fragments": 2}),
+    ],
+)
+@ranks(2)
+def test_an_optimizer_is_sound_again_after_an_average_that_is_dropped(
+    kind: type[torch.optim.Optimizer], value: float, options: dict[str, Any]
+) -> None:
+    net = network()
+    optimizer = kind(net.parameters(), lr=1e-2)  # type: ignore[call-arg]
+    handle = gradwire.periodic(optimizer, every=4, **options)
+    train(net, optimizer, range(4))
+    weights = flat(net)
+    for step in range(4, 40):
+        backward(net, step)
+        if step == 5 and dist.get_rank() == 1:
+            net[0].weight.grad[3, 3] = value
+        optimizer.step()
+    handle.synchronize()
+    assert 1 <= handle.dropped <= options.get("fragments", 1)
+    kept = [each for state in optimizer.state.values() for each in state.values()]
+    assert all(each.isfinite().all() for each in kept)
+    assert same_everywhere(flat(net))
+    assert 0 < (flat(net) - weights).abs().max() < 1
+    handle.close()
+
+
 @ranks(2)
 def test_fragments_that_are_averaged_at_once_are_dropped_at_once() -> None:
     """However late the wire comes to measure what they changed."""

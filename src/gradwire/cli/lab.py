@@ -42,7 +42,7 @@ def lab(
         between: Rate of each place's link to the others, in each direction; to be given with --sites.
         json: Write what was counted to this file too.
     """
-    from gradwire.lab import Lab
+    from gradwire.lab import Lab, parse_rate
     from gradwire_bench import origin
     from gradwire_bench.terminal import table
 
@@ -53,6 +53,7 @@ def lab(
             f"{command[0]!r} is no option of gradwire lab; {did_you_mean(command[0], OPTIONS)}"
             f"choose {', '.join(OPTIONS)}, and write the command after --, as in gradwire lab -- ls"
         )
+    parse_rate(within, "within")
     console = new_console()
     with Lab(workers, within, sites=sites, between=between) as network:
         result = network.run(

@@ -12,12 +12,13 @@ from torch import Tensor
 from gradwire.errors import PayloadError
 from gradwire.layout import Block, Slot
 from gradwire.memory import Feedback, Remainder, Store
+from gradwire.plain import Plain
 
 FORMAT_VERSION = 1
 """Of all payloads, as ``docs/formats.md`` describes them: another one whenever bytes mean something else."""
 
 
-class Codec(ABC):
+class Codec(Plain, ABC):
     """Writes a block as bytes of a size that every rank knows before they are written.
 
     In plain torch, ``values, finite = feedback.compensate(block, gradient)`` is what :meth:`encode` is to send, and

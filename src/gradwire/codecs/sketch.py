@@ -12,10 +12,11 @@ from gradwire import kernels
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference.sketch import LINE, MOST_ROWS
 from gradwire.layout import Block, Int64Array
+from gradwire.plain import Plain
 
 
 @dataclass(frozen=True)
-class CountSketch:
+class CountSketch(Plain):
     """One table a segment (Charikar et al. 2002), linear in the values, so that tables average.
 
     The table of a segment estimates each value ``v`` within about ``|segment| / sqrt(columns)``; the median over rows

@@ -11,6 +11,7 @@ import torch
 
 from gradwire.codecs.codec import Codec
 from gradwire.memory import Memory
+from gradwire.plain import Plain
 from gradwire.policy import DensePolicy
 
 FUSE_BYTES = 1 << 18
@@ -18,7 +19,7 @@ FUSE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
-class Choices:
+class Choices(Plain):
     """The choices of one attachment, as they were given; :func:`gradwire.compress` documents each.
 
     A way in has those that make sense there in its signature, with the types and defaults that they have here, and

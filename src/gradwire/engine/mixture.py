@@ -16,7 +16,7 @@ from gradwire.engine.configuration import WRITTEN, Configuration, written_out
 from gradwire.engine.recipes import MEASURED_WITH
 from gradwire.engine.recipes import others as kin_of
 from gradwire.engine.recipes import written_out as recipe
-from gradwire.engine.schedule import check_steps, value_at
+from gradwire.engine.schedule import by_step, value_at
 from gradwire.engine.several import Several
 from gradwire.errors import ConfigurationError
 from gradwire.methods import Method, name_of, parse
@@ -181,8 +181,8 @@ def reconfigured(
 
 def _rule(method: str | Method | Mapping[int, str | Method], choices: Choices, workers: int) -> Configuration:
     if isinstance(method, Mapping):
-        check_steps("method", method, "{0: 'topk:ratio=0.25', 100: 'topk:ratio=0.01'}")
-        (_, first), *further = [(step, _rule(method[step], choices, workers)) for step in sorted(method)]
+        methods = by_step("method", method, "{0: 'topk:ratio=0.25', 100: 'topk:ratio=0.01'}")
+        (_, first), *further = [(step, _rule(methods[step], choices, workers)) for step in sorted(methods)]
         for step, other in further:
             if type(other.method) is not type(first.method) or replace(other, method=first.method) != first:
                 raise ConfigurationError(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from gradwire.errors import ConfigurationError
+from gradwire.plain import plain
 
 Value = TypeVar("Value")
 
@@ -25,22 +26,30 @@ def stages(options: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
         >>> stages({"ratio": {0: 0.25, 100: 0.01}, "values": "fp16"})
         [(0, {'ratio': 0.25, 'values': 'fp16'}), (100, {'ratio': 0.01, 'values': 'fp16'})]
     """
-    scheduled = {name: value for name, value in options.items() if isinstance(value, Mapping)}
-    for name, values in scheduled.items():
-        check_steps(name, values, "{0: 0.25, 100: 0.01}")
+    scheduled = {
+        name: by_step(name, values, "{0: 0.25, 100: 0.01}")
+        for name, values in options.items()
+        if isinstance(values, Mapping)
+    }
     steps = sorted({step for values in scheduled.values() for step in values})
     return [
         (step, {**options, **{name: value_at(values, step) for name, values in scheduled.items()}}) for step in steps
     ]
 
 
-def check_steps(name: str, values: Mapping[Any, Any], example: str) -> None:
-    """Raises ConfigurationError unless values are by step, and there is one to begin with."""
+def by_step(name: str, given: Mapping[Any, Value], example: str) -> dict[int, Value]:
+    """Values by the step from which they count.
+
+    Raises:
+        ConfigurationError: Unless they are by whole numbers, and there is one to begin with.
+    """
+    values = {plain(step): value for step, value in given.items()}
     if not all(type(step) is int and step >= 0 for step in values) or 0 not in values:
         raise ConfigurationError(
             f"{name}={dict(values)!r} is no schedule; write values by the step from which they count, from 0, as in "
             f"{example}"
         )
+    return values
 
 
 def value_at(values: Mapping[int, Value], step: int) -> Value:

@@ -21,6 +21,7 @@ from gradwire.lab.network import (
     worker_interface,
 )
 from gradwire.lab.rate import Shape, parse_rate
+from gradwire.plain import plain
 
 
 class Lab:
@@ -54,6 +55,7 @@ class Lab:
     """
 
     def __init__(self, workers: int, rate: str | None, *, sites: int = 1, between: str | None = None) -> None:
+        workers, sites = plain((workers, sites))
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MAX_WORKERS:
             raise ConfigurationError(f"workers is {workers!r}: give a whole number of workers from 1 to {MAX_WORKERS}")
         self.workers = workers
@@ -220,7 +222,8 @@ def _sites(count: int, between: str | None, workers: int, rate: str | None) -> S
         raise ConfigurationError(f"sites is {count!r}: give a divisor of the number of workers, {workers}")
     if (count > 1) != (between is not None) or (between is not None and rate is None):
         raise ConfigurationError(
-            f"sites={count}, between={between!r} and rate={rate!r} do not go together: for several sites give the rate "
-            'of the links between them, such as between="100mbit", and that of each worker\'s; for one, give no between'
+            f"sites={count}, between={between!r} and a rate of {rate!r} for each worker do not go together: for "
+            'several sites give the rate of the links between them, such as between="100mbit", and that of each '
+            "worker's; for one, give no between"
         )
     return None if between is None else Sites(count, Shape(parse_rate(between, "between")))

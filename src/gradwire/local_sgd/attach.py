@@ -71,8 +71,9 @@ def periodic(
     period starts from ``x_last`` rounded, and the change is measured from there, so that nothing is lost in rounding.
 
     If a change, moment or buffer of some rank is not finite, nobody takes that average: the fragment's parameters and
-    the buffers go back on all ranks to where the last average left them, memories are as before it, and moments that
-    are not finite are zeroed. On a rank where other fragments are not finite by then, so do these.
+    the buffers go back on all ranks to where the last average left them, memories are as before it, and the optimizer's
+    state is zeroed where it is not finite, all moments of a coordinate together. On a rank where other fragments are
+    not finite by then, so do these.
 
     Args:
         optimizer: Any optimizer, with the worker's own gradients, also within Accelerate's or Lightning's; nothing else

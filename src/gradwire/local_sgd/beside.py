@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwire.attach.shards import local
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.local_sgd.finite import finite
 from gradwire.local_sgd.fragments import Fragment, Piece
@@ -42,7 +43,11 @@ class Beside:
 
 
 class KeptMoments(Beside):
-    """Leaves the optimizer's moments alone, unless they are not finite where an average is dropped: these are zeroed.
+    """Leaves the optimizer's moments alone, unless some are not finite where an average is dropped.
+
+    Then all moments of such a coordinate are zeroed: a momentum of what was far too large, beside a variance of zero,
+    would be a step as large. So is what else the optimizer keeps of these parameters, such as Adafactor's variances of
+    rows, where it is not finite: it would be so for good.
 
     Args:
         optimizer: Whose moments.
@@ -64,11 +69,19 @@ class KeptMoments(Beside):
                 yield key, value
 
     def drop(self, fragment: Fragment) -> None:
-        """Zeroes what is not finite."""
-        for _, piece, moment in self.moments(fragment):
-            values = piece.read(moment)
-            if not finite(values):
-                piece.write(moment, torch.where(values.isfinite(), values, 0))
+        """Zeroes what is not finite, and what else belongs to its coordinates."""
+        for piece in fragment.pieces:
+            moments = dict(self._of(piece.parameter))
+            values = [piece.read(moment) for moment in moments.values()]
+            if not all(map(finite, values)):
+                sound = torch.stack([each.isfinite() for each in values]).all(0)
+                for moment, each in zip(moments.values(), values, strict=True):
+                    piece.write(moment, torch.where(sound, each, 0))
+            for key, value in self._optimizer.state.get(piece.parameter, {}).items():
+                if key not in moments and isinstance(value, Tensor) and value.is_floating_point():
+                    part = local(value)
+                    if not finite(part):
+                        part.copy_(torch.where(part.isfinite(), part, 0))
 
 
 class ResetMoments(KeptMoments):

@@ -10,13 +10,14 @@ from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
 from gradwire.memory import MaskedMomentum, Momentum
 from gradwire.methods import name_of
+from gradwire.plain import Plain, plain
 
 Cut = Literal["contiguous", "strided", "layers"]
 Moments = Literal["keep", "reset", "average"]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Plain):
     """Periods, fragments, and how late and how far an average is taken.
 
     Attributes:
@@ -105,7 +106,7 @@ class Schedule:
         Raises:
             ConfigurationError: If they are too few.
         """
-        length = self.every(period) if callable(self.every) else self.every
+        length = plain(self.every(period)) if callable(self.every) else self.every
         name = f"every({period})" if callable(self.every) else "every"
         _check_whole(name, length, 1, "local steps")
         if self.fragments > length:

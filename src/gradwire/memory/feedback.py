@@ -15,6 +15,7 @@ from gradwire.deferred import Flag, known
 from gradwire.layout import Block, Slot
 from gradwire.memory.kind import Kind
 from gradwire.memory.store import Store
+from gradwire.plain import Plain
 
 OWED = "owed"
 """The store's field for what is owed of a parameter that no memory has a place for; the next step takes it along."""
@@ -118,7 +119,7 @@ NONE = Feedback(None)
 """Nothing is remembered."""
 
 
-class Memory(ABC):
+class Memory(Plain, ABC):
     """What a worker remembers of the gradients it did not send.
 
     Attributes:

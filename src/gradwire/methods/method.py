@@ -22,6 +22,7 @@ from gradwire.granularity import Granularity
 from gradwire.layout import Block, Slot
 from gradwire.memory import BUILT_IN, NONE, Feedback, Kind, Memory, Remainder, Store
 from gradwire.methods.published import Published
+from gradwire.plain import Plain
 from gradwire.policy import DensePolicy
 from gradwire.randomness import SHARED, key_of
 from gradwire.routes import Operator, Shards, allreduce, sharded
@@ -80,7 +81,7 @@ class Context:
         return key_of(self.seed, step, SHARED)
 
 
-class Method(ABC):
+class Method(Plain, ABC):
     """A compressed average. Subclasses are frozen dataclasses whose fields are the paper's hyper-parameters.
 
     What theory says of a method is data, which tests hold against what is measured.

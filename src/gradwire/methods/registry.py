@@ -11,6 +11,7 @@ from typing import Any
 
 from gradwire.errors import ConfigurationError, did_you_mean
 from gradwire.methods.method import Method
+from gradwire.plain import plain
 from gradwire.registry import Registry
 
 CHOICES = (
@@ -110,7 +111,7 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
     if missing := [name for name in needed if name not in options]:
         raise ConfigurationError(f"{method!r} has no default for {', '.join(missing)}; give it, or its class a default")
     try:
-        made = kind(**{option: _plain(value, _kind(fields[option])) for option, value in options.items()})
+        made = kind(**{option: _fitting(value, _kind(fields[option])) for option, value in options.items()})
     except (TypeError, RuntimeError) as error:  # the latter of a tensor of several values
         given = ", ".join(f"{option}={value!r}" for option, value in options.items())
         raise ConfigurationError(
@@ -152,8 +153,9 @@ def _check_dataclass(kind: type[Method]) -> None:
         )
 
 
-def _plain(value: Any, kind: str) -> Any:
-    """Numbers as Python has them, for those of numpy and torch and for whole ones with a point; all else as it is."""
+def _fitting(value: Any, kind: str) -> Any:
+    """Numbers as Python has them, also those in a tensor of one and whole ones with a point; all else as it is."""
+    value = plain(value)
     with suppress(TypeError, ValueError):
         if kind == "int" and not isinstance(value, bool):
             return int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)

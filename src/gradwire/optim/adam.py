@@ -10,7 +10,8 @@ from torch.nn import Parameter
 
 from gradwire.attach.synchronizer import Tensors
 from gradwire.exact import magnitudes
-from gradwire.optim.averaging import AveragingOptimizer, Group
+from gradwire.optim.averaging import AveragingOptimizer
+from gradwire.optim.groups import Group
 
 
 class CompressedAdam(AveragingOptimizer):

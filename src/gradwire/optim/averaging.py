@@ -31,12 +31,11 @@ from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import EFSignSGD, Method, name_of
+from gradwire.optim.groups import Group, described, make_valid
+from gradwire.plain import plain
 from gradwire.policy import DensePolicy
 from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import transport_for
-
-Group = dict[str, Any]
-"""A parameter group."""
 
 SIGNS = EFSignSGD(norm="l2")
 """How momenta are sent as published: ``(|m|_2 / sqrt(d)) sign(m)``, with error feedback at workers and owners."""
@@ -59,7 +58,8 @@ class AveragingOptimizer(Uncopied, Optimizer):
         freeze_step: Steps at first in which the variance is measured: the published advice is the warm-up of the
             learning rate, or for 1-bit Adam 15 to 20 per cent of the run, and until every row of an embedding has been
             seen.
-        lr: Learning rate.
+        lr: Learning rate. All hyper-parameters are compared over ranks when the optimizer is made; what becomes of them
+            later, as by a schedule, must be the same on all ranks, too, and is not compared.
         betas: Decay of momentum and variance, a step; of the variance, a step that measures it.
         eps: Added to the root of the variance.
         weight_decay: Share of a parameter that is taken off it, times the learning rate, a step: AdamW's.
@@ -131,10 +131,7 @@ class AveragingOptimizer(Uncopied, Optimizer):
         self.freeze_step = freeze_step
         workers = default_group(process_group)
         with RollCall(workers) as roll_call:
-            for step in self.schedule:
-                value = getattr(self, step)
-                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                    raise ConfigurationError(f"{step}={value!r} is out of range; choose a whole number >= 1")
+            self._make_valid()
             if given := sorted({"grad_scaler", "rollback"} & options.keys()):
                 raise ConfigurationError(
                     f"{given[0]} is no option of {type(self).__name__}: a scaler's step divides gradients before this "
@@ -155,7 +152,7 @@ class AveragingOptimizer(Uncopied, Optimizer):
             roll_call.ready()
         transport = transport_for(workers, named[0][1].device)
         lines = [f"{key}={value}" for key, value in self._describe().items()]
-        lines += [f"group {number} {_described(group)}" for number, group in enumerate(self.param_groups)]
+        lines += [f"group {number} {described(group)}" for number, group in enumerate(self.param_groups)]
         lines += [f"parameter {name} with shape {tuple(parameter.shape)}" for name, parameter in named]
         check_same(lines, transport, named[0][1].device)
         if broadcast:
@@ -197,7 +194,7 @@ class AveragingOptimizer(Uncopied, Optimizer):
                 "a parameter group was added to an optimizer that averages; make it with all parameters"
             )
         super().add_param_group(param_group)
-        check_group(self.param_groups[-1])
+        make_valid(self.param_groups[-1])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -311,6 +308,18 @@ class AveragingOptimizer(Uncopied, Optimizer):
         self._compressed.close()
         self._exact.close()
 
+    def _make_valid(self) -> None:
+        """Makes what it was given, beside hyper-parameters of groups, valid.
+
+        Raises:
+            ConfigurationError: If anything is out of range.
+        """
+        for name in self.schedule:
+            value = plain(getattr(self, name))
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigurationError(f"{name}={value!r} is out of range; choose a whole number >= 1")
+            setattr(self, name, value)
+
     def _step(self, gradients: Tensors) -> None:
         """Takes a step."""
         raise NotImplementedError
@@ -376,21 +385,6 @@ class AveragingOptimizer(Uncopied, Optimizer):
             if each.numel()
         ]
         return not ends or bool(torch.stack(ends).all())
-
-
-def check_group(group: Group) -> None:
-    """Raises ConfigurationError if a parameter group has a hyper-parameter out of range."""
-    betas = group["betas"]
-    if not (isinstance(betas, tuple | list) and len(betas) == 2 and all(0 <= beta < 1 for beta in betas)):
-        raise ConfigurationError(f"betas={betas!r} is out of range; choose two decays, each 0 <= beta < 1")
-    for name, least in (("lr", "0 <= "), ("weight_decay", "0 <= "), ("floor", "0 <= "), ("eps", "0 < ")):
-        value = float(group[name])
-        if not (value < float("inf") and (value > 0 or (value == 0 and name != "eps"))):
-            raise ConfigurationError(f"{name}={group[name]!r} is out of range; choose {least}{name}, and finite")
-
-
-def _described(group: Group) -> str:
-    return " ".join(f"{key}={value}" for key, value in sorted(group.items()) if key not in ("params", "param_names"))
 
 
 def _shape(value: object) -> str:

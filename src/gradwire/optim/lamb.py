@@ -11,8 +11,9 @@ from torch.nn import Parameter
 
 from gradwire.errors import ConfigurationError
 from gradwire.exact import length
-from gradwire.optim.averaging import Group
+from gradwire.optim.groups import Group
 from gradwire.optim.onebit import OneBitAdam
+from gradwire.plain import number, plain
 
 
 class OneBitLamb(OneBitAdam):
@@ -57,14 +58,23 @@ class OneBitLamb(OneBitAdam):
         change: float = 0.1,
         **others: Any,
     ) -> None:
-        for name, bounds in (("trust", trust), ("factors", factors)):
-            if not 0 < bounds[0] <= bounds[1]:
-                raise ConfigurationError(f"{name}={bounds!r} is out of range; choose 0 < least <= largest")
-        for name, share in (("trust_beta", trust_beta), ("change", change)):
-            if not 0 <= share < 1:
-                raise ConfigurationError(f"{name}={share!r} is out of range; choose 0 <= {name} < 1")
         self.trust, self.trust_beta, self.factors, self.change = trust, trust_beta, factors, change
         super().__init__(params, freeze_step, *arguments, **others)
+
+    def _make_valid(self) -> None:
+        """As all do, and the bounds of ratios."""
+        super()._make_valid()
+        for name in ("trust", "factors"):
+            bounds = getattr(self, name)
+            pair = isinstance(bounds, tuple | list) and len(bounds) == 2
+            if not (pair and 0 < number(bounds[0]) <= number(bounds[1])):
+                raise ConfigurationError(f"{name}={bounds!r} is out of range; choose two numbers, 0 < least <= largest")
+            setattr(self, name, tuple(map(plain, bounds)))
+        for name in ("trust_beta", "change"):
+            share = getattr(self, name)
+            if not 0 <= number(share) < 1:
+                raise ConfigurationError(f"{name}={share!r} is out of range; choose a number 0 <= {name} < 1")
+            setattr(self, name, plain(share))
 
     def _describe(self) -> dict[str, str]:
         own = ("trust", "trust_beta", "factors", "change")

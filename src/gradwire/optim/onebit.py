@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.attach.synchronizer import Tensors
 from gradwire.optim.adam import CompressedAdam
-from gradwire.optim.averaging import Group
+from gradwire.optim.groups import Group
 
 
 class OneBitAdam(CompressedAdam):

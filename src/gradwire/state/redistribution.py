@@ -16,6 +16,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.granularity import WHOLE_ROWS
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.memory import Kind
+from gradwire.plain import plain
 from gradwire.state.form import check_form, check_same
 
 State = Mapping[str, Any]
@@ -67,6 +68,7 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
         >>> states = [torch.load(f"rank{rank}.pt", weights_only=True) for rank in range(4)]
         >>> handle.load_state_dict(gradwire.redistribute(states, workers=1)[rank])
     """
+    workers = plain(workers)
     if not (isinstance(workers, int) and workers >= 1):
         raise ConfigurationError(f"workers={workers!r} is out of range; choose a whole number >= 1")
     if any(isinstance(state, Mapping) and "param_groups" in state for state in states):

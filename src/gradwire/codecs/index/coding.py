@@ -7,8 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from gradwire.plain import Plain
 
-class IndexCoding(ABC):
+
+class IndexCoding(Plain, ABC):
     """Writes ascending distinct positions.
 
     What they take depends on their number and range alone, unless the coding ``varies``; then a payload may be shorter

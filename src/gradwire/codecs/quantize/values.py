@@ -14,10 +14,11 @@ from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize.names import codecs
 from gradwire.layout import ALIGNMENT, Block
 from gradwire.memory import NONE, Remainder
+from gradwire.plain import Plain
 from gradwire.registry import Registry
 
 
-class ValueCoding(ABC):
+class ValueCoding(Plain, ABC):
     """Writes the values that a selector chose, in order of position.
 
     What was chosen is itself a block, ``chosen``: a dense buffer with one segment for each segment chosen from.

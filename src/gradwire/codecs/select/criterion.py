@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.layout import Block, Float32Array, Float64Array, Int64Array, Slot
 from gradwire.memory import Feedback, Store
+from gradwire.plain import Plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Choice:
     magnitudes: Float32Array | None = None
 
 
-class Criterion(ABC):
+class Criterion(Plain, ABC):
     """Chooses coordinates by what they hold, however many they are."""
 
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> Criterion:
@@ -51,7 +52,7 @@ class Criterion(ABC):
             room: How many are expected.
         """
 
-    def sent(self, block: Block, positions: Tensor, values: Tensor) -> None:  # noqa: B027
+    def sent(self, block: Block, positions: Tensor, values: Tensor) -> None:
         """Told which of the chosen coordinates go out, with their compensated values."""
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Int64Array
 from gradwire.memory import Feedback
+from gradwire.plain import Plain
 
 
-class Selector(ABC):
+class Selector(Plain, ABC):
     """Chooses coordinates of a block by looking at its values."""
 
     def at(self, step: int) -> Selector:

@@ -17,6 +17,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.errors import ConfigurationError
 from gradwire.layout import ALIGNMENT, Block, Int64Array
+from gradwire.plain import Plain
 from gradwire.randomness import run_keys
 
 CODES = 16
@@ -24,7 +25,7 @@ CODES = 16
 
 
 @dataclass(frozen=True)
-class Levels:
+class Levels(Plain):
     """Integers that 4-bit codes stand for: where to round normal coordinates so that codes add up as integers.
 
     The integers are 0 = T[0] < ... < T[15] = grain; level ``T[z]`` stands for ``reach * (2 T[z] / grain - 1)``.

@@ -1,0 +1,77 @@
+"""What optimizers that average are given: told where it is none of theirs, and taken from any library."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import gradwire
+from compressed_adam import KINDS, made
+from local_training import backward, network
+from models import flat
+from pool import ranks
+
+WRONG: list[tuple[str, Any]] = [
+    ("lr", "x"),
+    ("lr", "0.1"),
+    ("lr", None),
+    ("lr", 10**400),
+    ("lr", math.nan),
+    ("lr", torch.ones(2)),
+    ("betas", ("x", 0.9)),
+    ("betas", (0.9, math.nan)),
+    ("betas", 0.9),
+    ("betas", "xy"),
+    ("eps", None),
+    ("eps", math.nan),
+    ("weight_decay", "0.1"),
+    ("weight_decay", math.inf),
+    ("floor", [0.1]),
+]
+OF_LAMB: list[tuple[str, Any]] = [
+    ("trust", 5),
+    ("trust", ("x", 1)),
+    ("trust", (0.1, math.nan)),
+    ("factors", None),
+    ("trust_beta", "x"),
+    ("change", math.nan),
+]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@ranks(2)
+def test_all_ranks_are_told_of_what_is_no_number(kind: str) -> None:
+    net = network()
+    before = flat(net)
+    for name, value in WRONG + OF_LAMB * (kind == "lamb"):
+        said = re.escape(f"{name}={value!r} is out of range; choose ")
+        with pytest.raises(gradwire.ConfigurationError, match=said):
+            made(kind, net, **({name: value} if dist.get_rank() else {}))
+    assert torch.equal(flat(net), before)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@ranks(2)
+def test_numbers_of_any_library_are_the_same(kind: str) -> None:
+    net = network()
+    whole, share = (np.int64, np.float64) if dist.get_rank() else (int, float)
+    options: dict[str, Any] = {"betas": [share(0.8), share(0.9)], "eps": share(1e-6), "weight_decay": share(0.5)}
+    options |= {"freeze_step": whole(2), "lr": share(0.01), "seed": whole(3)}
+    if kind == "lamb":
+        options |= {"trust": (share(0.5), share(2)), "change": share(0.5)}
+    optimizer = made(kind, net, **options)
+    for step in range(4):
+        backward(net, step)
+        optimizer.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    optimizer.load_state_dict(torch.load(file, weights_only=True))
+    optimizer.close()
