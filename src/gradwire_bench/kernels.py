@@ -1,4 +1,4 @@
-"""How long the inner loops take on one thread, as multiples of a copy of the same tensor."""
+"""How long the inner loops take on one thread, as multiples of a copy of the same tensor, and on several."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.codecs.quantize import DeadZone
 from gradwire.cost.measure import one_thread
 from gradwire.kernels import Code, codes
 from gradwire.kernels.reference import elias_fano_bytes
 from gradwire.layout import Block, Granularity, Slot, flat_slots
+from gradwire.memory import NONE, Feedback
 from gradwire.randomness import key_of
 from gradwire_bench import resident, shapes
 
@@ -47,6 +49,7 @@ class Row:
         gigabytes_per_second: Bytes of gradient handled a second, in units of 1e9.
         peak_extra_bytes: Growth of resident memory during one call: what it needed beyond its inputs, residual and
             payload. None where the system does not tell.
+        times_faster: Median of its time divided by that on several threads in the same round, if there are several.
     """
 
     operation: str
@@ -55,6 +58,7 @@ class Row:
     target: float | None
     gigabytes_per_second: float
     peak_extra_bytes: int | None
+    times_faster: float | None = None
 
     @property
     def milliseconds(self) -> float:
@@ -74,14 +78,16 @@ def measure(
     repeats: int = 7,
     segments: Segments = "one",
     progress: Progress | None = None,
+    threads: int = 1,
 ) -> list[Row]:
-    """Times every operation once a round, so that all of them meet the same disturbances.
+    """Times every operation once a round, so that all of them meet the same disturbances; twice with several threads.
 
     Args:
         numel: Elements of the gradient, or an upper bound of them with ``"resnet"``.
         repeats: Rounds.
         segments: One segment of all, or the layers of ResNet-50 as far as they fit in ``numel`` elements.
         progress: Called before each measurement and after the last.
+        threads: How many to use beside one.
     """
     report = progress or (lambda done, total, name: None)
     block = _block(numel, segments)
@@ -95,26 +101,40 @@ def measure(
             operation.run()  # touches what it writes to, so that only scratch is new
             peaks[operation.name] = _peak_extra_bytes(operation.run)
         seconds: dict[str, list[float]] = {operation.name: [] for operation in operations}
+        shared: dict[str, list[float]] = {operation.name: [] for operation in operations}
         for repeat in range(1, repeats + 1):
             for done, operation in enumerate(operations, repeat * len(operations)):
                 report(done, total, operation.name)
-                start = time.perf_counter()
-                operation.run()
-                seconds[operation.name].append(time.perf_counter() - start)
+                seconds[operation.name].append(_timed(operation))
+                if threads > 1:
+                    torch.set_num_threads(threads)
+                    shared[operation.name].append(_timed(operation))
+                    torch.set_num_threads(1)
         report(total, total, "")
     copies = seconds[operations[0].name]
     return [
         Row(
             operation=operation.name,
             seconds=times,
-            times_copy=statistics.median(own / copy for own, copy in zip(times, copies, strict=True)),
+            times_copy=_median_ratio(times, copies),
             target=operation.target,
             gigabytes_per_second=4e-9 * block.numel / statistics.median(times),
             peak_extra_bytes=peaks[operation.name],
+            times_faster=_median_ratio(times, shared[operation.name]) if threads > 1 else None,
         )
         for operation in operations
         for times in [seconds[operation.name]]
     ]
+
+
+def _timed(operation: _Operation) -> float:
+    start = time.perf_counter()
+    operation.run()
+    return time.perf_counter() - start
+
+
+def _median_ratio(seconds: list[float], others: list[float]) -> float:
+    return statistics.median(own / other for own, other in zip(seconds, others, strict=True))
 
 
 def _block(numel: int, segments: Segments) -> Block:
@@ -135,6 +155,7 @@ def _operations(block: Block) -> list[_Operation]:
         _Operation("copy", None, lambda: out.copy_(gradient)),
         _Operation("accumulate", None, lambda: kernels.accumulate(block, gradient, residual, 0.9, 1.0)),
         *_quantisers(block, gradient, residual, out),
+        *_levels(block, gradient, residual, out),
         *_sparse(block, gradient, residual, out),
     ]
 
@@ -156,6 +177,25 @@ def _quantisers(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -
 
         operations.append(_Operation(f"{name}: encode with feedback", encoded_within, encode))
         operations.append(_Operation(f"{name}: average {ROWS}", decoded_within, decode))
+    return operations
+
+
+def _levels(block: Block, gradient: Tensor, residual: Tensor, out: Tensor) -> list[_Operation]:
+    operations, whole = [], Block.cut(block.slots, Granularity("model"))
+    for bits in (0.1, 0.8):
+        codec = DeadZone(bits)
+        payloads = torch.empty(ROWS, codec.payload_bytes(whole), dtype=torch.uint8)
+        for row, payload in enumerate(payloads):
+            codec.encode(whole, gradient.roll(row), NONE, payload, 0)
+
+        def encode(codec: DeadZone = codec, payload: Tensor = payloads[0]) -> None:
+            codec.encode(whole, gradient, Feedback(residual, 0.9), payload, 0)
+
+        def decode(codec: DeadZone = codec, payloads: Tensor = payloads) -> None:
+            codec.decode(whole, payloads, out, 1 / ROWS)
+
+        operations.append(_Operation(f"levels {bits} bits: encode with feedback", None, encode))
+        operations.append(_Operation(f"levels {bits} bits: average {ROWS}", None, decode))
     return operations
 
 

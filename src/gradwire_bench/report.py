@@ -72,9 +72,10 @@ def train_table(rows: Sequence[TrainRow], title: str) -> Table:
     return shown
 
 
-def kernels_table(rows: Sequence[KernelRow], title: str) -> Table:
-    """Time of each inner loop, as a multiple of a copy too."""
-    shown = table(title, "operation", "ms", "x copy", "target", "GB/s", "extra MB")
+def kernels_table(rows: Sequence[KernelRow], title: str, threads: int) -> Table:
+    """Time of each inner loop, as a multiple of a copy too, and how much faster it is on several threads, if any."""
+    several = [f"{threads} threads, x"] if threads > 1 else []
+    shown = table(title, "operation", "ms", "x copy", "target", "GB/s", "extra MB", *several)
     for row in rows:
         target = Text()
         if row.target is not None:
@@ -86,6 +87,7 @@ def kernels_table(rows: Sequence[KernelRow], title: str) -> Table:
             target,
             _number(row.gigabytes_per_second, "{:.2f}"),
             _number(row.peak_extra_bytes, "{:.1f}", _MB),
+            *([_number(row.times_faster, "{:.2f}")] if several else []),
         )
     return shown
 

@@ -29,18 +29,21 @@ def kernels(
     numel: Annotated[int, Parameter(validator=Number(gte=1, lte=10**9))] = 25_000_000,
     repeats: Positive = 7,
     segments: Segments = "one",
+    threads: Positive = 1,
     json: Json = None,
 ) -> None:
-    """Time the inner loops on one thread, as multiples of a copy of the same tensor.
+    """Time the inner loops on one thread, as multiples of a copy of the same tensor, and on several.
 
     ```
     gradwire bench kernels --json kernels.jsonl
+    gradwire bench kernels --threads 8 --segments resnet
     ```
 
     Args:
         numel: Elements of the gradient.
         repeats: Rounds; the median of them counts.
         segments: one segment of all elements, or the layers of ResNet-50.
+        threads: Also with so many threads, and how many times as fast that is.
         json: Write all measurements to this file too.
     """
     from gradwire_bench import kernels as bench_kernels
@@ -52,9 +55,9 @@ def kernels(
     console = new_console()
     started = time.monotonic()
     with console.status("compiling") as status:
-        rows = bench_kernels.measure(numel, repeats, segments, counted(status))
+        rows = bench_kernels.measure(numel, repeats, segments, counted(status), threads)
     console.print(
-        report.kernels_table(rows, f"Inner loops, {numel / 1e6:g} M values, one thread, segments: {segments}")
+        report.kernels_table(rows, f"Inner loops, {numel / 1e6:g} M values, one thread, segments: {segments}", threads)
     )
     console.print(f"[dim]median of {repeats} rounds; {origin.machine_line()}[/dim]")
     cells = [Cell("kernel", f"{segments}:{numel}", row.operation, workers=1, steps=repeats) for row in rows]

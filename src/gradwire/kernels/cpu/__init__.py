@@ -1,4 +1,4 @@
-"""The kernels in Numba, one thread, without the interpreter lock: the bits of the reference, at memory speed.
+"""The kernels in Numba, without the interpreter lock: the bits of the reference, at memory speed, on torch's threads.
 
 Every function is compiled on its first call, once, or read from a cache on disk; an attachment rehearses its method, so
 that nothing is left to compile within a training step.

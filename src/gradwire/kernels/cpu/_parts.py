@@ -17,8 +17,8 @@ from gradwire.layout import ALIGNMENT, Block, Int64Array
 P = TypeVar("P")
 R = TypeVar("R")
 
-LEAST = 1 << 17
-"""Elements that are worth a thread: it takes some 100 microseconds to wake one."""
+LEAST = 1 << 18
+"""Elements that are worth a thread, some 100 to 500 microseconds: it takes about 100 to wake one."""
 
 
 class Part(NamedTuple):
