@@ -27,7 +27,7 @@ _STEP, _RADIUS = 2.0, 4.0
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart; grey is for the baseline.
 BASELINE_COLOUR = "#5f5f5f"
-COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#B8A800")
+COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#B8A800", "#7A4EAB")
 _INK = "#222222"
 _FULL_SHARE = 0.9
 """A plan that sends at least so much is full communication."""
@@ -103,7 +103,7 @@ def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> N
     titled(axes, title, subtitle)
     shown = [(row, row.share, row.loss) for row in rows if row.loss is not None and row.share]
     families = dict.fromkeys(row.label.split()[0] for row, _, _ in shown)
-    colours = dict(zip(families, (BASELINE_COLOUR, *COLOURS), strict=False))
+    colours = dict(zip(families, (BASELINE_COLOUR, *COLOURS * len(families)), strict=False))
     full = next((loss for _, share, loss in shown if share > _FULL_SHARE), None)
     if full is not None:
         axes.axhspan(full.least, full.most, color="#dddddd", zorder=0, linewidth=0)

@@ -31,6 +31,7 @@ METHODS = (
     "powersgd:rank=4",
     "qsgd:bits=4,owner=qsgd:4",
     "randomk:ratio=0.01",
+    "subspace:bits=0.8",
 )
 MODES = ("sync", "backward")
 """Averages alone; and with a real backward pass."""
@@ -257,7 +258,7 @@ def scatter_plot(points: Sequence[Point], path: Path, error: float) -> None:
     figure, axes = axes_of((6.5, 6))
     methods = list(dict.fromkeys(point.method for point in points))
     marks = {"none": "o", "1gbit": "s", "100mbit": "^", "300mbit": "v"}
-    for method, colour in zip(methods, (BASELINE_COLOUR, *COLOURS), strict=False):
+    for method, colour in zip(methods, (BASELINE_COLOUR, *COLOURS * len(methods)), strict=False):
         for link, mode in dict.fromkeys((point.link, point.mode) for point in points):
             own = [point for point in points if (point.method, point.link, point.mode) == (method, link, mode)]
             axes.plot(

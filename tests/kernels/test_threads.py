@@ -208,6 +208,13 @@ def test_what_one_part_raises_is_raised_once_all_have_ended() -> None:
     assert set(ended) <= set(range(8)) - {1}
 
 
+def test_where_no_thread_can_be_begun_one_does_all() -> None:
+    over = RuntimeError("cannot schedule new futures after interpreter shutdown")
+    with mock.patch.object(torch, "get_num_threads", return_value=4), mock.patch.object(_parts, "_pool") as pool:
+        pool.return_value.submit.side_effect = over
+        assert side_by_side(str, range(8)) == list("01234567")
+
+
 def test_threads_are_not_missed_in_a_copy_of_the_process() -> None:
     with mock.patch.object(torch, "get_num_threads", return_value=4):
         assert side_by_side(str, range(8)) == list("01234567")

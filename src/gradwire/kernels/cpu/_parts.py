@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import cache
 from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -46,7 +47,10 @@ def side_by_side(work: Callable[[P], R], parts: Sequence[P]) -> list[R]:
         for number in left:
             done[number] = work(parts[number])
 
-    helpers = [_pool(torch.get_num_threads()).submit(take) for _ in range(1, min(len(parts), torch.get_num_threads()))]
+    helpers: list[Future[None]] = []
+    with suppress(RuntimeError):  # no thread can be begun, as when the interpreter ends: then this one does it all
+        for _ in range(1, min(len(parts), torch.get_num_threads())):
+            helpers.append(_pool(torch.get_num_threads()).submit(take))
     try:
         take()
     finally:
