@@ -21,7 +21,7 @@ from gradwire.kernels.cpu import _parts
 from gradwire.kernels.cpu._parts import Part, of_runs, of_segments, of_tiles, ranges, side_by_side
 from gradwire.kernels.reference import deadzone_payload_bytes
 from gradwire.layout import ALIGNMENT, Block, Granularity, flat_slots
-from kernel_inputs import GRADIENTS, block_of, blocks, gradients, normal, same
+from kernel_inputs import BUFFER, GRADIENTS, KEY, block_of, blocks, gradients, normal, same
 from together import together
 
 THREADS = 3
@@ -39,8 +39,8 @@ def _threads() -> Iterator[None]:
 @pytest.mark.parametrize(
     "method",
     [
-        *("acpsgd", "deadzone", "dgc", "dithered", "ef21", "efsignsgd", "gtopk", "natural", "nuqsgd", "onebit"),
-        *("powersgd", "qsgd", "subspace", "terngrad", "topk"),
+        *("acpsgd", "deadzone", "dgc", "dithered", "eden", "ef21", "efsignsgd", "gtopk", "natural", "nuqsgd", "onebit"),
+        *("powersgd", "qsgd", "subspace", "terngrad", "thc", "topk"),
     ],
 )
 def test_a_method_does_on_threads_what_its_golden_vectors_hold(method: str) -> None:
@@ -145,6 +145,12 @@ def test_codes_end_in_the_same_place(granularity: str, room: float) -> None:
     one, several = _on_threads(encode, normal()[: block.numel], torch.full((size,), 0x5A, dtype=torch.uint8))
     assert all(map(same, one, several))
     assert bool(one[-1]) == (room > 0.8)
+
+
+@blocks
+def test_rounded_to_half_the_bits_they_are_the_same(block: Block) -> None:
+    one, several = _on_threads(lambda kept: kernels.narrow(block, normal(1), kept, KEY), torch.zeros(BUFFER).bfloat16())
+    assert all(map(same, one, several))
 
 
 @together("rank", [1, 4, 6])

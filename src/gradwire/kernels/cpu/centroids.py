@@ -16,8 +16,9 @@ from gradwire.kernels.cpu._compiled import (
     compiled,
     keep_finite,
 )
+from gradwire.kernels.cpu._parts import side_by_side
 from gradwire.kernels.cpu._source import Source, compensation, form, total_magnitude, total_square
-from gradwire.kernels.cpu.rotation import _flip, _hadamard, _restore, longest
+from gradwire.kernels.cpu.rotation import _flip, _hadamard, _restore, longest, slices
 from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.rotation import LARGEST
 from gradwire.layout import Int64Array, UInt64Array
@@ -30,7 +31,11 @@ def centroids_encode(
     table = array(centroids)
     boundaries = (table[1:] + table[:-1]) / np.float32(2)
     values = Source(pieces, np.empty(0, np.int64), *compensation(source))
-    _encode(pieces, values, table, boundaries, keys, array(scales), array(codes))
+    packed, found = array(codes), array(scales)
+    packed[:] = 0
+    side_by_side(
+        lambda some: _encode(pieces[some], values, table, boundaries, keys, found[some], packed), slices(pieces)
+    )
 
 
 def centroids_decode(
@@ -45,7 +50,11 @@ def centroids_decode(
     weight: float,
 ) -> None:
     keys = run_keys(int(key) & MASK32, streams)
-    _decode(pieces, array(scales), array(codes), array(centroids), keys, array(out), add, np.float32(weight))
+    given, (packed, table, target) = array(scales), map(array, (codes, centroids, out))
+    side_by_side(
+        lambda some: _decode(pieces[some], given[some], packed, table, keys, target, add, np.float32(weight)),
+        slices(pieces),
+    )
 
 
 @allocating
@@ -62,7 +71,6 @@ def _encode(
     most = longest(pieces)
     t, rotated, products = np.empty(most, np.float32), np.empty(most, np.float32), np.empty(most, np.float32)
     codes, lanes = np.empty(most, np.uint8), np.empty(LANES, np.float64)
-    packed[:] = 0
     for number in range(len(pieces)):
         start, length, size, position, counter, run = pieces[number]
         memory = source.residual[start : start + length]

@@ -35,7 +35,7 @@ from gradwire.kernels.cpu._levels import (
     signed,
     threshold_of,
 )
-from gradwire.kernels.cpu._parts import Part, of_tiles, side_by_side
+from gradwire.kernels.cpu._parts import Part, of_runs, of_tiles, side_by_side
 from gradwire.kernels.cpu.statistics import magnitude_statistics
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.deadzone import HEAD, LARGEST, LIMIT, deadzone_room, scales_of, tiles_of
@@ -128,8 +128,13 @@ def _tiles_of(part: Part, given: _Given, sizes: UInt32Array) -> UInt32Array:
 
 
 def deadzone_dither(block: Block, values: Tensor, steps: Tensor, key: int, out: Tensor) -> None:
-    keys = run_keys(key, block.streams)
-    _dither(block.runs, block.segments, array(values), array(steps), keys, block.origins, array(out))
+    given, of_segments, target = array(values), array(steps), array(out)
+
+    def dither(part: Part) -> None:
+        own, keys = part.block, run_keys(key, part.block.streams)
+        _dither(own.runs, own.segments, given, of_segments[part.segment :], keys, own.origins, target)
+
+    side_by_side(dither, of_runs(block))
 
 
 @compiled

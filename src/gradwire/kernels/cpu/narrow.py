@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import UInt32Array, array, compiled, halves, hash32
+from gradwire.kernels.cpu._parts import Part, of_runs, side_by_side
 from gradwire.kernels.reference.narrow import INFINITE_BITS, LOW_BITS
 from gradwire.layout import Block, Int64Array, UInt64Array
 from gradwire.randomness import run_keys
@@ -18,7 +19,11 @@ UInt16Array = np.ndarray[Any, np.dtype[np.uint16]]
 
 def narrow(block: Block, values: Tensor, kept: Tensor, key: int) -> None:
     words, halves = array(values).view(np.uint32), kept.view(torch.int16).numpy().view(np.uint16)
-    _narrow(block.runs, block.origins, run_keys(key, block.streams), words, halves)
+
+    def narrow_part(part: Part) -> None:
+        _narrow(part.block.runs, part.block.origins, run_keys(key, part.block.streams), words, halves)
+
+    side_by_side(narrow_part, of_runs(block))
 
 
 @compiled

@@ -21,6 +21,7 @@ from gradwire.kernels.cpu._compiled import (
     rows_of_bytes,
 )
 from gradwire.kernels.cpu._instructions import element_pointer, intrinsic
+from gradwire.kernels.cpu._parts import ranges, side_by_side
 from gradwire.kernels.cpu._source import total_square
 from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.rotation import LARGEST, PLAIN
@@ -50,7 +51,8 @@ def _plain(starts: Int64Array, values: Float32Array, factor: np.float32) -> None
 
 
 def rotated_scales(pieces: Int64Array, values: Tensor, scales: Tensor) -> None:
-    _scales(pieces, array(values), array(scales))
+    found, given = array(scales), array(values)
+    side_by_side(lambda some: _scales(pieces[some], given, found[some]), slices(pieces))
 
 
 def rotated_encode(
@@ -66,21 +68,12 @@ def rotated_encode(
 ) -> None:
     table = array(levels).astype(np.float32)
     lower = (np.searchsorted(array(levels), np.arange(int(levels[-1])), side="right") - 1).astype(np.int32)
-    memory = array(values if residual is None else residual)
-    _encode(
-        pieces,
-        array(values),
-        memory,
-        residual is not None,
-        array(scales),
-        table,
-        lower,
-        table[lower],
-        table[lower + 1] - table[lower],
-        reach,
-        shared,
-        own,
-        array(payload),
+    memory, packed, found = array(values if residual is None else residual), array(payload), array(scales)
+    packed[:] = 0
+    given, cells = (array(values), memory, residual is not None), (lower, table[lower], table[lower + 1] - table[lower])
+    side_by_side(
+        lambda some: _encode(pieces[some], *given, found[some], table, *cells, reach, shared, own, packed),
+        slices(pieces),
     )
 
 
@@ -103,17 +96,17 @@ def rotated_decode(
     out: Tensor,
 ) -> None:
     positions = int(pieces[-1, 2] + pieces[-1, 3]) if len(pieces) else 0
-    _decode(
-        pieces,
-        array(sums.contiguous()),
-        sums.numel() > positions,
-        count,
-        array(scales),
-        int(levels[-1]),
-        reach,
-        shared,
-        array(out),
+    wide, grain = sums.numel() > positions, int(levels[-1])
+    given, of_pieces, target = array(sums.contiguous()), array(scales), array(out)
+    side_by_side(
+        lambda some: _decode(pieces[some], given, wide, count, of_pieces[some], grain, reach, shared, target),
+        slices(pieces),
     )
+
+
+def slices(pieces: Int64Array) -> list[slice]:
+    """Of the pieces, for a thread each; where they are packed, none shares a byte with another."""
+    return [slice(*rows) for rows in ranges(len(pieces), int(pieces[:, 2].sum()))]
 
 
 @compiled
@@ -264,7 +257,6 @@ def _encode(
     most = longest(pieces)
     rotated = np.empty(most, np.float32)
     codes, uniform = np.empty(most, np.int32), np.empty(most, np.float32)
-    payload[:] = 0
     for number in range(len(pieces)):
         start, length, size, position, counter, run = pieces[number]
         scale = scales[number]
