@@ -17,8 +17,8 @@ from torch import Tensor
 from golden import ROUNDED, differences, recorded, stored
 from gradwire import kernels
 from gradwire.kernels import Compensated
-from gradwire.kernels.cpu import _parts
-from gradwire.kernels.cpu._parts import Part, of_runs, of_segments, of_tiles, ranges, side_by_side
+from gradwire.kernels import parts as cuts
+from gradwire.kernels.parts import Part, of_runs, of_segments, of_tiles, ranges, side_by_side
 from gradwire.kernels.reference import deadzone_payload_bytes
 from gradwire.layout import ALIGNMENT, Block, Granularity, flat_slots
 from kernel_inputs import BUFFER, GRADIENTS, KEY, block_of, blocks, gradients, normal, same
@@ -30,7 +30,7 @@ THREADS = 3
 @pytest.fixture
 def _threads() -> Iterator[None]:
     torch.set_num_threads(THREADS)
-    with mock.patch.object(_parts, "LEAST", 8):
+    with mock.patch.object(cuts, "_least", 8):
         yield
     torch.set_num_threads(1)
 
@@ -103,10 +103,10 @@ def test_ranges_are_all_rows(count: int, numel: int, multiple: int, threads: int
 def _on_threads(work, *given: Tensor) -> list[list[Tensor]]:
     """What ``work`` returns and makes of copies of tensors, on one thread and on some."""
     found = []
-    for threads, least in ((1, 1 << 17), (THREADS, 8)):
+    for threads, least in ((1, cuts.LEAST), (THREADS, 8)):
         torch.set_num_threads(threads)
         copies = [each.clone() for each in given]
-        with mock.patch.object(_parts, "LEAST", least):
+        with mock.patch.object(cuts, "_least", least):
             answers = work(*copies)
         torch.set_num_threads(1)
         found.append([*copies, *(torch.as_tensor(each) for each in answers or ())])
@@ -216,7 +216,7 @@ def test_what_one_part_raises_is_raised_once_all_have_ended() -> None:
 
 def test_where_no_thread_can_be_begun_one_does_all() -> None:
     over = RuntimeError("cannot schedule new futures after interpreter shutdown")
-    with mock.patch.object(torch, "get_num_threads", return_value=4), mock.patch.object(_parts, "_pool") as pool:
+    with mock.patch.object(torch, "get_num_threads", return_value=4), mock.patch.object(cuts, "_pool") as pool:
         pool.return_value.submit.side_effect = over
         assert side_by_side(str, range(8)) == list("01234567")
 

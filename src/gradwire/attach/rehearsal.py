@@ -16,7 +16,7 @@ import torch
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.mixture import Configured
 from gradwire.errors import ConfigurationError, GradwireError
-from gradwire.kernels import shortcoming
+from gradwire.kernels import parts, shortcoming
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.methods import Method, name_of
@@ -97,9 +97,10 @@ def _run(configuration: Configuration, device: torch.device) -> None:
     slots = flat_slots(_SHAPES)
     noise = torch.Generator().manual_seed(0)
     world = LocalWorld(everything, slots, 2, device)
-    for _ in range(_STEPS):
+    for step in range(_STEPS):
         averages = [torch.randn(slots[-1].stop, generator=noise, dtype=torch.float32).to(device) for _ in range(2)]
-        world.average(averages)
+        with parts.small() if step % 2 else nullcontext():
+            world.average(averages)
         if not torch.equal(*(each.view(torch.int32) for each in averages)):
             raise ConfigurationError(
                 f"{configuration} left other averages on rank 1 than on rank 0 in a rehearsal on noise; compute the "

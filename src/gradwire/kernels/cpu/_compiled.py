@@ -102,6 +102,16 @@ def rows_of_bytes(payloads: Tensor) -> tuple[UInt8Array, int]:
     return array(payloads.as_strided(((rows - 1) * stride + size,), (1,))), stride
 
 
+@written_out
+def copy(values: Any, out: Any) -> None:
+    """Copies one array to another as long, of any kind; ``out[:] = values`` takes three seconds more to compile.
+
+    They are spent on the text of an error.
+    """
+    for i in range(values.size):
+        out[i] = values[i]
+
+
 @compiled
 def largest_magnitude(t: Float32Array) -> np.uint32:
     """Bits of the largest magnitude; at least ``INFINITE`` if any value is not finite."""

@@ -16,9 +16,9 @@ from gradwire.kernels.cpu._compiled import (
     compiled,
     keep_finite,
 )
-from gradwire.kernels.cpu._parts import side_by_side
 from gradwire.kernels.cpu._source import Source, compensation, form, total_magnitude, total_square
 from gradwire.kernels.cpu.rotation import _flip, _hadamard, _restore, longest, slices
+from gradwire.kernels.parts import side_by_side
 from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.rotation import LARGEST
 from gradwire.layout import Int64Array, UInt64Array

@@ -35,8 +35,8 @@ from gradwire.kernels.cpu._levels import (
     signed,
     threshold_of,
 )
-from gradwire.kernels.cpu._parts import Part, of_runs, of_tiles, side_by_side
 from gradwire.kernels.cpu.statistics import magnitude_statistics
+from gradwire.kernels.parts import Part, at_once, of_runs, of_tiles, side_by_side
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.deadzone import HEAD, LARGEST, LIMIT, deadzone_room, scales_of, tiles_of
 from gradwire.kernels.reference.deadzone_codes import ESCAPE, LEVEL_CLASSES, RAW, codes
@@ -65,7 +65,7 @@ def deadzone_encode(
     packed[head : head + 3] = points
     given = _Given(array(values), array(steps), offsets_of(packed[head : head + 3]), tile)
     sizes, parts = packed[head + HEAD : edge].view(np.uint32), of_tiles(block, tile)
-    if len(parts) > 1:
+    if at_once(block.numel) > 1:
         return flag(_encode_side_by_side(parts, given, keeps, sizes, packed[edge:]))
     return flag(_encode_part(parts[0], given, keeps, sizes, packed[edge:], np.int64(0), np.uint64(0)))
 
@@ -96,8 +96,8 @@ def _encode_side_by_side(
         bits = int(_tiles_of(part, given, sizes).sum())
         if body is None or used + bits > room:
             break
-        pending = _append(body, bits, packed, used, pending)
-        used, fitting = used + bits, fitting + 1
+        pending = np.uint64(_append(body, np.int64(bits), packed, used, pending))
+        used, fitting = np.int64(used + bits), fitting + 1
     if keeps:
         side_by_side(leave, parts[:fitting])
     if fitting == len(parts):

@@ -15,7 +15,7 @@ from torch import Tensor
 from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, array, compiled, inlined, rows_of_bytes
 from gradwire.kernels.cpu._instructions import load64
 from gradwire.kernels.cpu._levels import context_of, following, offsets_of, point_of, signed
-from gradwire.kernels.cpu._parts import Part, of_tiles, side_by_side
+from gradwire.kernels.parts import Part, of_tiles, side_by_side
 from gradwire.kernels.reference.deadzone import HEAD, LARGEST, first_of, tiles_of
 from gradwire.kernels.reference.deadzone_codes import (
     ESCAPE,

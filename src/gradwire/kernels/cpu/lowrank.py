@@ -31,9 +31,9 @@ from gradwire.kernels.cpu._fours import (
     put_dots,
     splat_four,
 )
-from gradwire.kernels.cpu._parts import ranges, side_by_side
 from gradwire.kernels.cpu._source import Source, source_of
 from gradwire.kernels.cpu._vectors import WIDTH, load, multiply_add, splat, store
+from gradwire.kernels.parts import ranges, side_by_side
 from gradwire.layout import Block
 
 PANEL = 1 << 17

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from gradwire.deferred import Flag, flag
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._parts import of_runs, side_by_side
 from gradwire.kernels.cpu._source import settle_all, source_of, within
+from gradwire.kernels.parts import of_runs, side_by_side
 from gradwire.layout import Block
 
 

@@ -13,6 +13,7 @@ from gradwire.kernels.cpu._compiled import (
     allocating,
     array,
     compiled,
+    copy,
     largest_magnitude,
 )
 from gradwire.kernels.cpu.topk import _choose, _threshold
@@ -65,7 +66,7 @@ def _merge(
             totals,
         )
         if largest_magnitude(totals[:found]) >= INFINITE:
-            positions[written:stop] = places[:count]
+            copy(places[:count], positions[written:stop])
             values[written:stop] = np.nan
         elif count > 0:
             threshold, ties = _threshold(totals[:found], count)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import UInt32Array, array, compiled, halves, hash32
-from gradwire.kernels.cpu._parts import Part, of_runs, side_by_side
+from gradwire.kernels.parts import Part, of_runs, side_by_side
 from gradwire.kernels.reference.narrow import INFINITE_BITS, LOW_BITS
 from gradwire.layout import Block, Int64Array, UInt64Array
 from gradwire.randomness import run_keys

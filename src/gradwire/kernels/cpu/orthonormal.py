@@ -8,7 +8,16 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.exact import NEWTON_STEPS, TO_GRID
-from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, allocating, array, compiled, inlined, summing
+from gradwire.kernels.cpu._compiled import (
+    Float32Array,
+    Float64Array,
+    allocating,
+    array,
+    compiled,
+    copy,
+    inlined,
+    summing,
+)
 
 
 def orthonormalise(rows: Tensor) -> None:
@@ -84,4 +93,5 @@ def _orthonormalise(rows: Float32Array) -> None:
     for j in range(r - 1, -1, -1):
         for i in range(j, r):
             _reflect(left[j, j:], gains[j], axes[i, j:])
-    rows[:] = axes
+    for i in range(r):
+        copy(axes[i], rows[i])

@@ -29,7 +29,6 @@ from gradwire.kernels.cpu._compiled import (
 )
 from gradwire.kernels.cpu._lanes import sum_of_lanes
 from gradwire.kernels.cpu._packed import add_bits, put_bits, read_codes, write_codes
-from gradwire.kernels.cpu._parts import Part, of_runs, of_segments, side_by_side
 from gradwire.kernels.cpu._scratch import Payloads as Payloads
 from gradwire.kernels.cpu._scratch import Piece as Piece
 from gradwire.kernels.cpu._scratch import Scratch as Scratch
@@ -37,6 +36,7 @@ from gradwire.kernels.cpu._scratch import new_scratch
 from gradwire.kernels.cpu._source import Source as Source
 from gradwire.kernels.cpu._source import form, of_segment, settle_all, source_of, within
 from gradwire.kernels.cpu.trits import add_trits
+from gradwire.kernels.parts import Part, of_runs, of_segments, side_by_side
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import ALIGNMENT, Block, Int64Array
 from gradwire.randomness import run_keys

@@ -21,8 +21,8 @@ from gradwire.kernels.cpu._compiled import (
     rows_of_bytes,
 )
 from gradwire.kernels.cpu._instructions import element_pointer, intrinsic
-from gradwire.kernels.cpu._parts import ranges, side_by_side
 from gradwire.kernels.cpu._source import total_square
+from gradwire.kernels.parts import ranges, side_by_side
 from gradwire.kernels.reference._torch import LANES, SMALLEST_SCALE
 from gradwire.kernels.reference.rotation import LARGEST, PLAIN
 from gradwire.layout import Int64Array, UInt64Array

@@ -9,7 +9,17 @@ from llvmlite import ir
 from numba.core import types
 from torch import Tensor
 
-from gradwire.kernels.cpu._compiled import Float32Array, UInt32Array, allocating, array, compiled, halves, hash32, mix64
+from gradwire.kernels.cpu._compiled import (
+    Float32Array,
+    UInt32Array,
+    allocating,
+    array,
+    compiled,
+    copy,
+    halves,
+    hash32,
+    mix64,
+)
 from gradwire.kernels.cpu._instructions import element_pointer, in_all_lanes, intrinsic
 from gradwire.kernels.reference.sketch import LINE, MOST_ROWS
 from gradwire.layout import Block, Int64Array, UInt64Array
@@ -57,7 +67,7 @@ def _sketch(
                     begin = LINE * (first + line)
                     source, source_start = values, start + begin
                     if begin + LINE > length:
-                        last[: length - begin] = values[start + begin : start + length]
+                        copy(values[start + begin : start + length], last)
                         last[length - begin :] = 0  # adding these changes nothing: sums begin at zero and are never -0
                         source, source_start = last, 0
                     for row in range(rows):
@@ -111,7 +121,7 @@ def _estimate(
                         put_median(wide, places, signs, line, rows, out, start + begin)
                     else:
                         put_median(wide, places, signs, line, rows, last, 0)
-                        out[start + begin : start + length] = last[: length - begin]
+                        copy(last[: length - begin], out[start + begin : start + length])
 
 
 @compiled

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.cpu._compiled import PIECE, allocating, array, compiled, halves, hash32, mix64
-from gradwire.kernels.cpu._parts import Part, of_runs, side_by_side
+from gradwire.kernels.parts import Part, of_runs, side_by_side
 from gradwire.kernels.reference._torch import CHUNK
 from gradwire.kernels.reference.sparse import FEISTEL_ROUNDS, lies_in_no_run
 from gradwire.layout import Block, Float32Array, Int64Array, UInt64Array

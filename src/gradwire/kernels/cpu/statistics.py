@@ -8,8 +8,8 @@ from torch import Tensor
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import INFINITE, UInt32Array, allocating, array, compiled
 from gradwire.kernels.cpu._lanes import sum_of_magnitudes
-from gradwire.kernels.cpu._parts import Part, of_runs, side_by_side
 from gradwire.kernels.cpu._source import Source, settle, source_of, within
+from gradwire.kernels.parts import Part, of_runs, side_by_side
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
 

@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, array, compiled, inlined
+from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, array, compiled, copy, inlined
 from gradwire.kernels.cpu._lanes import no_lanes, plus_products, put_lanes, sum_of_lanes
-from gradwire.kernels.cpu._parts import ranges, side_by_side
 from gradwire.kernels.cpu._source import Source, form, source_of
+from gradwire.kernels.parts import ranges, side_by_side
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.subspace import LARGEST_COORDINATE
 from gradwire.layout import Block
@@ -64,7 +64,7 @@ def _split(
                 exact = float(sum_of_lanes(lanes[k]))
                 coordinates[low + k, i] = np.float32(exact) if abs(exact) < LARGEST_COORDINATE else np.float32(0)
         _add_multiples(np.float32(-1), coordinates[:, i], basis, t)
-        _copy(t, out[first : first + m])
+        copy(t, out[first : first + m])
 
 
 @compiled
@@ -81,9 +81,9 @@ def _add_product(
     m = q.shape[1]
     for i in range(begin, end):
         first = start + i * m
-        _copy(values[first : first + m], sums)
+        copy(values[first : first + m], sums)
         _add_multiples(np.float32(1), p[:, i], q, sums)
-        _copy(sums, out[first : first + m])
+        copy(sums, out[first : first + m])
 
 
 @compiled
@@ -154,9 +154,3 @@ def _add_multiples(sign: np.float32, weights: Float32Array, rows: Float32Array, 
 def _add_multiple(weight: np.float32, row: Float32Array, sums: Float32Array) -> None:
     for j in range(row.size):
         sums[j] += weight * row[j]
-
-
-@inlined
-def _copy(row: Float32Array, copied: Float32Array) -> None:
-    for j in range(row.size):
-        copied[j] = row[j]

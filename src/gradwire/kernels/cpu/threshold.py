@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import INFINITE, PIECE, allocating, array, compiled, largest_magnitude
+from gradwire.kernels.cpu._compiled import INFINITE, PIECE, allocating, array, compiled, copy, largest_magnitude
 from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
 from gradwire.kernels.cpu._source import Source, settle, source_of
 from gradwire.kernels.cpu.topk import list_reaching
@@ -69,8 +69,8 @@ def _roomy(places: Int64Array, candidates: Float32Array, found: int, more: int) 
         return places, candidates
     size = max(found + more, 2 * places.size)
     wider, longer = np.empty(size, np.int64), np.empty(size, np.float32)
-    wider[:found] = places[:found]
-    longer[:found] = candidates[:found]
+    copy(places[:found], wider)
+    copy(candidates[:found], longer)
     return wider, longer
 
 

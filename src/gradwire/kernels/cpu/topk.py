@@ -25,8 +25,8 @@ from gradwire.kernels.cpu._compiled import (
     hash32,
 )
 from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
-from gradwire.kernels.cpu._parts import Part, of_runs, of_segments, side_by_side
 from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of, within
+from gradwire.kernels.parts import Part, of_runs, of_segments, side_by_side
 from gradwire.kernels.reference._torch import LANES
 from gradwire.layout import Block, Int64Array
 

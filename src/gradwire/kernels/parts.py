@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -20,6 +20,22 @@ R = TypeVar("R")
 
 LEAST = 1 << 18
 """Elements that are worth a thread, some 100 to 500 microseconds: it takes about 100 to wake one."""
+
+SMALL = 64
+"""As many in a rehearsal."""
+
+_least = LEAST
+
+
+@contextmanager
+def small() -> Iterator[None]:
+    """Cuts blocks of few elements as well, where there are threads, so that a rehearsal compiles what parts need."""
+    global _least
+    _least = SMALL
+    try:
+        yield
+    finally:
+        _least = LEAST
 
 
 class Part(NamedTuple):
@@ -63,7 +79,7 @@ def side_by_side(work: Callable[[P], R], parts: Sequence[P]) -> list[R]:
 
 def ranges(count: int, numel: int, multiple: int = 1) -> list[tuple[int, int]]:
     """Cuts so many rows, of ``numel`` elements in all, into a range for each thread, of whole ``multiple`` but one."""
-    edges = _edges(count, min(_at_once(numel), -(-count // multiple)), multiple)
+    edges = _edges(count, min(at_once(numel), -(-count // multiple)), multiple)
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
 
 
@@ -82,14 +98,14 @@ def of_tiles(block: Block, tile: int) -> list[Part]:
     return _parts(block, tile, lambda block, count: _edges(block.numel, count, tile))
 
 
-def _at_once(numel: int) -> int:
+def at_once(numel: int) -> int:
     """Into how many parts to cut: 1 where there is one thread."""
     threads = torch.get_num_threads()
-    return 1 if threads == 1 else max(min(threads, numel // LEAST), 1)
+    return 1 if threads == 1 else max(min(threads, numel // _least), 1)
 
 
 def _parts(block: Block, kind: object, cut: Callable[[Block, int], Iterable[int]]) -> list[Part]:
-    count = _at_once(block.numel)
+    count = at_once(block.numel)
     if count == 1:
         return [Part(block, 0, 0, 0)]
     known = _known.setdefault(block, {})
