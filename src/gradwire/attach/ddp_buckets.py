@@ -1,17 +1,20 @@
 """DDP's buckets, averaged as they come or collected first."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
+from torch.utils.dlpack import from_dlpack
 
 from gradwire.attach.given import Named
 from gradwire.attach.handle import Handle
 from gradwire.attach.memory_order import by_rows, by_strides, gradients, permuted
 from gradwire.engine.unit import Unit
-from gradwire.layout import flat_slots
+from gradwire.layout import Slot, flat_slots
 from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import Synchronization
 from gradwire.wire.wire import TensorFuture
@@ -95,7 +98,11 @@ class Buckets:
 
 
 class Collected:
-    """Collects all buckets of a step, then averages them in other ones."""
+    """Collects all buckets of a step, then averages them in other ones.
+
+    Once DDP's are final, parameters lie in the order in which they come: a bucket is copied in at once, and its average
+    is handed on where it lies.
+    """
 
     @as_on_the_wire()
     def __init__(
@@ -106,38 +113,81 @@ class Collected:
     ) -> None:
         self._handle = handle
         self._names = {id(parameter): name for name, parameter in parameters}
-        shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
-        self._units: list[tuple[Unit, Tensor]] = []
-        self._places: dict[str, Tensor] = {}
-        for names in buckets:
-            slots = flat_slots([(name, shapes[name]) for name in names])
-            unit = handle.engine.unit(slots)
-            flat = torch.zeros(unit.numel, dtype=torch.float32, device=parameters[0][1].device)
-            self._units.append((unit, flat))
-            self._places.update({slot.name: flat[slot.offset : slot.stop].view(slot.shape) for slot in slots})
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+        self._buckets = buckets
+        numels = [sum(math.prod(self._shapes[name]) for name in names) for names in buckets]
+        self._flats = [torch.zeros(numel, dtype=torch.float32, device=parameters[0][1].device) for numel in numels]
+        self._order = [name for names in buckets for name in names]
+        self._came: list[str] = []
+        self._settled = False
+        self._coming: list[str] = []
         self._waiting: list[tuple[TensorFuture, Tensor, list[tuple[Tensor, Tensor]]]] = []
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Has the parameters of each unit lie in the order in which they come; what handles them keeps its own."""
+        place = {name: index for index, name in enumerate(self._order)}
+        self._units: list[Unit] = []
+        self._slots: dict[str, tuple[Tensor, Slot]] = {}
+        self._wholes: dict[tuple[str, ...], Tensor | None] = {}
+        for names, flat in zip(self._buckets, self._flats, strict=True):
+            laid = flat_slots([(name, self._shapes[name]) for name in sorted(names, key=place.__getitem__)])
+            slots = {slot.name: slot for slot in laid}
+            self._units.append(self._handle.engine.unit([slots[name] for name in names]))
+            self._slots |= {slot.name: (flat, slot) for slot in laid}
 
     def on_bucket(self, bucket: GradBucket, last: bool) -> TensorFuture:
         """Takes in a bucket; the last one of a step sets all of them going."""
         wire, engine = self._handle.wire, self._handle.engine
         buffer, parameters = bucket.buffer(), bucket.parameters()
-        places = [self._places[self._names[id(parameter)]] for parameter in parameters]
-        moves = list(zip(places, gradients(buffer, parameters), strict=True))
+        names = tuple(self._names[id(parameter)] for parameter in parameters)
+        self._follow(names, last)
+        whole = None if permuted(buffer, parameters) else self._whole(names)
+        if whole is None:
+            moves = list(zip(map(self._place, names), gradients(buffer, parameters), strict=True))
+        else:
+            moves = [(whole, buffer)]
         future = wire.promise(otherwise=buffer)
 
         def begin() -> list[Synchronization]:
-            self._waiting.append((future, buffer, moves))
             for place, values in moves:
                 place.copy_(values)
+            if whole is not None and buffer.dtype == torch.float32:
+                self._waiting.append((future, whole, []))
+            else:
+                self._waiting.append((future, buffer, moves))
             if not last:
                 engine.count(buffer, last)
             return []
 
         wire.submit(begin, lambda: None)
         if last:
-            for unit, flat in self._units:
-                self._submit(unit, flat, buffer if flat is self._units[-1][1] else None)
+            for unit, flat in zip(self._units, self._flats, strict=True):
+                self._submit(unit, flat, buffer if flat is self._flats[-1] else None)
         return future
+
+    def _follow(self, names: tuple[str, ...], last: bool) -> None:
+        """Before a step, everything is laid out as it came in the last two."""
+        if not self._coming and self._settled and self._came != self._order:
+            self._order = self._came
+            self._handle.wire.call(self._lay_out)
+        self._coming += names
+        if last:
+            self._settled = self._coming == self._came
+            self._came, self._coming = self._coming, []
+
+    def _place(self, name: str) -> Tensor:
+        flat, slot = self._slots[name]
+        return flat[slot.offset : slot.stop].view(slot.shape)
+
+    def _whole(self, names: tuple[str, ...]) -> Tensor | None:
+        """Where parameters lie one after another, if they do; DDP takes what it is handed from its memory's start."""
+        if names not in self._wholes:
+            flats, slots = zip(*map(self._slots.__getitem__, names), strict=True)
+            together = all(flat is flats[0] for flat in flats)
+            joined = together and all(slot.stop == after.offset for slot, after in pairwise(slots))
+            self._wholes[names] = from_dlpack(flats[0][slots[0].offset : slots[-1].stop]) if joined else None
+        return self._wholes[names]
 
     def _submit(self, unit: Unit, flat: Tensor, last: Tensor | None) -> None:
         """Queues a unit; ``last`` is the step's last bucket, with its last unit."""
@@ -145,9 +195,9 @@ class Collected:
 
         def end() -> None:
             waiting, self._waiting = self._waiting, []
-            for future, buffer, moves in waiting:
+            for future, average, moves in waiting:
                 for place, values in moves:
                     values.copy_(place)
-                wire.keep(future, buffer)
+                wire.keep(future, average)
 
         engine.average(wire, lambda: unit, flat, counted=last, last=last is not None, end=end)
