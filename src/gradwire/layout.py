@@ -60,7 +60,7 @@ class Slot:
         """One past the last element in the flat buffer."""
         return self.offset + self.numel
 
-    @property
+    @cached_property
     def stream(self) -> int:
         """A 63-bit number for name and part, the same on every rank and in every run: it keys random numbers."""
         return (

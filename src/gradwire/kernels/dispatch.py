@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
@@ -65,7 +65,7 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(reference)
     def dispatched(*args: P.args, **kwargs: P.kwargs) -> R:
-        device = next(each.device for each in map(_tensor, (*args, *kwargs.values())) if each is not None)
+        device = _device(args, kwargs)
         own = overrides(device.type)
         if coded and type(args[0]) not in own.get("CODES", ()):
             return reference(*args, **kwargs)
@@ -109,10 +109,14 @@ def _moved(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
     return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
 
 
-def _tensor(argument: Any) -> Tensor | None:
-    """Of an argument, if there is one."""
-    found = argument.gradient if isinstance(argument, Compensated) else argument
-    return found if isinstance(found, Tensor) else None
+def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
+    """Of the first tensor; a loop, as small tensors take no longer than a generator."""
+    for each in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(each, Tensor):
+            return each.device
+        if isinstance(each, Compensated):
+            return each.gradient.device
+    raise TypeError("a kernel was given no tensor")
 
 
 @cache

@@ -38,6 +38,9 @@ AHEAD = 2
 of a step, which nothing hides, becomes longer. With 2 instead of 1 a step of ``acpsgd`` at 100 Mbit/s, 4 workers on two
 cores, is 60 to 63 times as fast as DDP's instead of 53 to 54; 3 gain no more (2026-11-21)."""
 
+_UNNAMED = nullcontext()
+"""Of a stage that no profile is made of."""
+
 
 class Task:
     """A synchronization at work.
@@ -235,7 +238,7 @@ class Scheduler:
         """Meters a stage, names it in a profile, and adds to an error where it happened."""
         # What records a range costs microseconds even where nothing is recorded.
         profiled = torch.autograd.profiler._is_profiler_enabled
-        named = torch.profiler.record_function(f"gradwire::{stage}") if profiled else nullcontext()
+        named = torch.profiler.record_function(f"gradwire::{stage}") if profiled else _UNNAMED
         try:
             with self._meter.stage(stage), named, self._later.collecting():
                 yield

@@ -92,7 +92,7 @@ INFINITE = np.uint32(0x7F800000)
 
 def array(values: Tensor) -> Any:
     """The NumPy view of a CPU tensor, sharing memory."""
-    return values.detach().numpy()
+    return (values.detach() if values.requires_grad else values).numpy()
 
 
 def rows_of_bytes(payloads: Tensor) -> tuple[UInt8Array, int]:

@@ -74,7 +74,8 @@ def read_all(code: Code, block: Block, payloads: Payloads, out: Tensor, weight: 
     bits, target = code.layout.bits, array(out)
 
     def read(part: Part) -> None:
-        own = payloads._replace(scales=payloads.scales[payloads.words * part.segment :])
+        first = payloads.words * part.segment
+        own = payloads._replace(scales=payloads.scales[first:]) if first else payloads
         pieces, runs, segments = np.empty((CHUNK // ALIGNMENT, 5), np.int64), part.block.runs, part.block.segments
         _decode(code, bits, runs, segments, own, target, np.float32(weight), pieces, new_scratch())
 
