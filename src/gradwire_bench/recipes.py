@@ -186,7 +186,7 @@ class Column:
         return {
             each.learning_rate: sign * _score(self.workload, result)
             for each, result in self.results.items()
-            if each == self.trial(candidate, each.learning_rate)
+            if each.method == candidate.method and each == self.trial(candidate, each.learning_rate)
         }
 
     def best(self, candidate: Candidate) -> float:

@@ -8,6 +8,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -117,9 +118,8 @@ def plots(records: Sequence[Record]) -> Iterator[Plot]:
 def svg(figure: Figure) -> str:
     """A figure as SVG, its letters as text, the same bytes for the same figure."""
     import matplotlib as mpl
-    from matplotlib.text import Text
 
-    for text in figure.findobj(Text):
+    for text in (text for axes in figure.axes for text in axes.texts):
         text.set_path_effects([])  # which would make shapes of letters; the page's style has them stand out instead
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gradwire", "font.family": "sans-serif"}):
         out = io.StringIO()
@@ -253,11 +253,10 @@ def _breakdown(records: Sequence[Record], styles: dict[str, Style]) -> Figure:
 
 
 def _bar(axes: Axes, place: float, height: float, parts: dict[str, float], colours: dict[str, str]) -> None:
-    left = 0.0
-    for name, seconds in parts.items():
-        if seconds > 0:
-            axes.barh(place, 1e3 * seconds, height, left, color=colours[name])
-            left += 1e3 * seconds
+    shown = {name: 1e3 * seconds for name, seconds in parts.items() if seconds > 0}
+    *lefts, _ = accumulate(shown.values(), initial=0.0)
+    if shown:
+        axes.barh([place] * len(shown), [*shown.values()], height, lefts, color=[colours[name] for name in shown])
 
 
 def _place(group: Sequence[Record]) -> tuple[str, ...]:
