@@ -1,8 +1,9 @@
+import gc
 import multiprocessing.spawn
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any
@@ -38,6 +39,21 @@ FIRST = [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--injections", type=int, default=24, help="workers to kill, stop or make raise")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Of what is imported nothing goes: it is not looked through for garbage, neither meanwhile nor during tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries that count their objects complain of those that are left
 
 
 def place(item: pytest.Item) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ def network() -> nn.Sequential:
     )  # fmt: skip
 
 
+@cache
 def load() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images, labels, and the numbers of 500 to test with and of 1,297 to train with."""
     from sklearn.datasets import load_digits  # a second

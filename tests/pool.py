@@ -22,7 +22,9 @@ SECONDS = 900
 
 FORKING = mp.get_context("forkserver")
 """Begins processes as copies of one that has imported what takes seconds: Numba, and what DDP and optimizers import."""
-FORKING.set_forkserver_preload(["gradwire.kernels.cpu", "numba_ready", "torch._dynamo", "torch.distributed.fsdp"])
+
+OURS = ("gradwire.attach", "pytest", "torch._dynamo", "torch.distributed.fsdp")
+FORKING.set_forkserver_preload(["gradwire.kernels.cpu", *OURS, "numba_ready"])
 
 
 def copied(*modules: str) -> None:
@@ -35,7 +37,7 @@ def copied(*modules: str) -> None:
     if server._forkserver_pid is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None
-    FORKING.set_forkserver_preload(["gradwire.kernels.cpu", "numba_ready", *modules])
+    FORKING.set_forkserver_preload(["gradwire.kernels.cpu", *modules, "numba_ready"])
 
 
 class WorkerError(AssertionError):
