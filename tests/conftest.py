@@ -32,9 +32,14 @@ FIRST = [
     "wire",
     "attach",
     "optim",
+    "methods/test_training.py",
+    "methods/test_means.py",
     "methods",
 ]
-"""Rehearsals compile every kernel, for minutes where none is on the disk; next comes what needs few or takes long."""
+"""Rehearsals compile every kernel, for minutes where none is on the disk; next comes what needs few or takes long.
+
+One process takes a file, so the longest are not the last of their folder.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

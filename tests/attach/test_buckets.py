@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -18,24 +19,28 @@ from models import SHAPES, gradient
 WORKERS, STEPS = 2, 3
 
 
-def trained(case: Case, slots: Sequence[Slot]) -> tuple[list[Tensor], list[int], dict[str, dict[str, Tensor]]]:
+@cache
+def given(slots: tuple[Slot, ...]) -> tuple[Tensor, Tensor]:
+    """Gradients of each step and worker, ``float32[STEPS, WORKERS, numel]``, and which elements are no parameter's."""
+    flats, gaps = torch.zeros(STEPS, WORKERS, slots[-1].stop), torch.ones(slots[-1].stop, dtype=torch.bool)
+    for slot in slots:
+        gaps[slot.offset : slot.stop] = False
+        for step, rank in product(range(STEPS), range(WORKERS)):
+            flats[step, rank, slot.offset : slot.stop] = gradient(slot.name, rank, step).view(-1)
+    return flats, gaps
+
+
+def trained(case: Case, slots: tuple[Slot, ...]) -> tuple[list[Tensor], list[int], dict[str, dict[str, Tensor]]]:
     """All averages, what was sent, and what is remembered on rank 1."""
     configuration = Configuration.make(
         case.method, case.options, case.granularity, route=case.route, memory=case.memory
     )
     world, averages, sent = LocalWorld(configuration, slots, WORKERS), [], []
+    gradients, gaps = given(slots)
     for step in range(STEPS):
-        flats = [torch.zeros(slots[-1].stop) for _ in range(WORKERS)]
-        for rank, flat in enumerate(flats):
-            for slot in slots:
-                flat[slot.offset : slot.stop] = gradient(slot.name, rank, step).view(-1)
+        flats = [each.clone() for each in gradients[step]]
         sent.append(world.average(flats).sent_bytes)
         averages += [flats[0][slot.offset : slot.stop].clone() for slot in slots]
-        covered = sum(slot.numel for slot in slots)
-        assert flats[0].count_nonzero() <= covered, str(case)
-        gaps = torch.ones(slots[-1].stop, dtype=torch.bool)
-        for slot in slots:
-            gaps[slot.offset : slot.stop] = False
         assert not flats[0][gaps].any(), str(case)
     return averages, sent, world.engines[1].store.state()
 
