@@ -61,7 +61,11 @@ def module(where: str, text: str) -> ModuleType:
         found = importlib.util.module_from_spec(specification)
         sys.modules[path.stem] = found
         sys.path.insert(0, str(path.resolve().parent))
-        specification.loader.exec_module(found)
+        try:
+            specification.loader.exec_module(found)
+        except BaseException:
+            del sys.modules[path.stem]
+            raise
         return found
     except ConfigurationError:
         raise

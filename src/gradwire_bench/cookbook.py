@@ -36,7 +36,7 @@ seeds.
   library, {STEPS["gpt"]:,} steps of 4 x {WORKLOADS["gpt"].batch} pieces of 64 bytes; the score is the loss on
   held-out files, in bits a byte.
 * **language**: a GRU of 114 k parameters, {STEPS["language"]:,} steps of 4 x {WORKLOADS["language"].batch} pieces of
-  the same text, for `gradwire bench recipes --workload language`; the tables are without it.
+  the same text; its table has the lines that `gradwire.compress(model)` takes.
 
 Methods that carry a momentum of their own (`dgc`, `demo`, `dion`, `ef21sgdm`, `blocksgdm`) were trained with plain SGD
 and stand beside SGD with momentum. Lines with `periodic` average what so many local steps changed; `nesterov` is the

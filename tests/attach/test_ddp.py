@@ -19,6 +19,8 @@ from gradwire.wire.transport import timeout_of
 from models import batch, flat, network
 from pool import Pool, ranks
 
+WAYS = ("gradient_as_bucket_view", "find_unused_parameters", "static_graph")
+
 
 def train(model: DistributedDataParallel, steps: range, lr: float = 0.05) -> list[torch.Tensor]:
     """Plain SGD; returns the gradients of the last step."""
@@ -82,6 +84,28 @@ def test_training_does_not_depend_on_buckets() -> None:
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-5)
 
 
+@ranks(2)
+def test_a_whole_model_has_the_same_bits_in_any_buckets() -> None:
+    """Its buffer is laid out as DDP's buckets come, which are final after a few steps; averages stay where they lie."""
+    guards = {"rollback": True, "verify_every": 1, "audit_every": 2, "learning_rate": lambda: 0.05}
+    for method in ("subspace:bits=2", "deadzone:bits=0.5", "topk:ratio=0.05,granularity=model"):
+        results = []
+        for cap, ddp in ((25.0, {}), (0.02, {}), *((0.02, {each: True}) for each in WAYS)):
+            model = DistributedDataParallel(network(), bucket_cap_mb=cap, **ddp)
+            handle = gradwire.compress(model, method, **guards)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            for step in range(8):
+                inputs, labels = batch(dist.get_rank(), step)
+                optimizer.zero_grad(set_to_none=step % 2 == 0)
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+                (loss * (torch.inf if step == 5 and dist.get_rank() else 1)).backward()
+                if all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters()):
+                    optimizer.step()
+            results.append(flat(model))
+            handle.close()
+        assert all(torch.equal(results[0], other) for other in results), method
+
+
 @pytest.mark.parametrize(("method", "options"), [("qsgd", {"bits": 8}), ("acpsgd", {"rank": 2}), ("dense", {})])
 @ranks(2)
 def test_synchronizer_does_what_ddp_does(method: str, options: dict[str, Any]) -> None:
@@ -105,8 +129,8 @@ def test_synchronizer_does_what_ddp_does(method: str, options: dict[str, Any]) -
 
 @ranks(2)
 def test_ways_of_training() -> None:
-    for ddp in ({"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}):
-        model = DistributedDataParallel(network(), bucket_cap_mb=0.02, **ddp)
+    for way in WAYS:
+        model = DistributedDataParallel(network(), bucket_cap_mb=0.02, **{way: True})
         handle = gradwire.compress(model, "topk", ratio=0.05)
         train(model, range(4))
         assert handle.stats().steps == 4

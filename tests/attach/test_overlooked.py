@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -142,6 +143,43 @@ def backward_passes_without_ddp() -> None:
         assert not said(body, False)
 
 
+def stepped_in_backward() -> None:
+    """Plain DDP has an optimizer within the backward pass take gradients before they are averaged."""
+
+    def by_hooks(clears: bool) -> Body:
+        def body(model: DistributedDataParallel) -> None:
+            def step(parameter: torch.Tensor) -> None:
+                with torch.no_grad():
+                    parameter.sub_(parameter.grad)
+                if clears:
+                    parameter.grad = None
+
+            hooks = [each.register_post_accumulate_grad_hook(step) for each in model.parameters()]
+            model(inputs()).sum().backward()
+            for hook in hooks:
+                hook.remove()
+
+        return body
+
+    for body, finds in product((by_hooks(False), by_hooks(True)), (False, True)):
+        found = said(body, finds)
+        assert len(found) == (dist.get_rank() == 0), found
+        assert all("was changed in the backward pass before its average had come" in each for each in found)
+
+    def watched(model: DistributedDataParallel) -> None:
+        norms: list[torch.Tensor] = []
+        hooks = [
+            each.register_post_accumulate_grad_hook(lambda parameter: norms.append(parameter.grad.norm()))
+            for each in model.parameters()
+        ]
+        accumulated(model)
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        for hook in hooks:
+            hook.remove()
+
+    assert not said(watched, False) + said(watched, True)
+
+
 def closed() -> None:
     """The module inside trains on without DDP, in another dtype as well, and nobody follows it."""
     for finds in (False, True):
@@ -217,6 +255,7 @@ def refused() -> None:
         added_later,
         renamed,
         backward_passes_without_ddp,
+        stepped_in_backward,
         closed,
         state_assigned,
         parameters_replaced,

@@ -177,3 +177,22 @@ def test_own_loop_with_missing_gradients() -> None:
     with pytest.raises(ConfigurationError, match=r"parameter 'second.weight' was frozen when the method was attached"):
         sync.synchronize()
     sync.close()
+
+
+@ranks(2)
+def test_own_loop_with_gradients_that_share_memory() -> None:
+    """As ``torch.autograd.grad`` gives them: one number for all elements of a sum, one tensor for both its terms."""
+    names, parameters = ("first", "second"), [nn.Parameter(torch.zeros(64, 64)) for _ in range(2)]
+    for method, options in METHODS:
+        given = torch.autograd.grad((dist.get_rank() + 1) * torch.add(*parameters).sum(), parameters)
+        assert given[0].stride() == (0, 0)
+        assert given[0].data_ptr() == given[1].data_ptr()
+        expected, sync = (gradwire.Synchronizer(zip(names, parameters, strict=True), method, **options) for _ in "ab")
+        averages = expected.average(dict(zip(names, given, strict=True)))
+        for parameter, gradient in zip(parameters, given, strict=True):
+            parameter.grad = gradient
+        sync.synchronize()
+        for name, parameter in zip(names, parameters, strict=True):
+            assert torch.equal(parameter.grad, averages[name]), (method, name)
+        expected.close()
+        sync.close()

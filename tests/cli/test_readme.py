@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import runpy
 import tempfile
@@ -20,10 +22,13 @@ from pool import Pool
 README = Path(__file__).parents[2] / "README.md"
 
 
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
 def own_method() -> str:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    (example,) = [block for block in blocks if "methods.register" in block]
-    return str(example)
+    (example,) = [block for block in blocks() if "methods.register" in block]
+    return example
 
 
 @pytest.fixture
@@ -43,6 +48,16 @@ def run(source: str) -> None:
         path = Path(folder) / "own_method.py"
         path.write_text(source)
         runpy.run_path(str(path))
+
+
+def test_what_is_called_does_something() -> None:
+    """A context manager that is called and not entered does nothing."""
+    nodes = [node for block in blocks() for node in ast.walk(ast.parse(block))]
+    called = [node.value.func for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    ours = {name for name in map(ast.unparse, called) if re.fullmatch(r"gradwire\.\w+", name)}
+    assert "gradwire.compress" in ours
+    for name in ours:
+        assert not inspect.isgeneratorfunction(inspect.unwrap(getattr(gradwire, name.partition(".")[2]))), name
 
 
 def test_it_is_under_thirty_lines() -> None:

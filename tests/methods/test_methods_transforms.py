@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from gradwire import methods
 from gradwire.codecs.transform.centroids import POSITIVE
 from gradwire.codecs.transform.cosine import cosines
 from gradwire.engine import Configuration
-from gradwire.errors import PayloadError
+from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import NONE, NoMemory, Store
@@ -84,6 +84,14 @@ def test_thc_rejects_sums_that_no_workers_send() -> None:
     with pytest.raises(PayloadError):
         thc._check(torch.tensor([[0, 0, 45, 1]], dtype=torch.uint8), 10)
     thc._check(torch.tensor([[0, 0, 44, 1]], dtype=torch.uint8), 10)
+
+
+def test_thc_refuses_more_workers_than_its_sums_have_bits_for() -> None:
+    block, store = Block.cut(flat_slots([("tensor", (1, 8))]), Granularity("layer")), Store(torch.device("cpu"))
+    for grain, workers, remedy in ((255, 257, None), (255, 258, "grain=254 or less"), (15, 4370, "such as 'eden'")):
+        context = Context(block, 8, store, NoMemory(), "gather", None, 0, workers, 0)
+        with nullcontext() if remedy is None else pytest.raises(ConfigurationError, match=remedy):
+            methods.make("thc", {"grain": grain}).init(context)
 
 
 @pytest.mark.parametrize(("bits", "expected"), [(1, 0.5708), (2, 0.1331), (4, 0.00959)])

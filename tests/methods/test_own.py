@@ -361,6 +361,7 @@ def test_commands_take_methods_of_a_file(
     for name, text, said in (
         ("none.py", None, "there is no file"),
         ("broken.py", "import nothing_such", "cannot be imported: ModuleNotFoundError"),
+        ("broken.py", "import nothing_such", "cannot be imported: ModuleNotFoundError"),  # nothing of it was kept
     ):
         if text is not None:
             (tmp_path / name).write_text(text)

@@ -40,6 +40,8 @@ class Overlooked:
         self._first = engine.rank == 0
         self._aloud = self._first and not model.static_graph  # which puts averages off to the end
         self._waiting = False
+        self._version: int | None = None
+        self._hastily = self._first
         self._used: set[str] = set()
         self.unused = Unused(engine.give_back, ask=True) if model.find_unused_parameters else None
         if self.unused is not None:
@@ -93,12 +95,28 @@ class Overlooked:
     def on_bucket(self, bucket: GradBucket) -> None:
         """Told that DDP brings gradients."""
         self._waiting = False
+        if self._version is not None:
+            self._look_for_steps(bucket)
         if self.unused is not None:
             names = {self._names[id(each)] for each in bucket.parameters()}
             self.unused.names |= names - self._used
             self._used.difference_update(names)
 
-    def on_gradient(self, name: str) -> None:
+    def _look_for_steps(self, bucket: GradBucket) -> None:
+        """Says so if the last parameter, or its gradient, is not what it was when that came."""
+        for each in bucket.parameters():
+            if self._names[id(each)] == self._last:
+                version, self._version = self._version, None
+                if self._hastily and (each.grad is None or each._version != version):
+                    self._hastily = False
+                    _log.warning(
+                        "parameter %r, or its gradient, was changed in the backward pass before its average had come, "
+                        "as by an optimizer in a post-accumulate-grad hook; such steps take each rank's own gradients, "
+                        "so ranks drift apart; step the optimizer after backward",
+                        self._last,
+                    )
+
+    def on_gradient(self, name: str, version: int) -> None:
         """Told that a parameter has a gradient, which DDP is to be told of next."""
         self._used.add(name)  # for DDP, too, passes under no_sync() count
         model = self._model()
@@ -113,6 +131,7 @@ class Overlooked:
                     "backward pass for each forward pass; where its gradients are used, ranks drift apart"
                 )
             self._waiting = True
+            self._version = version
 
 
 def check_wrapped(model: DistributedDataParallel, parameters: Named) -> None:
@@ -159,4 +178,4 @@ def _on_gradient(
             f"{parameter.device} now, so DDP does not average its gradient and ranks would drift apart; convert the "
             "model first, then wrap and attach"
         )
-    follower.on_gradient(name)
+    follower.on_gradient(name, parameter._version)

@@ -40,7 +40,7 @@ class Workload:
     @property
     def values(self) -> int:
         """Parameters of the model."""
-        return sum(bucket[-1].stop for bucket in self.buckets)
+        return sum(slot.numel for bucket in self.buckets for slot in bucket)
 
     @classmethod
     def of(cls, model: Model, step_seconds: float, copy: float = 0.0) -> Workload:

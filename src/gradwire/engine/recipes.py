@@ -58,8 +58,8 @@ RECIPES = {
         Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.16, ("image",)),
     ),
     "adamw": (
-        Recipe("subspace:bits=0.8", 19.9, 0.22, ("image", "gpt"), gathered=True),
-        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.73, ("image", "gpt")),
+        Recipe("subspace:bits=0.8", 19.9, 0.22, ("image", "gpt", "language"), gathered=True),
+        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.73, ("image", "gpt", "language")),
     ),
 }
 """By what takes the averages; ``momentum`` is SGD with momentum 0.9. Of those that are gathered, and of the others,

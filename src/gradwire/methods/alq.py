@@ -108,7 +108,7 @@ class ALQ(DrawnLevels):
 class AMQ(ALQ):
     """NUQSGD with powers of a multiplier in place of 1/2, fitted to the gradients now and then.
 
-    Counts are averaged as for ``alq``. Of all multiplies of 1/512 the one with the least expected error is taken; the
+    Counts are averaged as for ``alq``. Of all multiples of 1/512 the one with the least expected error is taken; the
     authors descend along its gradient from eight starts.
     """
 

@@ -80,7 +80,8 @@ class LionCub(Lion):
     A worker votes on ``u = beta1 m + (1 - beta1) g`` with ``round(u / step)``, from -s to s, with a step of ``2 / s``
     of the mean magnitude of a segment of u: with three votes, s = 1, whoever is below the mean abstains. Half a step is
     a vote, either way, or a parameter of one value would never move. The sign of the sum is the average, 0 where nobody
-    wins. Every ``sync`` steps momenta are averaged densely, so that workers do not drift apart.
+    wins. Every ``sync`` steps momenta are averaged densely, so that workers do not drift apart; these 32 bits a value
+    are not among the declared ones.
 
     Of the paper abstract and first figure were at hand, and its authors' code: there half a step goes to the even side,
     and votes are summed by an all-reduce of 4 bits, with s = 1, or of 8, with s = 127 / n. It averages all momenta at

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.codecs.transform import Levels, Rotation
+from gradwire.codecs.transform.hadamard import CODES
 from gradwire.deferred import expect, known
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.memory import Feedback
@@ -82,7 +83,18 @@ class THC(Method):
         return 1 + self._levels().widest ** 2 / 4
 
     def init(self, context: Context) -> _State:
-        """Sets up the memory, and the pieces of each owner's share."""
+        """Sets up the memory, and the pieces of each owner's share.
+
+        Raises:
+            ConfigurationError: If so many workers' sums do not fit 16 bits.
+        """
+        most = 0xFFFF // context.world_size
+        if self.grain > most:
+            remedy = f"grain={most} or less" if most >= CODES - 1 else "another method, such as 'eden'"
+            raise ConfigurationError(
+                f"{context.world_size} workers' integers up to grain={self.grain} do not fit 16 bits when they are "
+                f"added; choose {remedy}"
+            )
         blocks = (
             Shards.of(context.block, context.rank, context.world_size).all
             if context.route == "sharded"

@@ -78,7 +78,7 @@ class Rollback(Guard):
 
     def _stretches(self, unit: Unit) -> list[tuple[torch.dtype, int, int]]:
         """Neighbouring parameters of one dtype: dtype, first element, and the one after the last."""
-        slots = [slot for slot in unit.slots if slot.numel]
+        slots = sorted((slot for slot in unit.slots if slot.numel), key=lambda slot: slot.offset)
         groups = [(dtype, list(each)) for dtype, each in groupby(slots, lambda slot: self._dtypes[slot.name])]
         return [(dtype, each[0].offset, each[-1].stop) for dtype, each in groups]
 
