@@ -6,7 +6,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import extending
-from numba.core import types
+from numba.core import cgutils, types
 from numba.core.datamodel import models
 
 from gradwire.kernels.cpu._compiled import MAGNITUDE
@@ -18,6 +18,8 @@ intrinsic: Any = extending.intrinsic
 
 _BYTE_LANES = 8
 _ELEMENT_BYTES = 4
+_LINE = 16
+"""Float32 values that the cache takes at once."""
 
 
 class Vector(types.Type):
@@ -129,6 +131,24 @@ def reaching_mask(typing_context: Any, values: Any, index: Any, threshold: Any) 
         return builder.bitcast(reaching, ir.IntType(LANES))
 
     return types.uint32(values, types.intp, types.uint32), generate
+
+
+@intrinsic
+def fetch(typing_context: Any, values: Any, index: Any) -> Any:
+    """Has 32 float32 values brought to the cache from ``values[index]`` on, and waits for none; there may be none."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        address, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address, number, number, number])
+        function: Any = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")  # type: ignore[no-untyped-call]
+        for line in range(0, LANES, _LINE):
+            place = builder.gep(data, [builder.add(args[1], ir.IntType(64)(line))])
+            read, near, of_data = number(0), number(3), number(1)
+            builder.call(function, [builder.bitcast(place, address), read, near, of_data])
+        return context.get_dummy_value()
+
+    return types.void(values, types.intp), generate
 
 
 @intrinsic

@@ -55,7 +55,7 @@ def source_of(block: Block, source: Compensated) -> Source:
 
 def within(source: Source, block: Block) -> Source:
     """The values of a part of its block."""
-    if block.runs is source.runs:
+    if block.runs is source.runs and block.segments is source.segments:
         return source
     return source._replace(runs=block.runs, segments=block.segments)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, array, compiled, copy, inlined
+from gradwire.kernels.cpu._instructions import fetch
 from gradwire.kernels.cpu._lanes import no_lanes, plus_products, put_lanes, sum_of_lanes
 from gradwire.kernels.cpu._source import Source, form, source_of
 from gradwire.kernels.parts import ranges, side_by_side
@@ -59,7 +60,7 @@ def _split(
         form(source, first, first + m, t)
         for low in range(0, rank, FOUR):
             directions = basis[low : low + FOUR]
-            _dots(t, directions, lanes)
+            _dots(t, directions, lanes, source, out, first + m)
             for k in range(len(directions)):
                 exact = float(sum_of_lanes(lanes[k]))
                 coordinates[low + k, i] = np.float32(exact) if abs(exact) < LARGEST_COORDINATE else np.float32(0)
@@ -113,13 +114,18 @@ def _add_four(w: Float32Array, rows: Float32Array, m: int, begin: int, sums: Flo
 
 
 @inlined
-def _dots(t: Float32Array, directions: Float32Array, lanes: Float64Array) -> None:
-    """Of up to four directions, in a row of lanes each."""
+def _dots(
+    t: Float32Array, directions: Float32Array, lanes: Float64Array, source: Source, out: Float32Array, following: int
+) -> None:
+    """Of up to four directions, in a row of lanes each; meanwhile the row that follows is fetched."""
     whole = t.size // LANES * LANES
     if len(directions) == FOUR:
         b0, b1, b2, b3 = directions[0], directions[1], directions[2], directions[3]
         s0 = s1 = s2 = s3 = no_lanes()
         for row in range(0, whole, LANES):
+            fetch(source.gradient, following + row)
+            fetch(source.residual, following + row)
+            fetch(out, following + row)
             s0, s1 = plus_products(s0, t, b0, row), plus_products(s1, t, b1, row)
             s2, s3 = plus_products(s2, t, b2, row), plus_products(s3, t, b3, row)
         put_lanes(s0, lanes[0])
