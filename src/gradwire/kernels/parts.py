@@ -81,7 +81,10 @@ def side_by_side(work: Callable[[P], R], parts: Sequence[P]) -> list[R]:
 
 def ranges(count: int, numel: int, multiple: int = 1) -> list[tuple[int, int]]:
     """Cuts so many rows, of ``numel`` elements in all, into a range for each thread, of whole ``multiple`` but one."""
-    edges = _edges(count, min(at_once(numel), -(-count // multiple)), multiple)
+    parts = min(at_once(numel), -(-count // multiple))
+    if parts == 1:
+        return [(0, count)]
+    edges = _edges(count, parts, multiple)
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
 
 
