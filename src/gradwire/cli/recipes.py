@@ -85,7 +85,7 @@ def bench_recipes(
         workers: Workers of a training, all in one process.
         jobs: Trainings that run side by side; as many as there are cores if not given.
         out: Where trainings are kept.
-        docs: Write the page recipes.md and its picture to this folder.
+        docs: Write the page recipes.md and its picture, of all that was ever settled, to this folder.
     """
     from gradwire_bench import cookbook, origin, pictures
     from gradwire_bench import recipes as measured
@@ -117,6 +117,7 @@ def bench_recipes(
         console.print(table)
     wrote(out)
     if docs is not None:
-        pictures.recipes_plot(rows, docs / cookbook.PICTURE)
-        origin.write_text(docs / "recipes.md", cookbook.page(rows, origin.machine_line()))
+        settled = [row for row in measured.rows(done) if row.seeds >= measured.SEEDS]
+        pictures.recipes_plot(settled, docs / cookbook.PICTURE)
+        origin.write_text(docs / "recipes.md", cookbook.page(settled, origin.machine_line()))
         wrote(docs / "recipes.md")
