@@ -64,7 +64,7 @@ def module(where: str, text: str) -> ModuleType:
         try:
             specification.loader.exec_module(found)
         except BaseException:
-            del sys.modules[path.stem]
+            sys.modules.pop(path.stem, None)
             raise
         return found
     except ConfigurationError:
