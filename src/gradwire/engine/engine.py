@@ -218,7 +218,7 @@ class Engine:
         if nodes is not None:  # each place has a seed of its own: the same element numbers are others there
             rank, workers, seed = nodes.node(rank), nodes.count, seed + (nodes.place(rank) << 32)
         memory = memory.fitted(method.worker_bound(int(block.segment_numels.max())), workers)
-        context = Context(block, numel, self.store, memory, route, owner, rank, workers, seed)
+        context = Context(block, numel, self.store, memory, route, owner, rank, workers, seed, rule.granularity)
         return Share(method, context, method.init(context))
 
     def _dense(self, unit: Unit) -> tuple[Share, ...]:

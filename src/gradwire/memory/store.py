@@ -93,6 +93,10 @@ class Store:
         self.layouts += 1
         return stack
 
+    def stacks(self, field: str) -> list[Tensor]:
+        """The allocations in which a field lies."""
+        return list({id(buffer): buffer for buffer in self._buffers.get(field, {}).values()}.values())
+
     def get(self, field: str, name: str) -> Tensor | None:
         """What is kept of one parameter, if anything."""
         return self._views.get(field, {}).get(name)

@@ -17,9 +17,19 @@ EVERYTHING = DensePolicy(below=0, vectors=False)
 a quarter of the bytes."""
 
 
+class LevelsMethod(CodecMethod):
+    """Levels of one step in as many bits as asked for, which buckets share so that all have the same step."""
+
+    def _installed(self, codec: Codec, context: Context) -> Codec:
+        home = super()._installed(codec, context)
+        if context.granularity.scope != "bucket" or not isinstance(home, Levels):
+            return home
+        return home.sharing(context.store, context.block.slots)
+
+
 @register("deadzone")
 @dataclass(frozen=True, kw_only=True)
-class DeadZone(CodecMethod):
+class DeadZone(LevelsMethod):
     """Magnitudes rounded to multiples of one step, most of them to zero, entropy-coded in the bits asked for.
 
     One step for all layers is reverse water-filling: each layer gets the bits that its energy deserves, as in image
@@ -54,7 +64,7 @@ class DeadZone(CodecMethod):
 
 @register("dithered")
 @dataclass(frozen=True, kw_only=True)
-class Dithered(CodecMethod):
+class Dithered(LevelsMethod):
     """Magnitudes rounded by chance to a multiple of one step, entropy-coded: unbiased, so it needs no memory.
 
     Codes are those of ``deadzone``. Where those of a draw have no room, the step is made larger, and all is drawn
@@ -90,7 +100,7 @@ class Dithered(CodecMethod):
 
 @register("subspace")
 @dataclass(frozen=True, kw_only=True)
-class Subspace(CodecMethod):
+class Subspace(LevelsMethod):
     """Rows of each matrix as coordinates in a few directions that past averages had, and what is left, as ``deadzone``.
 
     A gradient is nearly of low rank. All ranks learn directions from the averages, a step of subspace iteration each,

@@ -43,6 +43,7 @@ class Context:
         rank: This worker.
         world_size: Number of workers.
         seed: Where all randomness starts, the same on every rank.
+        granularity: Where the block's segments end.
     """
 
     block: Block
@@ -54,6 +55,7 @@ class Context:
     rank: int
     world_size: int
     seed: int
+    granularity: Granularity = Granularity("layer")
 
     def feedback(self) -> Feedback:
         """This worker's memory of the block."""
@@ -279,7 +281,7 @@ class CodecMethod(Method):
 
     def init(self, context: Context) -> CodecState:
         """Sets up the memories; an owner has one like the workers'."""
-        worker = self.codec().installed(context.store, context.block.slots, context.numel)
+        worker = self._installed(self.codec(), context)
         owner = context.owner or self._usual_owner(worker, context)
         shards, owner_feedback = None, NONE
         if context.route == "sharded":
@@ -292,7 +294,11 @@ class CodecMethod(Method):
     def _usual_owner(self, worker: Codec, context: Context) -> Codec | None:
         """The owners' operator beside the workers' own, at home in the same buffer."""
         usual = self.owner_codec(context.route)
-        return usual and usual.installed(context.store, context.block.slots, context.numel)
+        return usual and self._installed(usual, context)
+
+    def _installed(self, codec: Codec, context: Context) -> Codec:
+        """A codec at home in the context's buffer."""
+        return codec.installed(context.store, context.block.slots, context.numel)
 
     def synchronize(self, gradient: Tensor, state: CodecState, step: int) -> Synchronization:
         """Takes the chosen route."""

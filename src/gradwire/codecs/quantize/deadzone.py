@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.codecs.budget import Budget
 from gradwire.codecs.codec import Codec
-from gradwire.deferred import flag
+from gradwire.deferred import flag, learn
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
-from gradwire.layout import Block
-from gradwire.memory import Feedback, Remainder
+from gradwire.layout import Block, Slot
+from gradwire.memory import Feedback, Remainder, Store
 
 EXACT = (128, 128, 128)
 """Points of levels that stand for as many steps."""
 
 COARSER = 1 + 1 / 16
+
+FEWEST, MOST = 0.005, 8.0
+"""Bits a value."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,33 @@ class DeadZone(Codec):
 
     Attributes:
         bits: For each value.
+        budget: The bits that it shares with other buffers, where it does.
+        budget_kept_as: What that is kept as.
     """
 
     bits: float = 0.1
+    budget: Budget | None = field(default=None, repr=False, compare=False, kw_only=True)
+    budget_kept_as: str = field(default="budget", repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not 0.005 <= self.bits <= 8:
-            raise ConfigurationError(f"bits={self.bits!r} is out of range; choose 0.005 to 8 a value, usually 0.1")
+        if not FEWEST <= self.bits <= MOST:
+            raise ConfigurationError(
+                f"bits={self.bits!r} is out of range; choose {FEWEST} to {MOST:g} a value, usually 0.1"
+            )
+
+    def sharing(self, store: Store, slots: Sequence[Slot]) -> Self:
+        """The codec of one of several buffers that are to be written with the same step."""
+        return replace(self, budget=Budget.of(self.budget_kept_as, store, slots, self.bits))
+
+    def owned(self) -> Self:
+        """With a budget of its own."""
+        return replace(self, budget_kept_as=f"owner_{self.budget_kept_as}")
+
+    def at(self, step: int) -> Self:
+        """With its share of the bits."""
+        if self.budget is None:
+            return self
+        return replace(self, bits=min(max(self.bits * self.budget.share(step), FEWEST), MOST))
 
     @property
     def tile(self) -> int:
@@ -61,6 +87,29 @@ class DeadZone(Codec):
         """Sums what levels stand for."""
         self.check(block, payloads)
         kernels.deadzone_decode(block, payloads, self.tile, out, weight)
+
+    @property
+    def news_bytes(self) -> int:
+        """A float32 where bits are shared."""
+        return 0 if self.budget is None else 4
+
+    def news(self, block: Block, payloads: Tensor) -> Tensor:
+        """Where bits are shared, a float32: the largest step of all payloads, or NaN if a value is not finite."""
+        if self.budget is None:
+            return super().news(block, payloads)
+        last = 4 * (self._steps(block) - 1)
+        steps = payloads[:, last : last + 4].contiguous().view(torch.float32)
+        return steps.max().view(1).view(torch.uint8)
+
+    def heard(self, block: Block, news: Tensor) -> None:
+        """Has the next step's bits depend on how large the step was."""
+        if self.budget is not None:
+            budget = self.budget
+            learn(news.contiguous().view(torch.float32).max(), lambda step: budget.heard(float(step)))
+
+    def _steps(self, block: Block) -> int:
+        """Of a payload."""
+        return block.segment_count
 
 
 @dataclass(frozen=True)

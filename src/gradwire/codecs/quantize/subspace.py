@@ -131,7 +131,6 @@ class Home:
         layout: The same as two segments, or one if there are no coordinates.
         values: The values of ``work``.
         alone: The coordinates by themselves.
-        bits: For each value or coordinate.
     """
 
     rows: tuple[Rows, ...]
@@ -140,11 +139,10 @@ class Home:
     layout: Block
     values: Block
     alone: Block
-    bits: float
 
     @classmethod
-    def of(cls, block: Block, directions: Mapping[str, Directions], work: Tensor, bits: float) -> Home:
-        """For a block of ``bits`` a value."""
+    def of(cls, block: Block, directions: Mapping[str, Directions], work: Tensor) -> Home:
+        """For a block."""
         rows: list[Rows] = []
         slots = []
         for (start, length, _), origin, slot in zip(
@@ -163,7 +161,6 @@ class Home:
             layout=replace(whole, segments=np.array([0, 1, len(whole.runs)])) if extra else whole,
             values=values,
             alone=Block.dense(coordinates.name, np.array([extra])),
-            bits=bits * block.numel / (block.numel + extra) if extra else bits,
         )
 
     @property
@@ -171,10 +168,10 @@ class Home:
         """Those at work."""
         return self.work[len(self.work) - self.alone.numel :]
 
-    @property
-    def tile(self) -> int:
-        """Elements whose codes are read independently of all others."""
-        return deadzone_tile(self.bits)
+    def spread(self, bits: float) -> float:
+        """Bits for each value or coordinate, of so many for each value."""
+        extra, numel = self.alone.numel, self.values.numel
+        return bits * numel / (numel + extra) if extra else bits
 
     def add(self, coordinates: Tensor) -> None:
         """Adds to the values at work what coordinates stand for."""
@@ -222,12 +219,12 @@ class SubspaceDeadZone(DeadZone):
     def payload_bytes(self, block: Block) -> int:
         """As many as without coordinates."""
         home = self._home(block)
-        return deadzone_payload_bytes(home.layout, home.tile, home.bits)
+        return deadzone_payload_bytes(home.layout, self._tile(home), home.spread(self.bits))
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Splits rows, rounds coordinates by a step that suits both parts, and the rest by one that fits."""
         home, source = self._home(block), feedback.source(gradient)
-        work, coordinates, tile = home.work, home.coordinates, home.tile
+        work, coordinates, tile = home.work, home.coordinates, self._tile(home)
         for each in home.rows:
             kernels.split_rows(each.block, source, each.basis, each.own(coordinates), work)
         scales = kernels.deadzone_scales(home.whole, kernels.Compensated(work))
@@ -269,7 +266,7 @@ class SubspaceDeadZone(DeadZone):
     def _sum(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         self.check(block, payloads)
         home = self._home(block)
-        kernels.deadzone_decode(home.layout, payloads, home.tile, home.work, weight)
+        kernels.deadzone_decode(home.layout, payloads, self._tile(home), home.work, weight)
         for each in home.rows:
             each.add(home.coordinates, home.work, out)
             each.note(home.coordinates)
@@ -280,16 +277,23 @@ class SubspaceDeadZone(DeadZone):
 
     def _rounded(self, home: Home, coordinates: Tensor, steps: Tensor, points: tuple[int, int, int]) -> int:
         """Leaves of coordinates what they are off by as they will be read; returns how many bits their codes take."""
-        block, tile = home.alone, home.tile
+        block, tile = home.alone, self._tile(home)
         size = deadzone_payload_bytes(block, tile, MOST_BITS)
         payload = torch.empty(size, dtype=torch.uint8, device=coordinates.device)
         kernels.deadzone_encode(block, coordinates, True, steps, points, tile, payload)
         edge = size - deadzone_room(block, tile, payload)
         return int(payload[4 + HEAD : edge].view(torch.int32).sum())
 
+    def _steps(self, block: Block) -> int:
+        """Coordinates have a step, too."""
+        return self._home(block).layout.segment_count
+
+    def _tile(self, home: Home) -> int:
+        return deadzone_tile(home.spread(self.bits))
+
     def _home(self, block: Block) -> Home:
         if self.work is None:
             raise ConfigurationError("a subspace belongs to parameters; use what installed() returns")
         if block not in self.homes:
-            self.homes[block] = Home.of(block, self.directions, self.work, self.bits)
+            self.homes[block] = Home.of(block, self.directions, self.work)
         return self.homes[block]

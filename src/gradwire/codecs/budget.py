@@ -1,0 +1,83 @@
+"""How many of the bits that are asked for each bucket gets, so that all have the same step: reverse water-filling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gradwire.layout import Float64Array, Slot
+from gradwire.memory import Kind, Store
+
+NUMEL, ASKED, WEIGHT, SHARE, HEARD, STEP = range(6)
+"""What is kept of a parameter: its elements, the bits a value asked for, what its bucket is to have of them in the next
+step and what it has in this one, both in relation to the mean, the step with which it was written last, and the number
+of this step."""
+
+MOST = 64.0
+"""Nothing gets more than so many times the mean, or less than the mean over so many."""
+
+ONCE = 2.0
+"""It grows or falls at most so many times from one step to the next."""
+
+
+@dataclass(frozen=True, eq=False)
+class Budget:
+    """The bits of one buffer, which it shares with all others that ask for as many a value.
+
+    What is written with a larger step than the others' mean gets more in the next step, by the fourth root of their
+    ratio. All of a step is settled before its first buffer is written, by what all ranks have read in the steps
+    before: so it is the same on every rank, and the sum is what was asked for.
+
+    Attributes:
+        kept_as: What it is kept as, by parameter.
+        store: Where.
+        rows: ``float64[n, 6]``, of the parameters in the buffer.
+    """
+
+    kept_as: str
+    store: Store
+    rows: Float64Array
+
+    @classmethod
+    def of(cls, kept_as: str, store: Store, slots: Sequence[Slot], bits: float) -> Budget:
+        """That of a buffer in which so many bits are asked for each value."""
+        first = {slot.name: torch.tensor([slot.numel, bits, 1, 1, 0, -1], dtype=torch.float64) for slot in slots}
+        kept = store.stacked(kept_as, list(first), first.__getitem__, Kind.SHARED, torch.device("cpu"))
+        rows: Float64Array = kept.numpy()
+        rows[:, ASKED], rows[:, STEP] = bits, -1
+        return cls(kept_as, store, rows)
+
+    def share(self, step: int) -> float:
+        """Bits in relation to those asked for, in one step."""
+        if self.rows[0, STEP] != step:
+            together = self._together()
+            mean = _mean(np.concatenate(together), WEIGHT)
+            for rows in together:
+                rows[:, WEIGHT] = rows[:, SHARE] = _mean(rows, WEIGHT) / mean
+                rows[:, STEP] = step
+        return float(self.rows[0, SHARE])
+
+    def heard(self, step: float) -> None:
+        """Takes in with which step the buffer was written; nothing where that is not finite."""
+        if not math.isfinite(step):
+            return
+        self.rows[:, HEARD] = step
+        mean = _mean(np.concatenate(self._together()), HEARD)
+        if mean > 0:
+            change = math.sqrt(math.sqrt(step / mean))  # all machines round roots alike, but not all powers
+            weight = float(self.rows[0, SHARE]) * min(max(change, 1 / ONCE), ONCE)
+            self.rows[:, WEIGHT] = min(max(weight, 1 / MOST), MOST)
+
+    def _together(self) -> list[Float64Array]:
+        """The rows of all buffers that ask for as many bits a value."""
+        kept: list[Float64Array] = [each.numpy() for each in self.store.stacks(self.kept_as)]
+        return [rows for rows in kept if rows[0, ASKED] == self.rows[0, ASKED]]
+
+
+def _mean(rows: Float64Array, column: int) -> float:
+    """Over the elements of some parameters."""
+    return math.fsum(rows[:, NUMEL] * rows[:, column]) / math.fsum(rows[:, NUMEL])
