@@ -124,6 +124,12 @@ class Contender:
         found: Moments = getattr(self.configuration().rules[0].method, "moments", "step")
         return found
 
+    @property
+    def bucket_bytes(self) -> int | None:
+        """DDP's buckets, if they are not to be its usual ones."""
+        size = dict(self.options).get("bucket_mb")
+        return None if size is None else int(float(size) * 2**20)
+
     def configuration(self, seed: int = 0) -> Configuration:
         """The choices of a method of gradwire, made valid.
 

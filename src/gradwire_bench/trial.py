@@ -33,6 +33,9 @@ OptimizerName = Literal["sgd", "momentum", "nesterov", "adamw"]
 WARM_UP_SHARE = 0.2
 """Share of the steps over which the learning rate rises; then it falls along a cosine."""
 
+BUCKETS = 8
+"""So many are cut of a small model where a line has one segment for each: as many as DDP forms of some 200 MB."""
+
 STEPS = {"image": 800, "gpt": 4500, "language": 2000}
 """Steps of a training of the recipes."""
 
@@ -183,7 +186,10 @@ class _Workers:
         self.sent_bytes = 0.0
         self._world: LocalWorld | None = None
         if contender.name != DDP:
-            self._world = LocalWorld(contender.configuration(trial.seed), self._slots, trial.workers, device)
+            chosen = contender.configuration(trial.seed)
+            cut = chosen.granularity.scope == "bucket"
+            size = contender.bucket_bytes or (4 * numel // BUCKETS if cut else None)
+            self._world = LocalWorld(chosen, self._slots, trial.workers, device, bucket_bytes=size)
 
     def step(self, inputs: Tensor, wanted: Tensor) -> float:
         """Trains on a batch, and returns the mean loss."""

@@ -62,8 +62,8 @@ class Budget:
         return float(self.rows[0, SHARE])
 
     def heard(self, step: float) -> None:
-        """Takes in with which step the buffer was written; nothing where that is not finite."""
-        if not math.isfinite(step):
+        """Takes in with which step the buffer was written; nothing of what is none, or not finite."""
+        if not 0 <= step < math.inf:
             return
         self.rows[:, HEARD] = step
         mean = _mean(np.concatenate(self._together()), HEARD)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 
 import torch
@@ -43,6 +44,8 @@ class LocalWorld:
         workers: Number of workers.
         device: Where the gradients live.
         around: Put around each worker's transport.
+        bucket_bytes: Parameters are averaged in buckets of at least so many bytes, the last ones first; in one of all
+            if None, or where a method takes the whole gradient.
 
     Attributes:
         engines: Each worker's.
@@ -56,10 +59,14 @@ class LocalWorld:
         workers: int,
         device: torch.device = torch.device("cpu"),  # noqa: B008
         around: Callable[[Transport], Transport] = lambda transport: transport,
+        bucket_bytes: int | None = None,
     ) -> None:
         nodes = None if configuration.inside is None else configuration.inside.of(range(workers))
         self.engines = [Engine(configuration, rank, workers, device, nodes) for rank in range(workers)]
-        self._units = [engine.unit(slots) for engine in self.engines]
+        buckets = [tuple(slots)]
+        if bucket_bytes is not None and not configuration.whole:
+            buckets = _buckets(slots, bucket_bytes)
+        self._units = [[_Bucket.of(engine, bucket) for bucket in buckets] for engine in self.engines]
         self._transports = local_transports(workers)
         lines: Sequence[Transport] = self._transports
         self._written = [self._transports[0]]
@@ -94,8 +101,39 @@ class LocalWorld:
         return sum(each.written_bytes for each in self._written)
 
 
-def _averaging(engine: Engine, unit: Unit, scheduler: Scheduler, gradient: Tensor) -> Iterator[None]:
+@dataclass(frozen=True)
+class _Bucket:
+    """Part of a gradient.
+
+    Attributes:
+        unit: Who handles it.
+        start: Where it begins in the gradient.
+    """
+
+    unit: Unit
+    start: int
+
+    @classmethod
+    def of(cls, engine: Engine, slots: Sequence[Slot]) -> _Bucket:
+        start = min((slot.offset for slot in slots), default=0)
+        return cls(engine.unit([replace(slot, offset=slot.offset - start) for slot in slots]), start)
+
+
+def _buckets(slots: Sequence[Slot], least: int) -> list[tuple[Slot, ...]]:
+    """Parameters that lie together, the last ones first, each time so many that they have some bytes."""
+    found: list[tuple[Slot, ...]] = [()]
+    for slot in reversed(slots):
+        if 4 * sum(each.numel for each in found[-1]) >= least:
+            found.append(())
+        found[-1] = (slot, *found[-1])
+    return found
+
+
+def _averaging(engine: Engine, buckets: Sequence[_Bucket], scheduler: Scheduler, gradient: Tensor) -> Iterator[None]:
     """One rank's step; it yields where the rank would wait for the others."""
-    synchronizations = engine.synchronizations(unit, gradient)
-    engine.count(gradient, last=True)
-    yield from scheduler.run(synchronizations, lambda: engine.after_decode(unit, gradient), last=True)
+    for number, bucket in enumerate(buckets, start=1):
+        own = gradient[bucket.start : bucket.start + bucket.unit.numel]
+        last = number == len(buckets)
+        synchronizations = engine.synchronizations(bucket.unit, own)
+        engine.count(own, last)
+        yield from scheduler.run(synchronizations, partial(engine.after_decode, bucket.unit, own), last)
