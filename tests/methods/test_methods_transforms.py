@@ -89,7 +89,7 @@ def test_thc_rejects_sums_that_no_workers_send() -> None:
 def test_thc_refuses_more_workers_than_its_sums_have_bits_for() -> None:
     block, store = Block.cut(flat_slots([("tensor", (1, 8))]), Granularity("layer")), Store(torch.device("cpu"))
     for grain, workers, remedy in ((255, 257, None), (255, 258, "grain=254 or less"), (15, 4370, "such as 'eden'")):
-        context = Context(block, 8, store, NoMemory(), "gather", None, 0, workers, 0)
+        context = Context(block, 8, store, NoMemory(), "gather", None, 0, workers, 0, Granularity("layer"))
         with nullcontext() if remedy is None else pytest.raises(ConfigurationError, match=remedy):
             methods.make("thc", {"grain": grain}).init(context)
 
@@ -262,8 +262,10 @@ def test_gradiveq_is_exact_where_gradients_keep_to_what_was_learnt(pool: Pool) -
 def test_gradiveq_sends_coordinates_once_it_has_learnt() -> None:
     method = gradwire.methods.make("gradiveq", {"slice": 20, "rank": 3, "learn_steps": 1, "use_steps": 5})
     slots = flat_slots([("weight", (8, 105))])
-    block = Block.cut(slots, Granularity("layer"))
-    context = Context(block, 840, Store(torch.device("cpu")), NoMemory(), "allreduce", None, 0, 1, 0)
+    layer = Granularity("layer")
+    context = Context(
+        Block.cut(slots, layer), 840, Store(torch.device("cpu")), NoMemory(), "allreduce", None, 0, 1, 0, layer
+    )
     state, sizes = method.init(context), []
     for step in range(2):
         rounds = method.synchronize(draw(840, seed=step), state, step)

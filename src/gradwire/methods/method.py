@@ -55,7 +55,7 @@ class Context:
     rank: int
     world_size: int
     seed: int
-    granularity: Granularity = Granularity("layer")
+    granularity: Granularity
 
     def feedback(self) -> Feedback:
         """This worker's memory of the block."""
