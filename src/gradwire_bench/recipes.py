@@ -63,7 +63,7 @@ CANDIDATES = (
     Candidate("subspace:bits=0.4,route=sharded"),
     Candidate("subspace:bits=0.6"),
     Candidate("subspace:bits=0.8"),
-    Candidate("subspace:bits=0.8,route=sharded,granularity=bucket"),
+    Candidate("subspace:bits=0.8,route=sharded"),
     Candidate("subspace:bits=1.2"),
     Candidate("subspace:bits=1.5"),
     Candidate("dithered:bits=0.5"),

@@ -208,6 +208,8 @@ def test_every_field_is_of_its_kind() -> None:
         "inceptionn.room": Kind.SHARED,
         "room": Kind.SHARED,
         "owner_room": Kind.SHARED,
+        "budget": Kind.SHARED,
+        "owner_budget": Kind.SHARED,
         "stages": Kind.PRIVATE,
         "regions": Kind.WORLD,
     }

@@ -48,7 +48,7 @@ class Budget:
         first = {slot.name: torch.tensor([slot.numel, bits, 1, 1, 0, -1], dtype=torch.float64) for slot in slots}
         kept = store.stacked(kept_as, list(first), first.__getitem__, Kind.SHARED, torch.device("cpu"))
         rows: Float64Array = kept.numpy()
-        rows[:, ASKED], rows[:, STEP] = bits, -1
+        rows[:, ASKED] = bits
         return cls(kept_as, store, rows)
 
     def share(self, step: int) -> float:

@@ -42,7 +42,7 @@ class DeadZone(LevelsMethod):
     """
 
     citation = "gradwire; dead-zone quantisers: Sullivan 1996, doi:10.1109/18.532878"
-    granularities = ("model", "bucket", "layer", "block")
+    granularities = ("bucket", "model", "layer", "block")
     dense = EVERYTHING
     memory = "residual"
     bias = "contractive"
@@ -114,7 +114,7 @@ class Subspace(LevelsMethod):
     """
 
     citation = "gradwire; subspace iteration: Halko et al. 2011, arXiv:0909.4061"
-    granularities = ("model", "bucket")
+    granularities = ("bucket", "model")
     why_granularity = "all coordinates share a step"
     whole_rows = True
     dense = EVERYTHING

@@ -97,9 +97,9 @@ class DeadZone(Codec):
         """Where bits are shared, a float32: the largest step of all payloads, or NaN if a value is not finite."""
         if self.budget is None:
             return super().news(block, payloads)
-        last = 4 * (self._steps(block) - 1)
-        steps = payloads[:, last : last + 4].contiguous().view(torch.float32)
-        return steps.max().view(1).view(torch.uint8)
+        steps = payloads[:, : 4 * self._steps(block)].contiguous().view(torch.float32)
+        largest = steps[:, -1].max() if steps.numel() else steps.new_zeros(())
+        return largest.view(1).view(torch.uint8)
 
     def heard(self, block: Block, news: Tensor) -> None:
         """Has the next step's bits depend on how large the step was."""

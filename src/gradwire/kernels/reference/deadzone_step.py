@@ -12,7 +12,7 @@ from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
 from gradwire.layout import Block, Int64Array
 from gradwire.randomness import hash32, run_keys
 
-SAMPLED_ELEMENTS = 2**18
+SAMPLED_ELEMENTS = 2**17
 """By so many elements the step is chosen,"""
 
 SAMPLED_BITS = 2**16
