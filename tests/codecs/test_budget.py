@@ -142,7 +142,7 @@ def test_what_is_not_finite_changes_no_share() -> None:
 @pytest.mark.parametrize("step", [math.nan, math.inf, -math.inf, -1.0])
 def test_what_is_no_step_is_not_heard(step: float) -> None:
     store = Store(torch.device("cpu"))
-    one, other = (Budget.of("budget", store, [slot], 0.5) for slot in SLOTS[:2])
+    one, other = (Budget.of("budget", store, [slot], 0.5, 2) for slot in SLOTS[:2])
     one.heard(1.0)
     before = one.rows.copy(), other.rows.copy()
     other.heard(step)

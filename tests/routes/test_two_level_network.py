@@ -32,7 +32,7 @@ def test_a_network_gives_the_bits_of_a_world_in_one_process(pool: Pool) -> None:
         world = world_of(case, 4, inside=2)
         shared = [
             slot.name
-            for share in world.engines[0].shares(world._units[0])
+            for share in world.engines[0].shares(world._buckets[0][0].unit)
             if share.within
             for slot in share.within.slots
         ]

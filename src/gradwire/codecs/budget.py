@@ -12,10 +12,10 @@ import torch
 from gradwire.layout import Float64Array, Slot
 from gradwire.memory import Kind, Store
 
-NUMEL, ASKED, WEIGHT, SHARE, HEARD, STEP = range(6)
-"""What is kept of a parameter: its elements, the bits a value asked for, what its bucket is to have of them in the next
-step and what it has in this one, both in relation to the mean, the step with which it was written last, and the number
-of this step."""
+NUMEL, ASKED, WORKERS, WEIGHT, SHARE, HEARD, STEP = range(7)
+"""What is kept of a parameter: its elements, the bits a value asked for and of how many workers, what its bucket is to
+have of them in the next step and what it has in this one, both in relation to the mean, the step with which it was
+written last, and the number of this step."""
 
 MOST = 64.0
 """Nothing gets more than so many times the mean, or less than the mean over so many."""
@@ -26,7 +26,7 @@ ONCE = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Budget:
-    """The bits of one buffer, which it shares with all others that ask for as many a value.
+    """The bits of one buffer, which it shares with all others of as many workers that ask for as many a value.
 
     What is written with a larger step than the others' mean gets more in the next step, by the fourth root of their
     ratio. All of a step is settled before its first buffer is written, by what all ranks have read in the steps
@@ -35,7 +35,7 @@ class Budget:
     Attributes:
         kept_as: What it is kept as, by parameter.
         store: Where.
-        rows: ``float64[n, 6]``, of the parameters in the buffer.
+        rows: ``float64[n, 7]``, of the parameters in the buffer.
     """
 
     kept_as: str
@@ -43,12 +43,14 @@ class Budget:
     rows: Float64Array
 
     @classmethod
-    def of(cls, kept_as: str, store: Store, slots: Sequence[Slot], bits: float) -> Budget:
-        """That of a buffer in which so many bits are asked for each value."""
-        first = {slot.name: torch.tensor([slot.numel, bits, 1, 1, 0, -1], dtype=torch.float64) for slot in slots}
+    def of(cls, kept_as: str, store: Store, slots: Sequence[Slot], bits: float, workers: int) -> Budget:
+        """That of a buffer in which so many workers are asked for so many bits a value."""
+        first = {
+            slot.name: torch.tensor([slot.numel, bits, workers, 1, 1, 0, -1], dtype=torch.float64) for slot in slots
+        }
         kept = store.stacked(kept_as, list(first), first.__getitem__, Kind.SHARED, torch.device("cpu"))
         rows: Float64Array = kept.numpy()
-        rows[:, ASKED] = bits
+        rows[:, ASKED], rows[:, WORKERS] = bits, workers
         return cls(kept_as, store, rows)
 
     def share(self, step: int) -> float:
@@ -73,9 +75,9 @@ class Budget:
             self.rows[:, WEIGHT] = min(max(weight, 1 / MOST), MOST)
 
     def _together(self) -> list[Float64Array]:
-        """The rows of all buffers that ask for as many bits a value."""
+        """The rows of all that share."""
         kept: list[Float64Array] = [each.numpy() for each in self.store.stacks(self.kept_as)]
-        return [rows for rows in kept if rows[0, ASKED] == self.rows[0, ASKED]]
+        return [rows for rows in kept if (rows[0, [ASKED, WORKERS]] == self.rows[0, [ASKED, WORKERS]]).all()]
 
 
 def _mean(rows: Float64Array, column: int) -> float:

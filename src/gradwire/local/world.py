@@ -66,7 +66,7 @@ class LocalWorld:
         buckets = [tuple(slots)]
         if bucket_bytes is not None and not configuration.whole:
             buckets = _buckets(slots, bucket_bytes)
-        self._units = [[_Bucket.of(engine, bucket) for bucket in buckets] for engine in self.engines]
+        self._buckets = [[_Bucket.of(engine, bucket) for bucket in buckets] for engine in self.engines]
         self._transports = local_transports(workers)
         lines: Sequence[Transport] = self._transports
         self._written = [self._transports[0]]
@@ -83,7 +83,7 @@ class LocalWorld:
         written, before = self._written_bytes(), self.engines[0].meter.copy()
         for engine in self.engines:
             engine.before_step()
-        ranks = zip(self.engines, self._units, self._schedulers, gradients, strict=True)
+        ranks = zip(self.engines, self._buckets, self._schedulers, gradients, strict=True)
         with as_on_the_wire():
             for _ in zip_longest(*[_averaging(*rank) for rank in ranks]):
                 pass

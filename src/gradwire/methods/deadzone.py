@@ -24,7 +24,7 @@ class LevelsMethod(CodecMethod):
         home = super()._installed(codec, context)
         if context.granularity.scope != "bucket" or not isinstance(home, Levels):
             return home
-        return home.sharing(context.store, context.block.slots)
+        return home.sharing(context.store, context.block.slots, context.world_size)
 
 
 @register("deadzone")
@@ -34,15 +34,16 @@ class DeadZone(LevelsMethod):
 
     One step for all layers is reverse water-filling: each layer gets the bits that its energy deserves, as in image
     and video codecs. Codes are fixed and follow the values before, so that a payload carries no tables and large values
-    that lie close together, as in gradients, are cheap. The step is the finest that fills the bits asked for. Biases
+    that lie close together, as in gradients, are cheap. The step is the finest that fills the bits asked for, which
+    buckets share, with ``granularity="bucket"``, so that they come to have one step and none waits for another. Biases
     and norms are coded, too: nothing is averaged densely unless told otherwise.
 
     Attributes:
-        bits: For each value, 0.005 to 8.
+        bits: For each value, 0.005 to 8; of all buckets together.
     """
 
     citation = "gradwire; dead-zone quantisers: Sullivan 1996, doi:10.1109/18.532878"
-    granularities = ("bucket", "model", "layer", "block")
+    granularities = ("model", "bucket", "layer", "block")
     dense = EVERYTHING
     memory = "residual"
     bias = "contractive"
@@ -114,7 +115,7 @@ class Subspace(LevelsMethod):
     """
 
     citation = "gradwire; subspace iteration: Halko et al. 2011, arXiv:0909.4061"
-    granularities = ("bucket", "model")
+    granularities = ("model", "bucket")
     why_granularity = "all coordinates share a step"
     whole_rows = True
     dense = EVERYTHING

@@ -40,8 +40,8 @@ def redistribute(states: Sequence[State], workers: int) -> list[dict[str, Any]]:
               by rank modulo workers.
     owned     The owners' residuals on the sharded route: put together and cut for the new owners.
     shared    The same on all, and so it stays: factors of PowerSGD and ACP-SGD, bases of GradiVeQ, the estimates of
-              EF21 and DIANA, the low-pass filter's ages, capacities, and the residual of ``owner=`` on the gather
-              route.
+              EF21 and DIANA, the low-pass filter's ages, capacities, budgets, and the residual of ``owner=`` on the
+              gather route.
     private   By rank modulo workers: SIDCo's stages.
     world     Left out, to be found anew: Ok-Topk's regions, which are even until they are next cut.
     ========= ============================================================================================

@@ -32,8 +32,9 @@ class DeadZone(Codec):
     """Magnitudes in steps, rounded down to zero below eleven sixteenths, and codes for what is left.
 
     A step is relative to its segment's mean magnitude and the same for all segments: the finest under which the codes
-    fill ``bits`` for each value, found by a sample of up to some 260,000 values. So a payload's size depends on nothing
-    but its block. What finds no room, if the sample was too hopeful, is the last values, and stays in the memory.
+    fill ``bits`` for each value, found by a sample of some 130,000 values or more. So a payload's size depends on
+    nothing but its block. What finds no room, if the sample was too hopeful, is the last values, and stays in the
+    memory. Of buffers that share bits the size depends on their budget, too.
 
     Attributes:
         bits: For each value.
@@ -51,9 +52,9 @@ class DeadZone(Codec):
                 f"bits={self.bits!r} is out of range; choose {FEWEST} to {MOST:g} a value, usually 0.1"
             )
 
-    def sharing(self, store: Store, slots: Sequence[Slot]) -> Self:
-        """The codec of one of several buffers that are to be written with the same step."""
-        return replace(self, budget=Budget.of(self.budget_kept_as, store, slots, self.bits))
+    def sharing(self, store: Store, slots: Sequence[Slot], workers: int) -> Self:
+        """The codec of one of several buffers of so many workers that are to be written with the same step."""
+        return replace(self, budget=Budget.of(self.budget_kept_as, store, slots, self.bits, workers))
 
     def owned(self) -> Self:
         """With a budget of its own."""
