@@ -379,7 +379,7 @@ class Handle(Uncopied):
         name = f"{self._guarding.choices.name}: " if self._guarding.choices.name else ""
         shapes, rule = self.averaged.shapes, self.configuration.rule
         sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-        dense = [name for name, shape in shapes.items() if not rule(name).compresses(shape)]
+        dense = [name for name, shape in shapes.items() if rule(name).in_full(shape)]
         count, elements, left = len(sizes) - len(dense), sum(sizes.values()), sum(sizes[name] for name in dense)
         return (
             f"gradwire.Handle({name}{self.configuration}; {_workers(self.engine.world_size, self._nodes)}; "
