@@ -265,6 +265,7 @@ def test_nothing_is_chosen_that_was_measured_slower() -> None:
         ({"among": ["tpok"]}, "did you mean 'topk'"),
         ({"among": ["fp16"]}, "which compresses nothing; dense and bf16 are always tried"),
         ({"among": ["topk:granularity=model"]}, "takes the whole gradient at once"),
+        ({"among": ["subspace:bits=0.8"]}, "write granularity=bucket with it"),
         ({"route": "gather"}, "route='gather' came with method='auto'"),
         ({"ratio": 0.1}, "ratio=0.1 came with method='auto'"),
         ({"start": -1}, "start=-1 is out of range"),

@@ -23,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 import gradwire
 from gradwire.wire import AllGather, Meter, Scheduler, Synchronization, local_transports
 from pool import Pool, ranks
+from sharded import hsdp, loss
 
 
 def attached(way: str) -> tuple[nn.Module, gradwire.Handle]:
@@ -69,6 +70,34 @@ def test_a_closed_handle_keeps_no_threads_of_the_backend() -> None:
         handle.close()
     assert gloo_threads() == before
     dist.barrier()
+
+
+@ranks(2)
+def test_what_is_refused_keeps_no_threads_of_the_backend() -> None:
+    open_things()
+    dist.barrier()
+    before = gloo_threads()
+    for differ in ({"ratio": 0.1 + 0.1 * dist.get_rank()}, {}):  # options, then parameters
+        net = nn.Linear(40, 60)
+        nn.init.constant_(net.weight, float(dist.get_rank()))
+        with pytest.raises(gradwire.ConfigurationError, match=r"differ|other values on rank"):
+            gradwire.Synchronizer(net, "topk", **differ)
+    assert gloo_threads() == before
+    dist.barrier()
+
+
+@ranks(4)
+def test_a_closed_handle_of_shards_keeps_no_threads_of_the_backend() -> None:
+    """With a rollback those who hold other shards are asked, too."""
+    counts = []
+    for rollback in (False, True):
+        model = hsdp()
+        handle = gradwire.compress(model, "topk", rollback=rollback)
+        loss(model, 0).backward()
+        handle.close()
+        counts.append(gloo_threads())
+        dist.barrier()
+    assert counts[0] == counts[1]
 
 
 @ranks(1)

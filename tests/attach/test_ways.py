@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -83,6 +84,20 @@ def test_clipping() -> None:
             assert nn.utils.clip_grad_norm_(trained.model.parameters(), 0.01) > 0.01
             trained.optimizer.step()
         trained.end(4)
+
+
+@ranks(2)
+def test_optimizers_that_share_out_parameters() -> None:
+    for method, options in METHODS:
+        weights = []
+        for shared in (False, True):
+            trained = Trained(network(), method, **options)
+            if shared:
+                trained.optimizer = ZeroRedundancyOptimizer(trained.model.parameters(), torch.optim.SGD, lr=0.05)
+            for step in range(4):
+                trained.step(mean_square(trained.model, step))
+            weights.append(trained.end(4))
+        assert torch.equal(*weights), method
 
 
 @ranks(2)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,13 @@ from gradwire import cli, granularity, memory, methods, routes
 from gradwire.codecs import index, quantize
 
 ROOT = Path(__file__).parents[2]
+NAMES = granularity.names()
+
+
+def block_with(text: str) -> list[str]:
+    """The guide's pieces of Python in which some text is."""
+    blocks = re.findall("```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
+    return [block for block in blocks if text in block]
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +102,23 @@ def test_a_method_for_each_parameter_as_the_guide_has_it(tmp_path: Path, monkeyp
     assert not names["handle"].paused
     assert [type(rule.method).__name__ for rule in names["handle"].configuration.rules] == ["TopK", "ACPSGD", "Dense"]
     names["handle"].close()
+
+
+def test_a_granularity_of_ones_own_as_the_guide_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = granularity.granularities
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    (block,) = block_with("granularity.register")
+    exec(block, {"gradwire": gradwire, "math": math})
+    (name,) = set(granularity.names()) - set(NAMES)
+    assert gradwire.roundtrip(torch.ones(6, 5), "qsgd", granularity=name).wire_bytes
+
+
+def test_lines_of_audits_are_shown_as_the_guide_has_it() -> None:
+    (block,) = block_with("logging.")
+    lines = [line for line in block.splitlines() if line.startswith("logging.")]
+    program = "\n".join(["import logging", *lines, "logging.getLogger('gradwire').info('step 7')"])
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+    assert "step 7" in shown
 
 
 def argument(name: str) -> str:

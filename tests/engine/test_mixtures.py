@@ -134,6 +134,10 @@ class TestAttached:
             "1 worker; compressed: 4 tensors, 6,880 elements; averaged densely: 2 tensors, 49 elements)"
         )
         sync.close()
+        sync = gradwire.Synchronizer(parameters(), {"embed": "topk:ratio=0.1", "*": "dense"})
+        assert "compressed: 1 tensors, " in repr(sync)
+        assert "averaged densely: 5 tensors, " in repr(sync)
+        sync.close()
 
     @pytest.mark.parametrize("mixed", [MIXED[0], MIXED[-1]], ids=str)
     def test_a_run_goes_on_with_the_same_bits(self, mixed: dict[str, Any]) -> None:

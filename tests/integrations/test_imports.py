@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
 import pytest
+
+import gradwire
 
 PACKAGES = ("accelerate", "transformers", "lightning", "ray", "torchft")
 
@@ -26,3 +29,11 @@ def test_a_missing_package_is_named_with_its_remedy(package: str, monkeypatch: p
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ImportError, match=rf"{package}.*pip install 'gradwire\[{package}\]'"):
         __import__(f"gradwire.integrations.{package}")
+
+
+@pytest.mark.parametrize("package", ["accelerate", "transformers", "lightning", "ray"])
+def test_the_method_where_none_is_named_is_that_of_compress(package: str) -> None:
+    module = pytest.importorskip(f"gradwire.integrations.{package}")
+    attach = module.GradwireCallback if package == "lightning" else module.compress
+    methods = [inspect.signature(each).parameters["method"].default for each in (attach, gradwire.compress)]
+    assert methods[0] == methods[1] != inspect.Parameter.empty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import gradwire
 from gradwire import ConfigurationError
@@ -86,6 +88,26 @@ def test_attachments_that_are_refused() -> None:
     handle.close()
     assert not optimizer._optimizer_step_post_hooks
     gradwire.periodic(optimizer).close()
+
+
+class Wrapped(torch.optim.Optimizer):
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups = optimizer, optimizer.param_groups
+
+
+@ranks(2)
+def test_optimizers_whose_steps_are_not_local() -> None:
+    net = network()
+    refused("optimizer is a Wrapped, which never called Optimizer.__init__", net, Wrapped(sgd(net)))
+    named = list(net.named_parameters())
+    with closing(gradwire.optim.ZeroOneAdam(named, freeze_step=2)) as averaging:
+        refused(r"is a ZeroOneAdam, whose steps ranks \[0, 1\] take together", net, averaging)
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    for group in (None, alone):
+        optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, process_group=group, lr=0.1)
+        if group is None:
+            refused("is a ZeroRedundancyOptimizer, whose steps ranks", net, optimizer)
+        gradwire.periodic(optimizer, process_group=None if group else alone).close()
 
 
 @ranks(2)

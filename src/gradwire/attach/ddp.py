@@ -197,8 +197,8 @@ def compress(
             it is weighed by nothing.
         audit_every: Every so many steps, beginning with the first, gradients are averaged densely, too, beside the
             compressed averages and without changing them, and both are compared: ``handle.audits()``,
-            ``handle.stats().audit``, ``handle.write(writer)``, and a line from the logger ``"gradwire"`` on rank 0.
-            0 for never.
+            ``handle.stats().audit``, ``handle.write(writer)``, and a line of level INFO from the logger ``"gradwire"``
+            on rank 0. 0 for never.
         verify_every: Every so many steps the averages of all ranks are compared; a difference raises
             :class:`gradwire.DivergenceError` on every rank, one step later. Then every payload also carries a checksum,
             all but those of all-reduces, whose sums cannot; one that does not fit raises

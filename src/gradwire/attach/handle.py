@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from gradwire.attach.averaged import Averaged
 from gradwire.attach.given import Named, check_backend, check_parameters
-from gradwire.attach.lines import line_to
+from gradwire.attach.lines import left_if_refused, line_to
 from gradwire.attach.rehearsal import rehearse_all
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.shards import Agreement, check_replicas, cut_groups, local_parameters
@@ -107,12 +107,12 @@ class Handle(Uncopied):
         roll_call.ready()
         sibling = sibling_of(group, device)
         transport = transport_for(sibling, device, timeout_of(group))
-        check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
-        if self._replicas:
-            values = check_equal(parameters, transport, device, REMEDY)
-            tell_of_twins(sibling, guarding.choices.name, parameters, values)
-        if cuts:
-            guarding = replace(guarding, agree=Agreement([sibling_of(each, device) for each in cuts]))
+        with left_if_refused(transport):
+            check_agreement(configuration, parameters, transport, device, guarding.describe(configuration))
+            if self._replicas:
+                values = check_equal(parameters, transport, device, REMEDY)
+                tell_of_twins(sibling, guarding.choices.name, parameters, values)
+        guarding = replace(guarding, agree=Agreement([sibling_of(each, device) for each in cuts]) if cuts else None)
         self.engine = Engine(configuration, transport.rank, transport.world_size, device, self._nodes)
         self._guarding = guarding
         self.engine.guards += guarding.guards(self.engine, parameters)
@@ -370,6 +370,7 @@ class Handle(Uncopied):
         if self.attached:
             self.attached = False
             self.wire.close()
+            self._guarding.close()
 
     def __del__(self) -> None:
         self.close()
@@ -378,7 +379,7 @@ class Handle(Uncopied):
         name = f"{self._guarding.choices.name}: " if self._guarding.choices.name else ""
         shapes, rule = self.averaged.shapes, self.configuration.rule
         sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-        dense = [name for name, shape in shapes.items() if not rule(name).compresses(shape)]
+        dense = [name for name, shape in shapes.items() if rule(name).in_full(shape)]
         count, elements, left = len(sizes) - len(dense), sum(sizes.values()), sum(sizes[name] for name in dense)
         return (
             f"gradwire.Handle({name}{self.configuration}; {_workers(self.engine.world_size, self._nodes)}; "

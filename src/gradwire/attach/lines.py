@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 
@@ -9,6 +12,16 @@ from gradwire.engine.nodes import Nodes
 from gradwire.wire import CheckedTransport, Line, Lines, Meter, transport_for
 from gradwire.wire.sibling import sibling_of
 from gradwire.wire.transport import timeout_of
+
+
+@contextmanager
+def left_if_refused(line: Line) -> Iterator[None]:
+    """Leaves the other workers if what is done within raises, which it does on all of them."""
+    try:
+        yield
+    except BaseException:
+        line.close()
+        raise
 
 
 def line_to(

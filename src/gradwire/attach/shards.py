@@ -84,6 +84,11 @@ class Agreement:
             bad = transport.all_reduce(bad, dist.ReduceOp.MAX)()
         return bad == 0
 
+    def close(self) -> None:
+        """Destroys the groups."""
+        for transport in self._transports:
+            transport.close()
+
 
 def _cuts(parameter: Tensor) -> list[tuple[dist.ProcessGroup, str, int, int]]:
     """Of each dimension of the mesh over which a DTensor is cut: its group, how, this rank's place, and how many."""

@@ -72,7 +72,7 @@ class Automatic(Several):
             if configuration.whole:
                 raise ConfigurationError(
                     f"among has {line!r}, which takes the whole gradient at once and cannot take turns with others; "
-                    "leave granularity='model' out, or give it as the method"
+                    "write granularity=bucket with it, or give it as the method"
                 )
         return cls(tuple(lines.values()), tuple(lines))
 

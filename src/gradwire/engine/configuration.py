@@ -19,7 +19,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.granularity import WHOLE_ROWS
 from gradwire.layout import Granularity
 from gradwire.memory import Memory
-from gradwire.methods import CodecMethod, Method, as_published, make, name_of, parse
+from gradwire.methods import CodecMethod, Dense, Method, as_published, make, name_of, parse
 from gradwire.policy import DensePolicy
 
 
@@ -181,6 +181,10 @@ class Configuration:
         if self.method.takes_all:
             return True
         return not self.dense.keeps_dense(shape) and self.method.accepts(shape)
+
+    def in_full(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape is averaged as it is: by policy, or because the method does so."""
+        return isinstance(self.method, Dense) or not self.compresses(shape)
 
     def in_parts(self, shape: tuple[int, ...], nodes: Nodes | None) -> bool:
         """Whether the workers of a node share a tensor of this shape, and each remembers its own rows."""

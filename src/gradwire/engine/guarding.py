@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,18 @@ from gradwire.engine.mixture import Configured
 from gradwire.errors import ConfigurationError
 
 
+class Agree(Protocol):
+    """Asks those who average other parts of the same model whether a step was good."""
+
+    def __call__(self, good: Tensor) -> Tensor:
+        """Whether what is true here is true for all of them."""
+        ...
+
+    def close(self) -> None:
+        """Leaves them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Guarding:
     """What is done around every average.
@@ -28,12 +41,12 @@ class Guarding:
     Attributes:
         choices: What was asked for.
         comparison: Makes the guard that compares over all ranks, given ``verify_every``.
-        agree: Asks those who average other parts of the same model whether a step was good; None if there are none.
+        agree: Asks those who average other parts of the same model; None if there are none.
     """
 
     choices: Choices
     comparison: Callable[[int], Guard] = Digest
-    agree: Callable[[Tensor], Tensor] | None = None
+    agree: Agree | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.choices.name)
@@ -73,6 +86,11 @@ class Guarding:
         for moments in sorted({*asked} - {"step"}):
             guards.append(Unobserved(engine, moments, aloud=engine.rank == 0))
         return guards
+
+    def close(self) -> None:
+        """Leaves whoever was asked, once nothing is averaged any more."""
+        if self.agree is not None:
+            self.agree.close()
 
     def describe(self, configuration: Configured) -> dict[str, str]:
         """Everything that must be the same on all ranks, as text."""

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from gradwire.engine import Methods
+from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
 from gradwire.state.ranks import alone
@@ -20,7 +21,7 @@ except ImportError as error:
 _WITHOUT_DDP = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 
 
-def compress(accelerator: Accelerator, method: Methods, **options: Any) -> Attachment:
+def compress(accelerator: Accelerator, method: Methods = RECIPE, **options: Any) -> Attachment:
     """Averages the gradients of all models that are prepared from now on through a compression method.
 
     ``save_state`` and ``load_state`` take along what the method remembers, a file a rank: a run that goes on gives the

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.engine import Methods
+from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
 from gradwire.state.ranks import Agreed, of_all_ranks, own, workers
@@ -51,7 +52,7 @@ class GradwireCallback(Callback):  # type: ignore[misc]
         trainer = Trainer(strategy="ddp", callbacks=[GradwireCallback("acpsgd", rank=4)])
     """
 
-    def __init__(self, method: Methods, **options: Any) -> None:
+    def __init__(self, method: Methods = RECIPE, **options: Any) -> None:
         self.attachment = Attachment(method, options)
         self._saved: list[list[Mapping[str, Any]]] = []
 

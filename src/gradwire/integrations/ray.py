@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.engine import Methods
+from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
 from gradwire.state.ranks import workers
@@ -19,7 +20,7 @@ except ImportError as error:
     raise ImportError(f"{error}; Ray Train comes with pip install 'gradwire[ray]'") from error
 
 
-def compress(model: nn.Module, method: Methods, **options: Any) -> Attachment:
+def compress(model: nn.Module, method: Methods = RECIPE, **options: Any) -> Attachment:
     """Averages a prepared model's gradients through a compression method, within ``train_loop_per_worker``.
 
     Where Ray starts the loop with a checkpoint, after a failure or to go on with an earlier run, what the method

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.engine import Methods
+from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
 from gradwire.integrations.attachment import Attachment
 from gradwire.state.ranks import workers
@@ -18,7 +19,7 @@ except ImportError as error:
     raise ImportError(f"{error}; Transformers comes with pip install 'gradwire[transformers]'") from error
 
 
-def compress(trainer: Trainer, method: Methods, **options: Any) -> Attachment:
+def compress(trainer: Trainer, method: Methods = RECIPE, **options: Any) -> Attachment:
     """Averages the gradients of a trainer's model through a compression method.
 
     What the method remembers is saved in ``checkpoint-N``, a file a rank, and read where ``train`` resumes: a run that

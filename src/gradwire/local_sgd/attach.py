@@ -156,7 +156,7 @@ def attached(kind: type[Kind], optimizer: Optimizer, options: Mapping[str, Any])
     workers = default_group(given["process_group"])
     with RollCall(workers) as roll_call:
         optimizer = unwrapped_optimizer(optimizer)
-        _check_optimizer(optimizer)
+        _check_optimizer(optimizer, workers)
         schedule = Schedule(**{each.name: given[each.name] for each in fields(Schedule)})
         hyper = {name: value for name, value in options.items() if name not in DEFAULTS}
         configuration, guarding = Configuration.of(given["method"], hyper, choices), Guarding(choices)
@@ -169,9 +169,23 @@ def attached(kind: type[Kind], optimizer: Optimizer, options: Mapping[str, Any])
         return kind(optimizer, configuration, schedule, guarding, named, group=workers, roll_call=roll_call, **beside)
 
 
-def _check_optimizer(optimizer: Optimizer) -> None:
+def _check_optimizer(optimizer: Optimizer, workers: dist.ProcessGroup) -> None:
+    kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
-        raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
+        raise ConfigurationError(f"optimizer is a {kind}; give a torch.optim.Optimizer")
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        raise ConfigurationError(
+            f"optimizer is a {kind}, which never called Optimizer.__init__ and so tells nobody of its steps; give the "
+            "optimizer inside it, if there is one"
+        )
+    theirs = getattr(optimizer, "process_group", None)
+    if isinstance(theirs, dist.ProcessGroup):
+        both = {*dist.get_process_group_ranks(theirs)}.intersection(dist.get_process_group_ranks(workers))
+        if len(both) > 1:
+            raise ConfigurationError(
+                f"optimizer is a {kind}, whose steps ranks {sorted(both)} take together, so none of them is a worker's "
+                "own; give an ordinary optimizer, or the process_group that crosses theirs"
+            )
     for hook in optimizer._optimizer_step_post_hooks.values():
         if isinstance(getattr(hook, "__self__", None), Periodic):
             raise ConfigurationError("the optimizer is averaged periodically already; close that handle first")

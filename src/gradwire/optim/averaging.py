@@ -81,6 +81,7 @@ class AveragingOptimizer(Uncopied, Optimizer):
         **options: The method's hyper-parameters.
 
     Attributes:
+        process_group: The workers.
         steps: Steps taken.
         skipped: Steps that nobody took, because what was averaged was not finite.
 
@@ -129,7 +130,7 @@ class AveragingOptimizer(Uncopied, Optimizer):
     ) -> None:
         choices = replace(Choices.of(locals()), rollback=True)
         self.freeze_step = freeze_step
-        workers = default_group(process_group)
+        workers = self.process_group = default_group(process_group)
         with RollCall(workers) as roll_call:
             self._make_valid()
             if given := sorted({"grad_scaler", "rollback"} & options.keys()):
