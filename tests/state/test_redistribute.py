@@ -41,6 +41,7 @@ def chosen() -> list[Case]:
     extra = [
         Case("efsignsgd", {}, "block:100", "sharded", "residual"),
         Case("efsignsgd", {}, "model", "sharded", "residual"),
+        Case("deadzone", {"bits": 1.0}, "bucket", "sharded", "residual"),
         Case("efsignsgd", {}, "block:96", "sharded", "lowpass"),
         Case("topk", {"ratio": 0.1}, "bucket", "sharded", "dgc"),
     ]
