@@ -18,8 +18,9 @@ EXACT = ("dense", "bf16")
 
 AMONG = (
     "qsgd:bits=4",
+    "subspace:bits=0.8,granularity=bucket",
     "powersgd:rank=4",
-    "topk:ratio=0.01",
+    "deadzone:bits=0.1,granularity=bucket",
     "topk:ratio=0.01,route=sharded",
     "acpsgd:rank=4",
 )
