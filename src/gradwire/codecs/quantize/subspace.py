@@ -110,7 +110,7 @@ class Rows:
     @property
     def stop(self) -> int:
         """One past the last coordinate."""
-        return self.first + len(self.basis) * self.count
+        return self.first + self.basis.shape[0] * self.count
 
     def own(self, coordinates: Tensor) -> Tensor:
         """Theirs of all matrices' coordinates, ``float32[r, count]``."""
