@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -130,9 +130,8 @@ class Block:
     def divided(self, size: int) -> Block:
         """The same runs, cut into segments of ``size`` elements, a multiple of ``ALIGNMENT``; kept for later."""
         if size not in self._divisions:
-            counts = -(-self.runs[:, 1] // size)
-            run = np.repeat(np.arange(len(self.runs)), counts)
-            first = (np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)) * size
+            run, piece = _pieces(-(-self.runs[:, 1] // size))
+            first = piece * size
             start, length, position = self.runs[run].T
             self._divisions[size] = replace(
                 self,
@@ -161,13 +160,12 @@ class Block:
         """
         numels = np.array([slot.numel for slot in slots], dtype=np.int64)
         sizes = np.array([granularity.segment(slot.shape) for slot in slots], dtype=np.int64)
-        counts = -(-numels // sizes)
-        index = np.repeat(np.arange(len(slots)), counts)
-        first = (np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)) * sizes[index]
+        index, piece = _pieces(-(-numels // sizes))
+        first = piece * sizes[index]
         last = np.minimum(first + sizes[index], numels[index])
-        owners = np.zeros_like(index) if granularity.joins else np.arange(len(index))
+        segments = np.zeros_like(index) if granularity.joins else np.arange(len(index))
         units = np.array([granularity.unit(slot.shape) or ALIGNMENT for slot in slots], dtype=np.int64)
-        return cls._of_pieces(slots, index, first, last, owners, units)
+        return cls._of_pieces(slots, index, first, last, segments, units)
 
     @classmethod
     def dense(cls, name: str, lengths: Int64Array) -> Block:
@@ -193,46 +191,44 @@ class Block:
         index: Int64Array,
         first: Int64Array,
         last: Int64Array,
-        owners: Int64Array,
+        segment: Int64Array,
         units: Int64Array,
     ) -> Block:
-        """Builds the tables from each piece's slot, first element, one past its last, and its segment's number."""
+        """Builds the tables from each piece's slot, first element, one past its last, and its segment, ascending."""
         lengths = last - first
         offsets = np.array([slot.offset for slot in slots], dtype=np.int64)
         streams = np.array([slot.stream for slot in slots], dtype=np.uint64)
         padded = -(-lengths // ALIGNMENT) * ALIGNMENT
         runs = np.stack((offsets[index] + first, lengths, np.cumsum(padded) - padded), axis=1)
-        _, begins = np.unique(owners, return_index=True)
         return cls(
             slots=tuple(slots),
             runs=np.ascontiguousarray(runs),
-            segments=np.append(begins, len(index)).astype(np.int64),
+            segments=np.append(np.flatnonzero(np.diff(segment, prepend=-1)), len(index)),
             origins=np.ascontiguousarray(first),
             streams=np.ascontiguousarray(streams[index]),
             slot_of_run=np.ascontiguousarray(index),
             units=units,
         )
 
-    def shards(self, count: int) -> tuple[Block, ...]:
+    def shards(self, count: int) -> Owned:
         """Cuts the block into ``count`` blocks of nearly equal size over the same buffer, one for each owner.
 
         Every parameter is cut on its own, so who owns an element depends on its parameter and ``count`` alone, never on
         how parameters are bucketed. A segment that crosses a cut becomes a segment in each shard.
         """
-        segment_of_run = np.repeat(np.arange(self.segment_count), np.diff(self.segments))
-        stops = self.origins + self.runs[:, 1]
-        shards = []
-        for shard in range(count):
-            bounds = [
-                shard_bounds(slot.numel, shard, count, unit)
-                for slot, unit in zip(self.slots, self.units.tolist(), strict=True)
-            ]
-            low, high = np.array(bounds, dtype=np.int64).reshape(-1, 2)[self.slot_of_run].T
-            first, last = np.maximum(self.origins, low), np.minimum(stops, high)
-            mine = first < last
-            pieces = (self.slot_of_run[mine], first[mine], last[mine], segment_of_run[mine])
-            shards.append(Block._of_pieces(self.slots, *pieces, self.units))
-        return tuple(shards)
+        numels = np.array([slot.numel for slot in self.slots], dtype=np.int64)[self.slot_of_run]
+        units, stops = self.units[self.slot_of_run], self.origins + self.runs[:, 1]
+        least = shard_of(self.origins, numels, count, units)
+        run, further = _pieces(shard_of(stops - 1, numels, count, units) - least + 1)
+        owner = least[run] + further
+        low, high = shard_bounds(numels[run], owner, count, units[run])
+        first, last = np.maximum(self.origins[run], low), np.minimum(stops[run], high)
+        some = np.flatnonzero(first < last)
+        order = some[np.argsort(owner[some], kind="stable")]
+        run, owner = run[order], owner[order]
+        segment = owner * self.segment_count + np.repeat(np.arange(self.segment_count), np.diff(self.segments))[run]
+        whole = Block._of_pieces(self.slots, self.slot_of_run[run], first[order], last[order], segment, self.units)
+        return Owned(whole, np.searchsorted(owner, np.arange(count + 1)))
 
     def packed(self) -> Block:
         """The same block over a buffer of its own, where each run starts at its position."""
@@ -248,12 +244,86 @@ class Block:
         return replace(self, slots=slots, runs=runs, slot_of_run=index.astype(np.int64), units=self.units[present])
 
 
-def shard_bounds(numel: int, shard: int, count: int, unit: int) -> tuple[int, int]:
+class Owned(Sequence[Block]):
+    """What owners have of a block, each a block that is made when it is first asked for: there may be thousands.
+
+    Args:
+        whole: All of them, one after another, each of whole segments.
+        edges: ``int64[n + 1]``: owner ``i`` has ``whole.runs[edges[i]:edges[i + 1]]``.
+    """
+
+    def __init__(self, whole: Block, edges: Int64Array) -> None:
+        self._whole = whole
+        self._edges = edges
+        self._made: dict[int, Block] = {}
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    @overload
+    def __getitem__(self, owner: int) -> Block: ...
+
+    @overload
+    def __getitem__(self, owner: slice) -> tuple[Block, ...]: ...
+
+    def __getitem__(self, owner: int | slice) -> Block | tuple[Block, ...]:
+        if isinstance(owner, slice):
+            return tuple(self[each] for each in range(len(self))[owner])
+        owner = range(len(self))[owner]
+        if owner not in self._made:
+            whole, (start, stop) = self._whole, self._edges[owner : owner + 2].tolist()
+            first, last = np.searchsorted(whole.segments, (start, stop)).tolist()
+            runs = whole.runs[start:stop].copy()
+            runs[:, 2] -= runs[:1, 2]
+            self._made[owner] = replace(
+                whole,
+                runs=runs,
+                segments=whole.segments[first : last + 1] - start,
+                origins=whole.origins[start:stop],
+                streams=whole.streams[start:stop],
+                slot_of_run=whole.slot_of_run[start:stop],
+            )
+        return self._made[owner]
+
+    @property
+    def different(self) -> tuple[Block, ...]:
+        """One of each kind: thousands of owners have some dozens of kinds, whose payloads have the same size.
+
+        Of one kind are those whose runs are as long, of the same parameters and segments, and begin as far into a unit.
+        """
+        whole = self._whole
+        begins = np.isin(np.arange(len(whole.runs)), whole.segments)
+        within = whole.origins % whole.units[whole.slot_of_run]
+        lies = np.stack((whole.runs[:, 1], whole.slot_of_run, begins, within), axis=1)
+        stretches = pairwise(self._edges.tolist())
+        kinds = {lies[start:stop].tobytes(): owner for owner, (start, stop) in enumerate(stretches)}
+        return tuple(self[owner] for owner in kinds.values())
+
+
+def shard_bounds(
+    numel: int | Int64Array, shard: int | Int64Array, count: int, unit: int | Int64Array
+) -> tuple[Int64Array, Int64Array]:
     """First and one past the last element of a parameter that ``shard`` of ``count`` owns, in whole units."""
-    if numel < unit * count:
-        unit = ALIGNMENT
-    units = -(-numel // unit)
-    return min(shard * units // count * unit, numel), min((shard + 1) * units // count * unit, numel)
+    unit, units = _cut_by(numel, count, unit)
+    return np.minimum(shard * units // count * unit, numel), np.minimum((shard + 1) * units // count * unit, numel)
+
+
+def shard_of(element: Int64Array, numel: Int64Array, count: int, unit: Int64Array) -> Int64Array:
+    """Which of ``count`` shards has an element of a parameter, by :func:`shard_bounds`."""
+    unit, units = _cut_by(numel, count, unit)
+    return ((element // unit + 1) * count - 1) // units
+
+
+def _cut_by(numel: int | Int64Array, count: int, unit: int | Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Elements that stay together when a parameter is cut among ``count``, and how many times there are as many."""
+    unit = np.where(numel < unit * count, ALIGNMENT, unit)
+    return unit, -(-numel // unit)
+
+
+def _pieces(counts: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Of what is cut into so many pieces each: what each piece is of, and which it is of that."""
+    index = np.repeat(np.arange(len(counts)), counts)
+    return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def aligned(positions: int) -> int:

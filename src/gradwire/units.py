@@ -1,4 +1,4 @@
-"""Rates and times as they are written: ``10gbit``, ``50us``."""
+"""Rates, times and other numbers as they are written: ``10gbit``, ``50us``, ``96230``."""
 
 from __future__ import annotations
 
@@ -66,6 +66,11 @@ def seconds(text: str, name: str = "latency") -> float:
     if found > 10:
         raise ConfigurationError(f"{name}={text!r} is {found:g} s; give at most 10 s")
     return found
+
+
+def rounded(value: float, figures: int) -> str:
+    """A number to so many significant figures; an exponent is for small ones only."""
+    return f"{float(f'{value:.{figures}g}'):.15g}"
 
 
 def written(bits: float) -> str:

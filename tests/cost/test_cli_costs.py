@@ -79,7 +79,8 @@ def test_every_method_is_tried_of_which_there_are_times(monkeypatch, capsys) -> 
         (["--step-time", "fast"], "give the seconds of a step on one worker"),
         (["--step-time", "-1"], "give seconds of 0 or more"),
         (["--workers", "6", "--gpus", "4"], "give a multiple of 4"),
-        (["--workers", "4", "--lost", "4"], "of whom some are left"),
+        (["--workers", "10001"], "workers=10001 is out of range; give 1 to 10000"),
+        (["--workers", "4", "--lost", "4"], "lost=4 of 4 workers: give so few that some are left"),
         (["--device", "h100"], "did you mean"),
         (["--every", "4", "--delay", "4"], "a delay of 0 to 3 steps"),
         (["--fragments", "4"], "with every=1: give 1 to 1 fragments"),
@@ -120,6 +121,13 @@ def test_how_much_is_fused_is_simulated_too() -> None:
 @pytest.mark.parametrize("bits", [1e5, 2.5e6, 1e9, 4e11])
 def test_rates_are_read_as_they_are_written(bits: float) -> None:
     assert units.rate(units.written(bits)) == bits
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(96_231.4, "96230"), (1e9, "1000000000"), (435.04, "435"), (0.0019, "0.0019")]
+)
+def test_large_numbers_are_rounded_and_have_no_exponent(value: float, text: str) -> None:
+    assert units.rounded(value, 4) == text
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:

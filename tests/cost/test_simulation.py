@@ -10,9 +10,9 @@ from catalogue import cases
 from gradwire import methods
 from gradwire.cost import shapes
 from gradwire.cost.clock import Clock, Cost, shared
-from gradwire.cost.costs import FREE, Costs, Profile
+from gradwire.cost.costs import FREE, Costs, Profile, Stage
 from gradwire.cost.network import Level, Links
-from gradwire.cost.simulation import Setting, Worker, plain, simulate
+from gradwire.cost.simulation import Prediction, Setting, Worker, plain, simulate
 from gradwire.cost.workload import BUCKET_BYTES, FIRST_BUCKET_BYTES, Workload, bucketed
 from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
@@ -128,6 +128,19 @@ def test_time_scales_with_everything_that_takes_it() -> None:
     slow = simulate(configuration, of_resnet(8, 1e9, 1e-4, step=0.3))
     assert slow.seconds == pytest.approx(10 * quick.seconds, rel=1e-9)
     assert slow.wire_bytes == quick.wire_bytes
+
+
+def test_bounds_are_the_steps_of_methods_and_links_that_are_as_much_faster_and_slower() -> None:
+    """Of all that was measured; how long backward takes is given."""
+    configuration = Configuration.make("efsignsgd", {})
+
+    def step(factor: float, spread: float = 0.0) -> Prediction:
+        costs = Costs((Stage(value=factor * 1e-9), Stage(value=factor * 2e-9)), spread)
+        return Worker(configuration, of_resnet(8, 1e9 / factor, factor * 1e-4, step=0.1, cores=1.5), costs).step()
+
+    found = step(1.0, spread=0.2)
+    for factor, seconds in ((0.8, found.low), (1.0, found.seconds), (1.2, found.high)):
+        assert step(factor).seconds == pytest.approx(seconds, rel=1e-9)
 
 
 def test_nothing_is_hidden_without_backward_and_everything_behind_a_long_one() -> None:

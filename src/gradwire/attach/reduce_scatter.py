@@ -66,7 +66,7 @@ class _Part:
                 [replace(each, offset=each.offset + rank * offset) for each in row] for rank, row in enumerate(kept)
             ]
             everyone = tuple(Block.cut(row, rule.granularity) for row in moved if row)
-            cut.append(None if alone is None else Shards(everyone, alone))
+            cut.append(None if alone is None else Shards(everyone, everyone, alone))
         return cls(group, *cut)
 
 

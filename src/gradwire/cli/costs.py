@@ -18,6 +18,7 @@ from gradwire.cli.arguments import Json, Methods, Natural, OutputFile, OutputFol
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write, wrote
 from gradwire.errors import ConfigurationError, GradwireError
+from gradwire.units import rounded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -235,16 +236,16 @@ def _table(rows: Sequence[Prediction], title: str, computed: float) -> Table:
         style = "bold" if row.seconds == best else ""
         shown.add_row(
             row.label.replace(",", ", "),
-            f"{1e3 * row.seconds:.4g}",
-            f"{500 * (row.high - row.low):.2g}",
+            rounded(1e3 * row.seconds, 4),
+            rounded(500 * (row.high - row.low), 2),
             f"{100 * row.exposed / row.seconds:.0f} %",
             Text(f"{times:.2f}", style="green" if times > 1.02 else "red" if times < 0.98 else ""),
-            f"{row.wire_bytes / 1e6:.4g}",
-            f"{row.memory_bytes / 1e6:.4g}",
-            f"{1e3 * row.encode:.3g} + {1e3 * row.decode:.3g}",
+            rounded(row.wire_bytes / 1e6, 4),
+            rounded(row.memory_bytes / 1e6, 4),
+            f"{rounded(1e3 * row.encode, 3)} + {rounded(1e3 * row.decode, 3)}",
             style=style,
         )
-    alone = f"computation alone: {1e3 * computed:.4g} ms; " if computed else "averages alone; "
+    alone = f"computation alone: {rounded(1e3 * computed, 4)} ms; " if computed else "averages alone; "
     shown.caption = f"{alone}of each method the fastest way of those tried"
     return shown
 

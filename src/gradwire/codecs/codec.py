@@ -58,7 +58,11 @@ class Codec(Plain, ABC):
 
     @abstractmethod
     def payload_bytes(self, block: Block) -> int:
-        """Size of a payload: a multiple of 4 bytes, so that payloads stay aligned when they are fused."""
+        """Size of a payload: a multiple of 4 bytes, so that payloads stay aligned when they are fused.
+
+        It may depend on how long runs are, of which parameters and in which segments, and how far into a unit they
+        begin; so that owners of which there are thousands need not be asked one by one.
+        """
 
     @abstractmethod
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
@@ -107,6 +111,13 @@ class Codec(Plain, ABC):
         """Writes what one payload a block stands for, as :meth:`decode` does; rows as :meth:`encode_each` writes."""
         for block, payload in zip(blocks, payloads, strict=True):
             self.decode(block, payload[None, : self.payload_bytes(block)], out, 1.0)
+
+    def news_each(self, blocks: Sequence[Block], payloads: Tensor) -> Tensor:
+        """What :meth:`news` says of one payload a block, in rows; those of payloads as :meth:`encode_each` writes."""
+        if not self.news_bytes:
+            return payloads.new_empty(len(payloads), 0)
+        rows = zip(blocks, payloads, strict=True)
+        return torch.stack([self.news(block, payload[None, : self.payload_bytes(block)]) for block, payload in rows])
 
     def check(self, block: Block, payloads: Tensor) -> None:
         """To be called first by :meth:`decode`, since kernels rely on what it checks.

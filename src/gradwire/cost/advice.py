@@ -10,6 +10,7 @@ from typing import Any
 from gradwire.cost.simulation import Prediction, Setting, plain, simulate
 from gradwire.engine.configuration import Configuration
 from gradwire.methods import get, parse
+from gradwire.units import rounded
 
 GAIN = 0.05
 """A method must take less of a step than the best dense average by this share, beyond what is uncertain, to be worth
@@ -179,7 +180,7 @@ def choose(full: Prediction, rows: Sequence[tuple[Candidate, Prediction]], compu
 
 def as_text(seconds: float) -> str:
     """Seconds of a step, readably."""
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    return f"{rounded(1e3 * seconds, 3)} ms" if seconds < 1 else f"{rounded(seconds, 3)} s"
 
 
 def as_plain(prediction: Prediction) -> dict[str, Any]:

@@ -69,12 +69,14 @@ class Clock:
 
     Attributes:
         cores: Cores that the worker has: less than 1 where workers share one.
+        factor: How many times as long everything but backward takes as is said of it.
         now: Seconds since the backward pass began.
         done: All work so far, in order of its end.
         waited: Seconds that the wire's thread waited for transfers.
     """
 
     cores: float = float("inf")
+    factor: float = 1.0
     now: float = 0.0
     done: list[Work] = field(default_factory=list)
     waited: float = 0.0
@@ -96,13 +98,13 @@ class Clock:
         """Keeps the wire's thread busy."""
         if not seconds:
             return
-        start, self._computing = self.now, seconds
+        start, self._computing = self.now, self.factor * seconds
         self._run(lambda: self._computing <= 0)
         self.done.append(Work(row, unit, number, start, self.now))
 
     def send(self, cost: Cost, place: tuple[int | None, int], link: str = "all") -> Transfer:
         """Puts a transfer behind all others of a link."""
-        transfer = Transfer(cost, place)
+        transfer = Transfer(Cost(self.factor * cost.seconds, self.factor * cost.work), place)
         self._links.setdefault(link, deque()).append(transfer)
         return transfer
 

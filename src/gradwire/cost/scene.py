@@ -72,10 +72,10 @@ class Scene:
         """
         model = self.model() if model is None else model
         left = self.workers - self.lost
-        if not 1 <= self.workers <= MOST_WORKERS or not 0 <= self.lost < self.workers:
-            raise ConfigurationError(
-                f"workers={self.workers!r}, lost={self.lost!r}: give 1 to {MOST_WORKERS} workers, of whom some are left"
-            )
+        if not 1 <= self.workers <= MOST_WORKERS:
+            raise ConfigurationError(f"workers={self.workers!r} is out of range; give 1 to {MOST_WORKERS}")
+        if not 1 <= left <= self.workers:
+            raise ConfigurationError(f"lost={self.lost!r} of {self.workers} workers: give so few that some are left")
         if left % (self.gpus * self.sites):
             raise ConfigurationError(
                 f"{left} workers cannot be {self.sites} sites of nodes with {self.gpus} workers each; "

@@ -7,6 +7,7 @@ reads what it computes cannot run so; :func:`runs` says which.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,8 +17,8 @@ from gradwire.codecs.codec import Codec
 from gradwire.deferred import Flag
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
-from gradwire.engine.unit import Share, Unit
-from gradwire.layout import Block, flat_slots
+from gradwire.engine.unit import Share
+from gradwire.layout import Block, Slot, flat_slots
 from gradwire.memory import NONE, Feedback
 from gradwire.methods import LinearMethod
 from gradwire.methods.method import CodecState
@@ -51,6 +52,14 @@ class Sizes(Codec):
         """Nothing but the other's check of sizes."""
         self.check(block, payloads)
 
+    def encode_each(
+        self, blocks: Sequence[Block], gradient: Tensor, feedback: Feedback, payloads: Tensor, key: int
+    ) -> None:
+        """Nothing."""
+
+    def decode_each(self, blocks: Sequence[Block], payloads: Tensor, out: Tensor) -> None:
+        """Nothing."""
+
     def news(self, block: Block, payloads: Tensor) -> Tensor:
         """As many bytes as the other's."""
         return payloads.new_empty(self.codec.news_bytes)
@@ -70,9 +79,9 @@ _ALL_FINITE = _Unread(None)
 class SizesOnly(Engine):
     """An engine on the meta device whose codecs write nothing, and remember nothing."""
 
-    def shares(self, unit: Unit) -> tuple[Share, ...]:
+    def _made(self, slots: Sequence[Slot]) -> tuple[Share, ...]:
         """The same, less all values."""
-        return tuple(map(_sized, super().shares(unit)))
+        return tuple(map(_sized, super()._made(slots)))
 
 
 def _sized(share: Share) -> Share:

@@ -6,16 +6,15 @@ collective last, for all it waits for is late for the others too, and so its tim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
 from gradwire.cost import shadow
-from gradwire.cost.clock import Clock, Cost, Work
+from gradwire.cost.clock import Clock, Row, Work
 from gradwire.cost.costs import FREE, Costs, Profile
-from gradwire.cost.network import Kind, Network
+from gradwire.cost.network import Network
 from gradwire.cost.transport import ClockedTransport
 from gradwire.cost.workload import Workload
 from gradwire.engine.configuration import Configuration
@@ -99,11 +98,7 @@ def simulate(configuration: Configuration, setting: Setting, label: str | None =
         ConfigurationError: If the profile has no costs of the method, or so many workers are not possible.
     """
     costs, note = setting.profile.of(configuration)
-    spread = max(costs.spread, setting.network.spread)
-    run = partial(Worker, configuration, setting, costs)
-    middle = _mean(run(1.0))
-    low, high = (_mean(run(factor)) for factor in (1 - spread, 1 + spread)) if spread else (middle, middle)
-    return replace(middle, label=label or str(configuration), low=low.seconds, high=high.seconds, note=note)
+    return replace(_mean(Worker(configuration, setting, costs)), label=label or str(configuration), note=note)
 
 
 def plain(setting: Setting) -> Prediction:
@@ -150,6 +145,8 @@ def _mean(worker: Worker) -> Prediction:
     return replace(
         seen[-1],
         seconds=mean(lambda each: each.seconds),
+        low=mean(lambda each: each.low),
+        high=mean(lambda each: each.high),
         exposed=mean(lambda each: each.exposed),
         wire_bytes=mean(lambda each: each.wire_bytes),
         encode=mean(lambda each: each.encode),
@@ -165,16 +162,13 @@ class Worker:
         configuration: What averages.
         setting: Where.
         costs: What the method takes.
-        factor: How many times as long everything takes as was measured.
     """
 
-    def __init__(
-        self, configuration: Configuration, setting: Setting, costs: Costs = FREE, factor: float = 1.0
-    ) -> None:
+    def __init__(self, configuration: Configuration, setting: Setting, costs: Costs = FREE) -> None:
         self._setting = setting
         self._costs = costs
         self._dense = setting.profile.methods.get("dense/allreduce/layer/none", FREE)
-        self._factor = factor
+        self._spread = max(costs.spread, setting.network.spread)
         self._sizes_only = shadow.runs(configuration)
         device = shadow.META if self._sizes_only else torch.device("cpu")
         workers, inside = setting.network.workers, configuration.inside
@@ -197,22 +191,24 @@ class Worker:
     def step(self) -> Prediction:
         """The next step."""
         setting, engine = self._setting, self._engine
-        clock = Clock(setting.cores)
-        transport: Transport = ClockedTransport(clock, _Scaled(setting.network, self._factor))
+        clocks = [Clock(setting.cores, factor) for factor in (1.0, 1.0 - self._spread, 1.0 + self._spread)]
+        transport: Transport = ClockedTransport(clocks, setting.network)
         if setting.levels is not None and self._nodes is not None:
-            near, between = (_Scaled(each, self._factor) for each in setting.levels)
-            transport = Circles(transport, ClockedTransport(clock, near, "node"), ClockedTransport(clock, between))
+            near, between = setting.levels
+            transport = Circles(transport, ClockedTransport(clocks, near, "node"), ClockedTransport(clocks, between))
         scheduler = Scheduler(transport, engine.meter, engine.configuration.fuse_bytes)
-        clock.backward([setting.slowest * each for each in setting.workload.backward])
+        for clock in clocks:
+            clock.backward([setting.slowest * each for each in setting.workload.backward])
         if self._units is None:
             self._units = [engine.unit(slots) for slots in self._slots]
         before, last = engine.meter.wire_bytes, len(self._units) - 1
         engine.before_step()
         for number, unit in enumerate(self._units):
-            clock.until_ready(len(setting.workload.buckets) - 1 if self._whole else number)
+            for clock in clocks:
+                clock.until_ready(len(setting.workload.buckets) - 1 if self._whole else number)
             gradient = self._gradient(unit.numel)
             asked = [
-                self._clocked(share, share.synchronize(gradient, engine.step), transport, clock, number)
+                self._clocked(share, share.synchronize(gradient, engine.step), transport, clocks, number)
                 for share in engine.shares(unit)
             ]
             engine.count(gradient, number == last)
@@ -226,15 +222,16 @@ class Worker:
                 ) from error
         forward = setting.slowest * setting.workload.forward
         computed = setting.slowest * setting.workload.seconds
+        seconds, low, high = (clock.now + setting.turn / min(1.0, setting.cores) + forward for clock in clocks)
+        clock, *_ = clocks
         spent = {
             row: sum(each.stop - each.start for each in clock.done if each.row == row) for row in ("encode", "decode")
         }
-        seconds = clock.now + setting.turn / min(1.0, setting.cores) + forward
         return Prediction(
             label="",
             seconds=seconds,
-            low=seconds,
-            high=seconds,
+            low=low,
+            high=high,
             exposed=seconds - computed,
             wire_bytes=engine.meter.wire_bytes - before,
             encode=spent["encode"],
@@ -250,25 +247,25 @@ class Worker:
         return torch.randn(numel, generator=torch.Generator().manual_seed(self._engine.step), dtype=torch.float32)
 
     def _clocked(
-        self, share: Share, average: Synchronization, transport: Transport, clock: Clock, number: int
+        self, share: Share, average: Synchronization, transport: Transport, clocks: Sequence[Clock], number: int
     ) -> Synchronization:
         """The same requests, with the processor busy before each and after the last."""
         costs = self._costs if share.aside is None else self._dense
         block = share.context.block
         unit = number if share.aside is None else None
         size = len(block.slots), block.numel, share.context.world_size
-        slower = self._factor * self._setting.slowest
         copied = 0.0  # into rows, into their mean, and back from rows
         if share.within is not None:
             copied = self._setting.profile.copy * sum(slot.numel for slot in share.within.slots)
 
-        def work(stage: int) -> float:
+        def work(row: Row, stage: int) -> None:
             """Of a method in two levels the first round and the last are none of its own."""
-            if share.within is None:
-                return slower * costs.seconds(stage, *size)
-            return slower * (copied + costs.seconds(stage - 1, *size) if stage else copied)
+            own = stage if share.within is None else stage - 1
+            seconds = self._setting.slowest * (copied + costs.seconds(own, *size) if own >= 0 else copied)
+            for clock in clocks:
+                clock.compute(row, unit, stage, seconds)
 
-        clock.compute("encode", unit, 0, work(0))
+        work("encode", 0)
         stage, answer = 0, None
         while True:
             try:
@@ -281,24 +278,4 @@ class Worker:
                     line.asked(each.payload, (unit, stage))
             answer = yield request
             stage += 1
-            clock.compute("decode", unit, stage, work(stage))
-
-
-@dataclass(frozen=True)
-class _Scaled:
-    """A network that takes so many times as long."""
-
-    network: Network
-    factor: float
-
-    @property
-    def workers(self) -> int:
-        return self.network.workers
-
-    @property
-    def spread(self) -> float:
-        return self.network.spread
-
-    def cost(self, kind: Kind, nbytes: int) -> Cost:
-        cost = self.network.cost(kind, nbytes)
-        return Cost(self.factor * cost.seconds, self.factor * cost.work)
+            work("decode", stage)

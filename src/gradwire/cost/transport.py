@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.distributed as dist
 from torch import Tensor
 
@@ -14,20 +16,20 @@ Place = tuple[int | None, int]
 
 
 class ClockedTransport:
-    """Rank 0 of workers that are all alike: its collectives take the time of a clock.
+    """Rank 0 of workers that are all alike: its collectives take the time of some clocks.
 
     Tensors may be without values. Where they have some, every rank brings what this one does.
 
     Args:
-        clock: Told what travels when.
+        clocks: Told what travels when.
         network: Says what it takes.
-        link: Which of the clock's links carries it.
+        link: Which of a clock's links carries it.
     """
 
     rank = 0
 
-    def __init__(self, clock: Clock, network: Network, link: str = "all") -> None:
-        self.clock = clock
+    def __init__(self, clocks: Sequence[Clock], network: Network, link: str = "all") -> None:
+        self._clocks = clocks
         self._link = link
         self.world_size = network.workers
         self._network = network
@@ -62,10 +64,12 @@ class ClockedTransport:
 
     def _sent(self, kind: Kind, payload: Tensor, answer: Tensor) -> Pending:
         place = self._places.pop(_storage(payload), (None, 0))
-        transfer = self.clock.send(self._network.cost(kind, payload.nbytes), place, self._link)
+        cost = self._network.cost(kind, payload.nbytes)
+        transfers = [(clock, clock.send(cost, place, self._link)) for clock in self._clocks]
 
         def wait() -> Tensor:
-            self.clock.until_there(transfer)
+            for clock, transfer in transfers:
+                clock.until_there(transfer)
             return answer if answer.is_meta else answer.contiguous()
 
         return wait

@@ -6,6 +6,7 @@ are n segments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,17 +23,19 @@ class Shards:
 
     Attributes:
         all: The shard of each rank, over the gradient's buffer.
+        different: One of each kind, whose payloads have the same size.
         own: This rank's shard, over a buffer of its own.
     """
 
-    all: tuple[Block, ...]
+    all: Sequence[Block]
+    different: Sequence[Block]
     own: Block
 
     @classmethod
     def of(cls, block: Block, rank: int, world_size: int) -> Shards:
         """Cuts ``block`` for ``world_size`` owners."""
         shards = block.shards(world_size)
-        return cls(shards, shards[rank].packed())
+        return cls(shards, shards.different, shards[rank].packed())
 
 
 def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gradient: Tensor) -> Synchronization:
@@ -48,20 +51,18 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
         shards: Who owns what of them.
         gradient: ``float32`` flat buffer; left with the average.
     """
-    count, device = len(shards.all), gradient.device
     admitted = worker.feedback.before_encode(block, gradient)
     outgoing = _for_owners(worker, shards, admitted)
     worker.feedback.after_encode(block, admitted)
     incoming = yield AllToAll(outgoing)
 
-    average = torch.empty(shards.own.positions, dtype=torch.float32, device=device)
+    average = torch.empty(shards.own.positions, dtype=torch.float32, device=gradient.device)
     received = incoming[:, : worker.codec.payload_bytes(shards.own)]
-    worker.codec.decode(shards.own, received, average, 1 / count)
+    worker.codec.decode(shards.own, received, average, 1 / len(shards.all))
     news = worker.codec.news(shards.own, received)
 
-    sizes = [owner.codec.payload_bytes(shard) for shard in shards.all]
-    edge = max(sizes)
-    payload = torch.empty(edge + len(news), dtype=torch.uint8, device=device)
+    edge = max(map(owner.codec.payload_bytes, shards.different))
+    payload = torch.empty(edge + len(news), dtype=torch.uint8, device=gradient.device)
     own_size = owner.codec.payload_bytes(shards.own)
     readmitted = owner.feedback.before_encode(shards.own, average)
     owner.codec.encode(shards.own, readmitted, owner.feedback, payload[:own_size], owner.key)
@@ -71,8 +72,7 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
     payloads = yield AllGather(payload, straight=True)
     owner.codec.decode_each(shards.all, payloads[:, :edge], gradient)
     worker.codec.heard(block, payloads[:, edge:])
-    rows = zip(shards.all, sizes, payloads, strict=True)
-    owner.codec.heard(block, torch.stack([owner.codec.news(shard, row[None, :size]) for shard, size, row in rows]))
+    owner.codec.heard(block, owner.codec.news_each(shards.all, payloads[:, :edge]))
     worker.feedback.after_decode(block, gradient)
 
 
@@ -105,7 +105,7 @@ def scattered_densely(shards: Shards, gradient: Tensor, average: Tensor) -> Sync
 
 def _for_owners(worker: Operator, shards: Shards, admitted: Tensor) -> Tensor:
     """A payload for every owner, in rows of one length."""
-    sizes = [worker.codec.payload_bytes(shard) for shard in shards.all]
-    outgoing = torch.empty((len(sizes), max(sizes)), dtype=torch.uint8, device=admitted.device)
+    edge = max(map(worker.codec.payload_bytes, shards.different))
+    outgoing = torch.empty((len(shards.all), edge), dtype=torch.uint8, device=admitted.device)
     worker.codec.encode_each(shards.all, admitted, worker.feedback, outgoing, worker.key)
     return outgoing

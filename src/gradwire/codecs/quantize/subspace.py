@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -63,8 +64,8 @@ class Directions:
         """
         rank, m = self.basis.shape
         if not rank or origin % m or slot.numel % m:
-            return Rows(self, Block.cut([slot], WHOLE), self.basis.new_zeros(0, slot.numel), 0, 1, first)
-        return Rows(self, Block.cut([slot], WHOLE), self.basis, origin // m, slot.numel // m, first)
+            return Rows(self, slot, self.basis[:0].reshape(0, slot.numel), 0, 1, first)
+        return Rows(self, slot, self.basis, origin // m, slot.numel // m, first)
 
     def learn(self, average: Tensor) -> None:
         """One step of subspace iteration on an average, by its coordinates as all ranks have read them.
@@ -87,7 +88,7 @@ class Rows:
 
     Attributes:
         directions: The matrix's.
-        block: They alone.
+        slot: Where they lie.
         basis: The directions' that they have.
         origin: The first of them.
         count: How many.
@@ -95,16 +96,21 @@ class Rows:
     """
 
     directions: Directions
-    block: Block
+    slot: Slot
     basis: Tensor
     origin: int
     count: int
     first: int
 
+    @cached_property
+    def block(self) -> Block:
+        """They alone."""
+        return Block.cut([self.slot], WHOLE)
+
     @property
     def stop(self) -> int:
         """One past the last coordinate."""
-        return self.first + len(self.basis) * self.count
+        return self.first + self.basis.shape[0] * self.count
 
     def own(self, coordinates: Tensor) -> Tensor:
         """Theirs of all matrices' coordinates, ``float32[r, count]``."""
@@ -129,39 +135,41 @@ class Home:
         work: Values as in the block's buffer, and at its end all coordinates.
         whole: The coordinates and then the values of ``work``, as one segment.
         layout: The same as two segments, or one if there are no coordinates.
-        values: The values of ``work``.
-        alone: The coordinates by themselves.
     """
 
     rows: tuple[Rows, ...]
     work: Tensor
     whole: Block
     layout: Block
-    values: Block
-    alone: Block
 
     @classmethod
     def of(cls, block: Block, directions: Mapping[str, Directions], work: Tensor) -> Home:
         """For a block."""
         rows: list[Rows] = []
-        slots = []
         for (start, length, _), origin, slot in zip(
             block.runs.tolist(), block.origins.tolist(), block.slot_of_run.tolist(), strict=True
         ):
-            slots.append(Slot(block.slots[slot].name, (length,), start))
-            rows.append(directions[slots[-1].name].within(origin, slots[-1], rows[-1].stop if rows else 0))
+            lies = Slot(block.slots[slot].name, (length,), start)
+            rows.append(directions[lies.name].within(origin, lies, rows[-1].stop if rows else 0))
         extra = rows[-1].stop if rows else 0
-        coordinates = Slot("coordinates", (extra,), len(work) - extra)
-        values = Block.cut(slots, WHOLE)
-        whole = Block.cut([coordinates, *slots], WHOLE) if extra else values
+        coordinates = [Slot("coordinates", (extra,), len(work) - extra)] if extra else []
+        whole = Block.cut([*coordinates, *(each.slot for each in rows)], WHOLE)
         return cls(
             rows=tuple(rows),
             work=work,
             whole=whole,
             layout=replace(whole, segments=np.array([0, 1, len(whole.runs)])) if extra else whole,
-            values=values,
-            alone=Block.dense(coordinates.name, np.array([extra])),
         )
+
+    @cached_property
+    def values(self) -> Block:
+        """The values of ``work``."""
+        return Block.cut([each.slot for each in self.rows], WHOLE)
+
+    @cached_property
+    def alone(self) -> Block:
+        """The coordinates by themselves."""
+        return Block.dense("coordinates", np.array([each.stop for each in self.rows[-1:]]))
 
     @property
     def coordinates(self) -> Tensor:
@@ -170,8 +178,8 @@ class Home:
 
     def spread(self, bits: float) -> float:
         """Bits for each value or coordinate, of so many for each value."""
-        extra, numel = self.alone.numel, self.values.numel
-        return bits * numel / (numel + extra) if extra else bits
+        extra = sum(each.stop for each in self.rows[-1:])
+        return bits * (self.whole.numel - extra) / self.whole.numel if extra else bits
 
     def add(self, coordinates: Tensor) -> None:
         """Adds to the values at work what coordinates stand for."""
