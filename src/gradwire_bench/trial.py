@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gradwire import SecondMoments
 from gradwire.engine.engine import Engine
-from gradwire.layout import flat_slots
+from gradwire.layout import Slot, flat_slots
 from gradwire.local import LocalWorld
 from gradwire_bench import placement
 from gradwire_bench.contenders import DDP, Contender
@@ -166,6 +166,19 @@ def one_cycle(optimizer: torch.optim.Optimizer, peak: float, steps: int) -> torc
     )
 
 
+def world_of(
+    contender: Contender,
+    slots: Sequence[Slot],
+    workers: int,
+    seed: int,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> LocalWorld:
+    """Workers who average by a line's method, in as many buckets as tell it from one for the whole model."""
+    chosen = contender.configuration(seed)
+    cut = 4 * slots[-1].stop // BUCKETS if chosen.granularity.scope == "bucket" else None
+    return LocalWorld(chosen, slots, workers, device, bucket_bytes=contender.bucket_bytes or cut)
+
+
 class _Workers:
     """What all ways to train have.
 
@@ -186,10 +199,7 @@ class _Workers:
         self.sent_bytes = 0.0
         self._world: LocalWorld | None = None
         if contender.name != DDP:
-            chosen = contender.configuration(trial.seed)
-            cut = chosen.granularity.scope == "bucket"
-            size = contender.bucket_bytes or (4 * numel // BUCKETS if cut else None)
-            self._world = LocalWorld(chosen, self._slots, trial.workers, device, bucket_bytes=size)
+            self._world = world_of(contender, self._slots, trial.workers, trial.seed, device)
 
     def step(self, inputs: Tensor, wanted: Tensor) -> float:
         """Trains on a batch, and returns the mean loss."""
