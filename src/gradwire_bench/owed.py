@@ -74,7 +74,7 @@ def main(workload: Any, optimizer: Any, rate: str, steps: str, *lines: str) -> N
         bar = progress.add_task("dense averages, and the others beside", total=count, news="")
         trial = Trial(workload, optimizer, 4, DDP, float(rate), 0)
         run(trial, count, partial(_show, progress, bar), samples=1, averages=averages)
-    shown = table(f"{workload}, {optimizer}, {count} steps, 4 workers", "owed", "bytes a step")
+    shown = table(f"{workload}, {optimizer}, {count} steps, 4 workers", "line", "owed", "bytes a step")
     for line, owed, sent in zip(lines, made[0].owed, made[0].bytes, strict=True):
         shown.add_row(line.replace(",", ", "), f"{fmean(owed[int(SETTLED * count) :]):.4f}", f"{sent / count:,.0f}")
     console.print(shown)
