@@ -266,18 +266,26 @@ class SubspaceDeadZone(DeadZone):
             self._learn(out)
 
     def decode_each(self, blocks: Sequence[Block], payloads: Tensor, out: Tensor) -> None:
-        """What all owners' payloads stand for, and learns from it."""
+        """What all owners' payloads stand for, matrix by matrix once all are read, and learns from it."""
         for block, payload in zip(blocks, payloads, strict=True):
-            self._sum(block, payload[None, : self.payload_bytes(block)], out, 1.0)
+            work = self._read(block, payload[None, : self.payload_bytes(block)], 1.0).work
+        for each in self.directions.values():
+            kernels.add_product(each.block, each.read, each.basis, work, out)
         self._learn(out)
 
     def _sum(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
+        home = self._read(block, payloads, weight)
+        for each in home.rows:
+            each.add(home.coordinates, home.work, out)
+
+    def _read(self, block: Block, payloads: Tensor, weight: float) -> Home:
+        """Has the sums of values and of coordinates at work, and notes the latter."""
         self.check(block, payloads)
         home = self._home(block)
         kernels.deadzone_decode(home.layout, payloads, self._tile(home), home.work, weight)
         for each in home.rows:
-            each.add(home.coordinates, home.work, out)
             each.note(home.coordinates)
+        return home
 
     def _learn(self, average: Tensor) -> None:
         for each in self.directions.values():
