@@ -134,6 +134,41 @@ def test_leaves_no_more_than_there_was(bits: float, scale: float) -> None:
         torch.testing.assert_close(out + residual, gradient, rtol=0, atol=1e-5 * size)
 
 
+@pytest.mark.parametrize("owners", [1, 3, 7, 48])
+@pytest.mark.parametrize("bits", [0.03, 1.0])
+def test_what_is_written_for_all_owners_is_what_is_written_for_each(owners: int, bits: float) -> None:
+    """Bit for bit, and so are residuals and averages, also where owners have parts of rows, or some have no room."""
+    slots = flat_slots([("a", (40, 60)), ("vector", (70,)), ("b", (48, 30)), ("few", (5, 96))])
+    block, numel = Block.cut(slots, Granularity("model", rows=True)), slots[-1].stop
+    codecs = [SubspaceDeadZone(bits, 3).installed(Store(torch.device("cpu")), slots, numel) for _ in range(2)]
+    for codec in codecs:
+        for seed, directions in enumerate(codec.directions.values()):
+            if len(directions.basis):
+                directions.basis.copy_(orthonormal_rows(draw(1, *directions.basis.shape, seed=seed))[0])
+    shards = [shard for shard in block.shards(owners) if len(shard.runs)]
+    together, apart = (Feedback(torch.zeros(numel)) for _ in range(2))
+    payloads = torch.full((len(shards), max(map(codecs[0].payload_bytes, shards))), 255, dtype=torch.uint8)
+    for step in range(3):
+        gradient = draw(numel, seed=step) ** 3
+        if step == 1:
+            gradient[77] = torch.inf
+        codecs[0].encode_each(shards, gradient, together, payloads, 0)
+        for shard, written in zip(shards, payloads, strict=True):
+            payload = torch.empty(codecs[1].payload_bytes(shard), dtype=torch.uint8)
+            codecs[1].encode(shard, gradient, apart, payload, 0)
+            assert torch.equal(written[: len(payload)], payload)
+            assert not written[len(payload) :].any()
+        assert torch.equal(together.residual, apart.residual)
+        averages = torch.empty(2, numel)
+        codecs[0].decode_each(shards, payloads, averages[0])
+        for shard, written in zip(shards, payloads, strict=True):
+            codecs[1]._sum(shard, written[None, : codecs[1].payload_bytes(shard)], averages[1], 1.0)
+        assert torch.equal(averages[0].nan_to_num(7.0), averages[1].nan_to_num(7.0))
+        codecs[1]._learn(averages[1])
+        for one, other in zip(codecs[0].directions.values(), codecs[1].directions.values(), strict=True):
+            assert torch.equal(one.basis, other.basis)
+
+
 def test_bytes_are_those_of_the_dead_zone() -> None:
     gradient = draw(200, 300, seed=8)
     for bits in (0.02, 0.5, 4.0):

@@ -37,12 +37,14 @@ class Directions:
         basis: ``float32[r, m]``: orthonormal rows, all zero as long as nothing is known.
         drawn: ``float32[r, n]``: weights of rows that begin a direction.
         read: ``float32[r, n]``: coordinates of an average's rows as all ranks have read them.
+        mine: ``float32[r, n]``: of this worker's rows, while they are written for several owners.
     """
 
     block: Block
     basis: Tensor
     drawn: Tensor
     read: Tensor
+    mine: Tensor
 
     @classmethod
     def of(cls, slot: Slot, rank: int, store: Store) -> Directions:
@@ -52,7 +54,8 @@ class Directions:
         start, drawn = torch.zeros(rank, m, dtype=torch.float32), gaussian(slot.stream, rank * n).view(rank, n)
         (basis,) = store.stacked("basis", [slot.name], lambda _: start, Kind.SHARED) if rank else [start]
         drawn = drawn.to(store.device)
-        return cls(Block.cut([slot], WHOLE), basis.to(store.device), drawn, torch.zeros_like(drawn))
+        read, mine = torch.zeros_like(drawn), torch.zeros_like(drawn)
+        return cls(Block.cut([slot], WHOLE), basis.to(store.device), drawn, read, mine)
 
     def within(self, origin: int, slot: Slot, first: int) -> Rows:
         """Some of its rows; what an owner has of a matrix of fewer rows than owners is a row without directions.
@@ -114,16 +117,15 @@ class Rows:
 
     def own(self, coordinates: Tensor) -> Tensor:
         """Theirs of all matrices' coordinates, ``float32[r, count]``."""
-        return coordinates[self.first : self.stop].view(len(self.basis), self.count)
+        return coordinates[self.first : self.stop].view(self.basis.shape[0], self.count)
 
     def add(self, coordinates: Tensor, values: Tensor, out: Tensor) -> None:
         """``out`` is ``values`` and what coordinates stand for."""
         kernels.add_product(self.block, self.own(coordinates), self.basis, values, out)
 
-    def note(self, coordinates: Tensor) -> None:
-        """Their coordinates as all ranks have read them."""
-        if len(self.basis):
-            self.directions.read[:, self.origin : self.origin + self.count] = self.own(coordinates)
+    def of(self, matrix: Tensor) -> Tensor:
+        """Theirs of the coordinates of their matrix's rows, ``float32[r, count]``."""
+        return matrix[: self.basis.shape[0], self.origin : self.origin + self.count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +173,12 @@ class Home:
         """The coordinates by themselves."""
         return Block.dense("coordinates", np.array([each.stop for each in self.rows[-1:]]))
 
-    @property
+    @cached_property
+    def directed(self) -> tuple[Rows, ...]:
+        """Those that have coordinates."""
+        return tuple(each for each in self.rows if len(each.basis))
+
+    @cached_property
     def coordinates(self) -> Tensor:
         """Those at work."""
         return self.work[len(self.work) - self.alone.numel :]
@@ -183,9 +190,33 @@ class Home:
 
     def add(self, coordinates: Tensor) -> None:
         """Adds to the values at work what coordinates stand for."""
-        for each in self.rows:
-            if len(each.basis):
-                each.add(coordinates, self.work, self.work)
+        for each in self.directed:
+            each.add(coordinates, self.work, self.work)
+
+
+@dataclass(frozen=True, eq=False)
+class Rounded:
+    """A block whose coordinates are rounded, while the rest is not.
+
+    Attributes:
+        home: What there is for it.
+        payload: Where it is written.
+        coordinates: As they were.
+        left: What they are off by, as they will be read.
+        scales: Of all.
+        steps: Of the coordinates.
+        points: Of levels.
+        room: Bits for the rest.
+    """
+
+    home: Home
+    payload: Tensor
+    coordinates: Tensor
+    left: Tensor
+    scales: Tensor
+    steps: Tensor
+    points: tuple[int, int, int]
+    room: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,31 +263,81 @@ class SubspaceDeadZone(DeadZone):
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Splits rows, rounds coordinates by a step that suits both parts, and the rest by one that fits."""
         home, source = self._home(block), feedback.source(gradient)
-        work, coordinates, tile = home.work, home.coordinates, self._tile(home)
         for each in home.rows:
-            kernels.split_rows(each.block, source, each.basis, each.own(coordinates), work)
-        scales = kernels.deadzone_scales(home.whole, kernels.Compensated(work))
+            kernels.split_rows(each.block, source, each.basis, each.own(home.coordinates), home.work)
+        rounded = self._round(home, payload)
+        home.add(rounded.left)
+        self._write(rounded, block, gradient, feedback)
+
+    def encode_each(
+        self, blocks: Sequence[Block], gradient: Tensor, feedback: Feedback, payloads: Tensor, key: int
+    ) -> None:
+        """The same, but that rows are split, and get what coordinates are off by, matrix by matrix."""
+        homes = [self._home(block) for block in blocks]
+        self._split(homes, feedback.source(gradient))
+        rounded = []
+        for block, home, payload in zip(blocks, homes, payloads, strict=True):
+            for each in home.directed:
+                each.own(home.coordinates).copy_(each.of(each.directions.mine))
+            size = self.payload_bytes(block)
+            payload[size:] = 0
+            rounded.append(self._round(home, payload[:size]))
+            for each in home.directed:
+                each.of(each.directions.mine).copy_(each.own(rounded[-1].left))
+        for directions in self.directions.values():
+            if len(directions.basis):
+                kernels.add_product(directions.block, directions.mine, directions.basis, homes[0].work, homes[0].work)
+        for block, written in zip(blocks, rounded, strict=True):
+            self._write(written, block, gradient, feedback)
+
+    def _split(self, homes: Sequence[Home], source: kernels.Compensated) -> None:
+        """Leaves the coordinates of all rows with their matrix; some that owners have only parts of have none."""
+        work, rows = homes[0].work, [each for home in homes for each in home.rows]
+        torn = {
+            each.directions.block: each.directions
+            for each in rows
+            if each.basis.shape[0] < each.directions.basis.shape[0]
+        }
+        for each in self.directions.values():
+            if each.block in torn:
+                each.mine.zero_()
+            else:
+                kernels.split_rows(each.block, source, each.basis, each.mine, work)
+        for part in rows if torn else ():
+            if part.directions.block in torn:
+                coordinates = torch.empty_like(part.of(part.directions.mine), memory_format=torch.contiguous_format)
+                kernels.split_rows(part.block, source, part.basis, coordinates, work)
+                part.of(part.directions.mine).copy_(coordinates)
+
+    def _round(self, home: Home, payload: Tensor) -> Rounded:
+        """Rounds the coordinates at work."""
+        tile, coordinates = self._tile(home), home.coordinates.clone()
+        scales = kernels.deadzone_scales(home.whole, kernels.Compensated(home.work))
         room = 8 * deadzone_room(home.layout, tile, payload)
-        sample = kernels.deadzone_sample(home.whole, work, scales, room)
+        sample = kernels.deadzone_sample(home.whole, home.work, scales, room)
         step, points = kernels.deadzone_step(home.whole, sample, tile, room)
-        steps = scales * step
         left = coordinates.clone()
         if len(left):
-            room -= self._rounded(home, left, steps, points)
-            home.add(left)
-            room = max(room, 0)
-            sample = kernels.deadzone_sample(home.values, work, scales, room)
-            finest, _ = kernels.deadzone_step(home.values, sample, tile, room)
+            room = max(room - self._off(home, left, scales * step, points), 0)
+        return Rounded(home, payload, coordinates, left, scales, scales * step, points, room)
+
+    def _write(self, rounded: Rounded, block: Block, gradient: Tensor, feedback: Feedback) -> None:
+        """Writes a block to whose rest has been added what coordinates are off by."""
+        home, steps, scales, tile = rounded.home, rounded.steps, rounded.scales, self._tile(rounded.home)
+        if len(rounded.left):
+            home.coordinates.copy_(rounded.coordinates)
+            sample = kernels.deadzone_sample(home.values, home.work, scales, rounded.room)
+            finest, _ = kernels.deadzone_step(home.values, sample, tile, rounded.room)
             steps = torch.cat((steps, scales * finest))
-        kernels.deadzone_encode(home.layout, work, True, steps, points, tile, payload)
+        kernels.deadzone_encode(home.layout, home.work, True, steps, rounded.points, tile, rounded.payload)
         if feedback.residual is None:
             return
         if not scales.isfinite().all():
             feedback.compensate(block, gradient)
             return
-        if (unsent := coordinates - left).any():
+        if (unsent := home.coordinates - rounded.left).any():
             home.add(unsent)
-        for kept, unsent in zip(block.parts(feedback.residual), block.parts(work), strict=True):
+        for kept, unsent in zip(block.parts(feedback.residual), block.parts(home.work), strict=True):
             kept.copy_(unsent)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
@@ -283,15 +364,15 @@ class SubspaceDeadZone(DeadZone):
         self.check(block, payloads)
         home = self._home(block)
         kernels.deadzone_decode(home.layout, payloads, self._tile(home), home.work, weight)
-        for each in home.rows:
-            each.note(home.coordinates)
+        for each in home.directed:
+            each.of(each.directions.read).copy_(each.own(home.coordinates))
         return home
 
     def _learn(self, average: Tensor) -> None:
         for each in self.directions.values():
             each.learn(average)
 
-    def _rounded(self, home: Home, coordinates: Tensor, steps: Tensor, points: tuple[int, int, int]) -> int:
+    def _off(self, home: Home, coordinates: Tensor, steps: Tensor, points: tuple[int, int, int]) -> int:
         """Leaves of coordinates what they are off by as they will be read; returns how many bits their codes take."""
         block, tile = home.alone, self._tile(home)
         size = deadzone_payload_bytes(block, tile, MOST_BITS)
