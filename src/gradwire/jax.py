@@ -16,7 +16,6 @@ from gradwire.attach import elsewhere
 from gradwire.attach.array_synchronizer import ArraySynchronizer
 from gradwire.attach.elsewhere import Cell
 from gradwire.engine import Methods
-from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.mirror import Mirror, Mirrored, mirrored
 
@@ -54,7 +53,7 @@ class Synchronizer(ArraySynchronizer):
         optimizer = optax.chain(sync.transformation(), optax.adam(1e-3))
     """
 
-    def __init__(self, params: Any, method: Methods = RECIPE, *, process_group: Any = None, **options: Any) -> None:
+    def __init__(self, params: Any, method: Methods, *, process_group: Any = None, **options: Any) -> None:
         def cells() -> list[Cell]:
             check_devices()
             given.append(_Leaves(params))
