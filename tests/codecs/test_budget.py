@@ -150,6 +150,15 @@ def test_what_is_no_step_is_not_heard(step: float) -> None:
     assert (other.rows == before[1]).all()
 
 
+def test_who_is_written_first_gains_nothing_by_it() -> None:
+    """Of those that were never written nothing is known, not that their steps were zero."""
+    store = Store(torch.device("cpu"))
+    one, other = (Budget.of("budget", store, [slot], 0.5, 2) for slot in (SLOTS[0], SLOTS[2]))
+    one.heard(1.0)
+    other.heard(1.0)
+    assert one.share(1) == other.share(1) == 1.0
+
+
 def test_a_bucket_without_gradients_gives_its_bits_away_and_gets_them_back() -> None:
     found = world("deadzone:bits=0.4")
     still = slice(SLOTS[0].offset, SLOTS[1].stop)

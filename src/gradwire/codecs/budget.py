@@ -28,9 +28,9 @@ ONCE = 2.0
 class Budget:
     """The bits of one buffer, which it shares with all others of as many workers that ask for as many a value.
 
-    What is written with a larger step than the others' mean gets more in the next step, by the fourth root of their
-    ratio. All of a step is settled before its first buffer is written, by what all ranks have read in the steps
-    before: so it is the same on every rank, and the sum is what was asked for.
+    What is written with a larger step than the mean of all that were written so far gets more in the next step, by the
+    fourth root of their ratio. All of a step is settled before its first buffer is written, by what all ranks have read
+    in the steps before: so it is the same on every rank, and the sum is what was asked for.
 
     Attributes:
         kept_as: What it is kept as, by parameter.
@@ -68,8 +68,9 @@ class Budget:
         if not 0 <= step < math.inf:
             return
         self.rows[:, HEARD] = step
-        mean = _mean(np.concatenate(self._together()), HEARD)
-        if mean > 0:
+        known = np.concatenate(self._together())
+        if len(known := known[known[:, HEARD] > 0]):
+            mean = _mean(known, HEARD)
             change = math.sqrt(math.sqrt(step / mean))  # all machines round roots alike, but not all powers
             weight = float(self.rows[0, SHARE]) * min(max(change, 1 / ONCE), ONCE)
             self.rows[:, WEIGHT] = min(max(weight, 1 / MOST), MOST)

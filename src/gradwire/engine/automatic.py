@@ -25,7 +25,7 @@ AMONG = (
     "acpsgd:rank=4",
 )
 """What else is chosen among if nothing is given, those first that change gradients least: lines that were measured to
-keep the accuracy under some optimizer."""
+keep the accuracy under some optimizer, with one segment for the model where these have one for each bucket."""
 
 
 @dataclass(frozen=True, eq=False)
