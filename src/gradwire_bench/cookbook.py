@@ -10,13 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire_bench.contenders import DDP
-from gradwire_bench.recipes import POINTS, SEEDS, SHARE_OF_LOSS, TRIES, Row, by_loss, line
+from gradwire_bench.recipes import POINTS, SEEDS, SHARE_OF_LOSS, TRIES, Cell, Row, by_loss, line
 from gradwire_bench.terminal import table
-from gradwire_bench.trial import STEPS, OptimizerName
+from gradwire_bench.trial import STEPS
 from gradwire_bench.workloads import WORKLOADS, Name
 
 PICTURE = Path("images") / "recipes.png"
 """Of what is lost against bytes, beside the page."""
+
+USUAL = 4
+"""Workers, where a table does not say how many."""
 
 OPTIMIZER_NAMES = {"sgd": "SGD", "momentum": "SGD with momentum 0.9", "adamw": "AdamW"}
 
@@ -31,18 +34,22 @@ of their loss for text. *As pasted* is what it loses at the learning rate of den
 seeds.
 
 * **image**: a CNN with batch norm, 103 k parameters, on Fashion-MNIST, {STEPS["image"]} steps of
-  4 x {WORKLOADS["image"].batch} images: about one epoch; the score is the accuracy on 10,000 test images, in percent.
+  {USUAL} x {WORKLOADS["image"].batch} images: about one epoch; the score is the accuracy on 10,000 test images, in
+  percent.
 * **gpt**: a transformer of 2 layers with 64 units, 137 k parameters, on the bytes of the sources of Python's standard
-  library, {STEPS["gpt"]:,} steps of 4 x {WORKLOADS["gpt"].batch} pieces of 64 bytes; the score is the loss on
+  library, {STEPS["gpt"]:,} steps of {USUAL} x {WORKLOADS["gpt"].batch} pieces of 64 bytes; the score is the loss on
   held-out files, in bits a byte.
-* **language**: a GRU of 114 k parameters, {STEPS["language"]:,} steps of 4 x {WORKLOADS["language"].batch} pieces of
-  the same text; its table has the lines that `gradwire.compress(model)` takes.
+* **language**: a GRU of 114 k parameters, {STEPS["language"]:,} steps of {USUAL} x {WORKLOADS["language"].batch} pieces
+  of the same text; its table has the lines that `gradwire.compress(model)` takes.
+
+Tables are of {USUAL} workers but where they say so. More workers take as many steps, and so see more in each: dense
+averages were tuned anew for them.
 
 Methods that carry a momentum of their own (`dgc`, `demo`, `dion`, `ef21sgdm`, `blocksgdm`) were trained with plain SGD
 and stand beside SGD with momentum. Lines with `periodic` average what so many local steps changed; `nesterov` is the
 outer optimizer of [periodic.md](periodic.md#recipes). The learning rate rises over a fifth of the steps, then falls
 along a cosine. All workers run in one process, on the wire's own code; the bytes are those that it would hand over to
-be sent. They are of 4 workers: all-reduces and shares (`powersgd`, `acpsgd`, `qsgd`) take as much with any number of
+be sent. All-reduces and shares (`powersgd`, `acpsgd`, `qsgd`) take as much with any number of
 them, but for some bytes a share; what is gathered (`topk`, `deadzone`, `subspace` without `route="sharded"`) goes to
 all others. So `gradwire.compress(model, "recipe:adamw")` takes, of what keeps the accuracy as pasted, the line with
 which your number of workers sends least; `gradwire.compress(model)` takes the one that does so under every optimizer.
@@ -53,16 +60,16 @@ docs --out src/gradwire_bench/recipes.json` goes on from there, which takes hour
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """Rows of workloads and optimizers of which more was trained than dense averages."""
-    trained = {(row.workload, row.optimizer) for row in rows if row.method != DDP}
-    return [row for row in rows if (row.workload, row.optimizer) in trained]
+    """Rows of cells in which more was trained than dense averages."""
+    trained = {row.cell for row in rows if row.method != DDP}
+    return [row for row in rows if row.cell in trained]
 
 
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """A table a workload and optimizer, for the terminal."""
-    for workload, optimizer, group in _panels(compared(rows)):
-        heads = ("x fewer bytes", _score_name(workload), _lost_name(workload), "rate", "as pasted", "")
-        shown = table(f"{_what(workload)}, {OPTIMIZER_NAMES[optimizer]}", "line", *heads)
+    """A table a cell, for the terminal."""
+    for cell, group in panels(compared(rows)):
+        heads = ("x fewer bytes", _score_name(cell[0]), _lost_name(cell[0]), "rate", "as pasted", "")
+        shown = table(_heading(cell), "line", *heads)
         for number, row in enumerate(group):
             verdict = Text("keeps", "green") if row.keeps else Text("loses", "red")
             shown.add_row(Text(line(row.method)), *_figures(row), verdict if number else "")
@@ -73,16 +80,15 @@ def page(rows: Sequence[Row], where: str) -> str:
     """``docs/recipes.md``.
 
     Args:
-        rows: Settled methods, by workload and optimizer.
+        rows: Settled methods, cell by cell.
         where: The machine and the date, in a line.
     """
     rows = compared(rows)
     parts = [_INTRODUCTION, f"![Loss against bytes]({PICTURE.as_posix()})\n", "## In short\n", _short(rows)]
-    for workload, optimizer, group in _panels(rows):
+    for cell, group in panels(rows):
         parts += [
-            f"## {_what(workload)}, {OPTIMIZER_NAMES[optimizer]}\n",
-            f"| line | x fewer bytes | {_score_name(workload)} | {_lost_name(workload)} | learning rate | as pasted "
-            "| |",
+            f"## {_heading(cell)}\n",
+            f"| line | x fewer bytes | {_score_name(cell[0])} | {_lost_name(cell[0])} | learning rate | as pasted | |",
             "|---|---:|---:|---:|---:|---:|---|",
         ]
         for number, row in enumerate(group):
@@ -99,22 +105,29 @@ def short(row: Row) -> str:
 
 
 def _short(rows: Sequence[Row]) -> str:
-    """For each workload and optimizer the line that keeps with the fewest bytes."""
+    """For each cell the line that keeps with the fewest bytes."""
     lines = [
         "| | fewest bytes that keep the accuracy | x fewer bytes | lines that keep it at 20 x fewer |",
         "|---|---|---:|---|",
     ]
-    for workload, optimizer, group in _panels(rows):
+    for cell, group in panels(rows):
         kept = [row for row in group[1:] if row.keeps]
         many = ", ".join(f"`{row.method}`" for row in kept if row.fewer_bytes >= 20)
         best = f"`{line(kept[0].method)}` | {kept[0].fewer_bytes:.0f}" if kept else "none | "
-        lines.append(f"| {workload}, {OPTIMIZER_NAMES[optimizer]} | {best} | {many or 'none'} |")
+        lines.append(f"| {title(cell)} | {best} | {many or 'none'} |")
     return "\n".join(lines) + "\n"
 
 
-def _panels(rows: Sequence[Row]) -> Iterator[tuple[Name, OptimizerName, list[Row]]]:
-    for (workload, optimizer), group in groupby(rows, key=lambda row: (row.workload, row.optimizer)):
-        yield workload, optimizer, list(group)
+def panels(rows: Sequence[Row]) -> Iterator[tuple[Cell, list[Row]]]:
+    """Cell by cell, dense averages of each first."""
+    for cell, group in groupby(rows, key=lambda row: row.cell):
+        yield cell, list(group)
+
+
+def title(cell: Cell) -> str:
+    """A cell in few words."""
+    workload, optimizer, workers = cell
+    return f"{workload}, {OPTIMIZER_NAMES[optimizer]}" + ("" if workers == USUAL else f", {workers} workers")
 
 
 def _figures(row: Row) -> list[str]:
@@ -124,8 +137,9 @@ def _figures(row: Row) -> list[str]:
     return [f"{row.fewer_bytes:.1f}", score, f"{row.lost:+.2f}", f"{row.learning_rate:g}", pasted]
 
 
-def _what(workload: Name) -> str:
-    return f"{workload.capitalize()} ({WORKLOADS[workload].what})"
+def _heading(cell: Cell) -> str:
+    workload = cell[0]
+    return title(cell).replace(workload, f"{workload.capitalize()} ({WORKLOADS[workload].what})", 1)
 
 
 def _score_name(workload: Name) -> str:

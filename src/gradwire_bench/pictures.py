@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -120,14 +119,13 @@ def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> N
 
 
 def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
-    """Draws what each method loses against dense averages, over bytes, a panel a workload and optimizer.
+    """Draws what each method loses against dense averages, over bytes, a panel a cell.
 
     Args:
-        rows: Settled methods, dense averages of each panel first.
+        rows: Settled methods, cell by cell, dense averages of each first.
         path: The PNG file.
     """
-    shown = cookbook.compared(rows)
-    panels = [list(group) for _, group in groupby(shown, key=lambda row: (row.workload, row.optimizer))]
+    panels = [group for _, group in cookbook.panels(cookbook.compared(rows))]
     columns = min(len(panels), 2 if len(panels) == 4 else 3)
     figure, places = panels_of(len(panels), columns, 5.2, 4.2)
     names: list[list[tuple[float, float, str]]] = []
@@ -142,7 +140,7 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
         log_axis(axes)
         axes.set_ylim(worst * 1.05, -2 * limit)
         axes.set_xlim(1, max(1000, *(2 * row.fewer_bytes for row in others)))
-        axes.set_title(f"{dense.workload}, {cookbook.OPTIMIZER_NAMES[dense.optimizer]}", loc="left", fontsize=10)
+        axes.set_title(cookbook.title(dense.cell), loc="left", fontsize=10)
         lost = "% of the loss more" if recipes.by_loss(dense.workload) else "points lost"
         if place % columns == 0 or places[place - 1].get_ylabel() != lost:
             axes.set_ylabel(lost)

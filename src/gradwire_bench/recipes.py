@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gradwire.errors import ConfigurationError
 from gradwire_bench.contenders import DDP, Contender
@@ -28,6 +28,9 @@ POINTS, SHARE_OF_LOSS = 0.5, 0.01
 """What may be lost against dense averages: percentage points of accuracy for images, a share of the loss for text."""
 
 Kind = Literal["gradient", "momentum", "local"]
+
+Cell = tuple[Name, OptimizerName, int]
+"""A workload, an optimizer and a number of workers: what dense averages are tuned for, and a table has rows of."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ CANDIDATES = (
     Candidate("oktopk:ratio=0.01"),
     Candidate("randomk:ratio=0.1"),
     Candidate("periodic:every=4,method=qsgd,bits=4,owner=qsgd:4", "local"),
+    Candidate("periodic:every=4,method=subspace,bits=1.2,route=sharded", "local"),
     Candidate("periodic:every=16,outer=nesterov,method=dense", "local"),
     Candidate("periodic:every=16,outer=nesterov,method=qsgd,bits=4,owner=qsgd:4", "local"),
     Candidate("periodic:every=32,outer=nesterov,method=qsgd,bits=4,owner=qsgd:4", "local"),
@@ -108,6 +112,7 @@ class Row:
     Attributes:
         workload: The task.
         optimizer: The column it stands in; ``"momentum"`` also for methods that carry momentum themselves.
+        workers: How many.
         method: As on the command line.
         learning_rate: The best one tried.
         tries: Learning rates tried.
@@ -122,6 +127,7 @@ class Row:
 
     workload: Name
     optimizer: OptimizerName
+    workers: int
     method: str
     learning_rate: float
     tries: int
@@ -131,6 +137,11 @@ class Row:
     fewer_bytes: float
     seeds: int
     pasted: float | None = None
+
+    @property
+    def cell(self) -> Cell:
+        """Where it stands."""
+        return self.workload, self.optimizer, self.workers
 
     @property
     def keeps(self) -> bool:
@@ -227,6 +238,7 @@ class Column:
         return Row(
             self.workload,
             self.optimizer,
+            self.workers,
             candidate.method,
             best,
             len(tried),
@@ -272,11 +284,11 @@ def train(trial: Trial) -> Done:
 
 
 def rows(done: Sequence[Done]) -> list[Row]:
-    """A row for every method that is settled, dense averages first, then fewest bytes first."""
+    """A row for every method that is settled, cell by cell, dense averages first, then fewest bytes first."""
     results = {each.trial: each.result for each in done}
     found: list[Row] = []
-    for place in dict.fromkeys((each.trial.workload, _column(each.trial), each.trial.workers) for each in done):
-        column, here = Column(results, *place), list[Row]()
+    for cell in sorted({_cell(each.trial) for each in done}, key=_place):
+        column, here = Column(results, *cell), list[Row]()
         for each in candidates(column.optimizer):
             if (row := column.row(each, here[0] if here else None)) is not None:
                 here.append(row)
@@ -320,9 +332,14 @@ def plain(done: Sequence[Done]) -> list[dict[str, Any]]:
     return found
 
 
-def _column(trial: Trial) -> OptimizerName:
+def _cell(trial: Trial) -> Cell:
     own = {each.method for each in CANDIDATES if each.kind == "momentum"}
-    return "momentum" if trial.method in own else trial.optimizer
+    return trial.workload, "momentum" if trial.method in own else trial.optimizer, trial.workers
+
+
+def _place(cell: Cell) -> tuple[int, int, int]:
+    workload, optimizer, workers = cell
+    return list(STEPS).index(workload), get_args(OptimizerName).index(optimizer), workers
 
 
 def _lost(workload: Name, score: float, dense: Row | None) -> float:

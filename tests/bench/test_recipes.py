@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,6 +63,19 @@ def test_rows_have_the_best_rate_and_what_is_lost():
     slow = next(row for row in others if row.method == "ef21sgdm:ratio=0.05")
     assert slow.learning_rate < 10 * dense.learning_rate  # it moved from where it began
     assert all(row.keeps == (row.lost <= 0.5) for row in others)
+
+
+def test_numbers_of_workers_have_tables_of_their_own():
+    four = settle(0.02)
+    eight = [Done(replace(each.trial, workers=8), each.result) for each in four]
+    mixed = [each for pair in zip(eight, four, strict=True) for each in pair]
+    rows = recipes.rows(mixed)
+    assert [row.workers for row in rows] == sorted(row.workers for row in rows)
+    assert [row for row in rows if row.workers == 4] == recipes.rows(four)
+    page = cookbook.page(rows, "here")
+    for head in ("## Image (CNN), SGD with momentum 0.9\n", "## Image (CNN), SGD with momentum 0.9, 8 workers\n"):
+        table = page.partition(head)[2].partition("##")[0]
+        assert table.count("`DistributedDataParallel(net)`") == 1
 
 
 def test_what_is_not_settled_has_no_row():
