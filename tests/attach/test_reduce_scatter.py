@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +60,15 @@ def test_sums_in_place_of_means() -> None:
 
 @pytest.mark.parametrize(
     ("method", "options", "fewer"),
-    [("qsgd", {"bits": 8}, 3.3), ("qsgd", {"bits": 4}, 5.5), ("sdp4bit", {}, 5.0), ("natural", {}, 3.0)],
+    [
+        ("qsgd", {"bits": 8}, 3.3),
+        ("qsgd", {"bits": 4}, 5.5),
+        ("nuqsgd", {}, 5.5),
+        ("sdp4bit", {}, 5.0),
+        ("natural", {}, 3.0),
+        ("terngrad", {}, 10.0),
+        ("dithered", {"bits": 2}, 8.0),
+    ],
 )
 @ranks(4)
 def test_means_are_right_on_average(method: str, options: dict[str, Any], fewer: float) -> None:
@@ -72,6 +82,22 @@ def test_means_are_right_on_average(method: str, options: dict[str, Any], fewer:
         error = (drawn.mean(0) - expected).norm()
         spread = (drawn - expected).norm(dim=tuple(range(1, drawn.dim()))).square().mean().sqrt()
         assert error <= 2 * spread / rounds**0.5 + 1e-6 * expected.norm()
+
+
+@ranks(4)
+def test_what_is_said_to_reduce_over_shards_is_all_that_does() -> None:
+    """In the refusal, and on the page."""
+    taken, said = set(), ""
+    for method in gradwire.methods.names():
+        try:
+            gradwire.compress_reduce_scatter(hsdp(mesh=everyone()), method).close()
+            taken.add(method)
+        except ConfigurationError as error:
+            said = str(error) if method == "alq" else said
+    page = Path(__file__).parents[2].joinpath("docs/fsdp.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| methods | without bias"))
+    assert set(re.findall(r"\w+", said.partition("choose ")[2])) - {"or"} == taken
+    assert set(re.findall(r"`(\w+)`", row)) == taken
 
 
 @ranks(4)

@@ -157,7 +157,8 @@ def _check_method(configuration: Configuration) -> None:
     if not (unbiased and alone) or configuration.route != "sharded" or configuration.owner is not None:
         raise ConfigurationError(
             f"{configuration} cannot reduce over shards: without a memory, which would be as large as the unsharded "
-            "gradient, a method must be unbiased, and nobody compresses again; choose qsgd, sdp4bit, natural, terngrad"
+            "gradient, a method must be unbiased, and nobody compresses again; choose qsgd, nuqsgd, sdp4bit, natural, "
+            "terngrad or dithered"
         )
 
 
@@ -180,7 +181,7 @@ def compress_reduce_scatter(
     Args:
         model: The sharded model.
         method: A name or a method object, of a codec method without bias: ``"qsgd"``, ``"sdp4bit"``, ``"natural"``,
-            ``"terngrad"``. It has no memory.
+            ``"terngrad"``, ``"nuqsgd"``, ``"dithered"``. It has no memory.
         granularity: As in :func:`gradwire.compress`.
         dense: Which shards of parameters go without compression; by default 1-D ones and those below 1,024 elements.
         seed: Where all randomness starts; every rank and every shard has numbers of its own.

@@ -25,7 +25,7 @@ from gradwire.methods.published import Published
 from gradwire.plain import Plain
 from gradwire.policy import DensePolicy
 from gradwire.randomness import SHARED, key_of
-from gradwire.routes import Operator, Shards, allreduce, sharded
+from gradwire.routes import Operator, Route, Shards, allreduce, sharded
 from gradwire.wire.requests import Synchronization
 
 
@@ -308,4 +308,8 @@ class CodecMethod(Method):
         owner = None if state.owner is None else Operator(state.owner.at(step), state.owner_feedback, key)
         if state.shards is not None and owner is not None:
             return sharded(worker, owner, context.block, state.shards, gradient)
-        return ways.get(context.route)(worker, owner, context.block, gradient, context.world_size)
+        return self.way(context.route)(worker, owner, context.block, gradient, context.world_size)
+
+    def way(self, route: str) -> Route:
+        """What takes a route that is not sharded."""
+        return ways.get(route)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from gradwire.codecs.quantize import BUCKET, Quantiser
 from gradwire.kernels import codes
-from gradwire.methods.method import CodecMethod, CodecState, Context, Worker, there_and_back
+from gradwire.layout import Block
+from gradwire.methods.method import CodecMethod, CodecState, Context, there_and_back
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
-from gradwire.routes import SharedLevels, integer
+from gradwire.routes import Operator, Route, SharedLevels, integer
 from gradwire.wire.requests import Synchronization
 
 
@@ -59,23 +59,24 @@ class TernGrad(CodecMethod):
         """Four bits."""
         return Quantiser(codes.QSGD(4), BUCKET) if route == "sharded" else None
 
-    def init(self, context: Context) -> Any:
+    def init(self, context: Context) -> CodecState:
         """Sets up the memories.
 
         Raises:
             ConfigurationError: If the sums of so many workers do not fit 8 bits.
         """
-        if context.route != "allreduce":
-            return super().init(context)
-        self._shared(context.world_size).levels_for(context.world_size)
-        return Worker(context, context.feedback())
+        if context.route == "allreduce":
+            self._shared(context.world_size).levels_for(context.world_size)
+        return super().init(context)
 
-    def synchronize(self, gradient: Tensor, state: CodecState | Worker, step: int) -> Synchronization:
-        """Takes the chosen route."""
-        if isinstance(state, CodecState):
-            return super().synchronize(gradient, state, step)
-        block, workers, key = state.context.block, state.context.world_size, state.context.key(step)
-        return integer(self._shared(workers), block, gradient, state.feedback, key, workers)
+    def way(self, route: str) -> Route:
+        """Also the sums of integers."""
+        return self._added if route == "allreduce" else super().way(route)
+
+    def _added(
+        self, worker: Operator, owner: Operator | None, block: Block, gradient: Tensor, workers: int
+    ) -> Synchronization:
+        return integer(self._shared(workers), block, gradient, worker.feedback, worker.key, workers)
 
     def _shared(self, workers: int) -> SharedLevels:
         return SharedLevels(2 if workers < 2 else 4 if workers < 8 else 8, 1, self.clip)
