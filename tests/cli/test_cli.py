@@ -204,6 +204,7 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
         (["recipes", "--workload", "gpt", "--optimizer", "sgd"], "nothing was trained with workload gpt and optimizer"),
         (["simulate", "dion", "--shapes", "tiny"], "'gradwire bench costs FILE.json dion'"),
         (["advise", "--shapes", "math:", "--method", "topk"], "has no function ''; name one that it has"),
+        (["advise", "--shapes", "no/train.py"], "'no/train.py' says no function; name the one that"),
         (["bench", "sync", "--lnk", "1gbit"], "--lnk"),
         (["bench", "costs"], "PATH is missing; gradwire bench costs --help"),
         (["bench", "gpu", "me"], "gradwire bench gpu --help says what has"),
@@ -216,6 +217,14 @@ def test_bad_options_are_one_clear_line_and_exit_code_2(arguments, said, monkeyp
     assert err.startswith("error: ")
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_file_without_a_function_is_not_run_and_its_functions_are_named(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "train.py"
+    path.write_text("raise SystemExit(7)\ndef _help(): ...\ndef make_net(): ...\nclass Net: ...\n")
+    code, _, err = run("advise", str(path), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == cli.USAGE_ERROR
+    assert f"as in '{path}:make_net|Net'" in " ".join(err.split())
 
 
 def test_what_others_said_is_no_markup(tmp_path, monkeypatch, capsys):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -12,8 +14,8 @@ from gradwire.errors import ConfigurationError, did_you_mean
 
 
 def is_own(text: str) -> bool:
-    """Whether a text names a function rather than a known model."""
-    return ":" in text
+    """Whether a text names a function, or a file that has one, rather than a known model."""
+    return ":" in text or text.endswith(".py")
 
 
 Step = Callable[[nn.Module], Tensor]
@@ -31,7 +33,11 @@ def make_with_step(text: str) -> tuple[nn.Module, Step | None]:
     Raises:
         ConfigurationError: If there is no such file, module or function, or it makes something else, or fails.
     """
-    where, _, function = text.rpartition(":")
+    where, colon, function = text.rpartition(":")
+    if not colon:
+        raise ConfigurationError(
+            f"{text!r} says no function; name the one that makes the model, as in {_first_of(Path(text))!r}"
+        )
     module = own.module(where, text)
     maker = getattr(module, function, None)
     if not callable(maker):
@@ -51,6 +57,16 @@ def make_with_step(text: str) -> tuple[nn.Module, Step | None]:
             "takes the module and returns the loss of a step"
         )
     return module, step
+
+
+def _first_of(path: Path) -> str:
+    """A file's functions, unless it cannot be read; it is not run, as it may train."""
+    try:
+        found = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        found = []
+    named = [each.name for each in found if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+    return f"{path}:{'|'.join(name for name in named if not name.startswith('_')) or 'make_model'}"
 
 
 def model(text: str, made: nn.Module) -> Model:
