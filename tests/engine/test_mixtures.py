@@ -164,6 +164,19 @@ class TestAttached:
             other.load_state_dict(states[0])
         other.close()
 
+    def test_a_name_is_a_pattern_of_itself(self) -> None:
+        """Keys of a ``ParameterDict`` have brackets, which mean something else in patterns."""
+        net = nn.ParameterDict({"w[0]": nn.Parameter(torch.ones(40, 40)), "w1": nn.Parameter(torch.ones(40, 40))})
+        sync = gradwire.Synchronizer(net, {"w[0]": "topk:route=sharded", "*": "qsgd:route=sharded"})
+        assert [str(sync.engine.now.rule(name))[:4] for name in ("w[0]", "w1")] == ["topk", "qsgd"]
+        for each in net.values():
+            each.grad = torch.ones_like(each)
+        sync.synchronize()
+        gradwire.redistribute([sync.state_dict()], workers=2)
+        sync.close()
+        with pytest.raises(ConfigurationError, match=re.escape("no parameter matches the pattern '?[[]1]'")):
+            gradwire.Synchronizer(net, {"?[[]1]": "topk", "*": "qsgd"})
+
     def test_a_handle_changes_to_schedules(self) -> None:
         sync = gradwire.Synchronizer(parameters(), MIXED[0])
         sync.change({"embed": {0: "topk:ratio=0.25", 1: "topk:ratio=0.01"}, "*": "dense"})
@@ -177,6 +190,7 @@ class TestAttached:
             ({"embed*": "topk"}, {}, "no pattern matches 'a.weight', 'a.bias', 'b.weight', 'head', 'c.bias'; add"),
             ({"embd*": "topk", "*": "qsgd"}, {}, "no parameter matches the pattern 'embd*'; leave it out"),
             ({"EMBED": "topk", "*": "qsgd"}, {}, "no parameter matches the pattern 'EMBED'"),
+            ({"em[b]*": "topk", "e[x]*": "topk", "*": "qsgd"}, {}, "'head' and 1 more; a bracket stands for itself as [[]"),
             ({}, {}, "is no mapping of patterns; write it as in"),
             ({3: "topk"}, {}, "is no mapping of patterns; write it as in"),
             ({"*": "topk"}, {"ratio": 0.1}, "options ['ratio'] came with a method for each of several patterns"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -20,6 +19,7 @@ from gradwire.engine.schedule import by_step, value_at
 from gradwire.engine.several import Several
 from gradwire.errors import ConfigurationError
 from gradwire.methods import Method, name_of, parse
+from gradwire.patterns import matches
 
 Methods = str | Method | Mapping[str, str | Method | Mapping[int, str | Method]]
 """A method for all parameters, or one for those whose names match a pattern, the first one that does; that may have
@@ -34,7 +34,7 @@ class Mixture(Several):
     """What a :class:`Configuration` is for all parameters, for those that match a pattern each.
 
     Attributes:
-        patterns: What goes by each rule, as ``fnmatch`` has it, case-sensitive; the first that a name matches counts.
+        patterns: What goes by each rule; the first that a name matches counts.
     """
 
     patterns: tuple[str, ...]
@@ -70,10 +70,10 @@ class Mixture(Several):
         if missing:
             raise ConfigurationError(_unmatched(missing))
         for pattern in self.patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
+            if not any(matches(name, pattern) for name in names):
                 raise ConfigurationError(
                     f"no parameter matches the pattern {pattern!r}; leave it out, or write it for names such as "
-                    f"{_listed(names)}"
+                    f"{_listed(names)}{'; a bracket stands for itself as [[]' if '[' in pattern else ''}"
                 )
 
     def as_saved(self, described: Mapping[str, str]) -> Mixture:
@@ -83,7 +83,7 @@ class Mixture(Several):
         return next((each for each in kin if each.describe() == described), self)
 
     def _number(self, name: str) -> int | None:
-        return next((number for number, each in enumerate(self.patterns) if fnmatchcase(name, each)), None)
+        return next((number for number, each in enumerate(self.patterns) if matches(name, each)), None)
 
     @cached_property
     def _known(self) -> dict[str, Configuration]:

@@ -6,7 +6,6 @@ import math
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.granularity import WHOLE_ROWS
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.memory import Kind
+from gradwire.patterns import matches
 from gradwire.plain import plain
 from gradwire.state.form import check_form, check_same
 
@@ -255,6 +255,6 @@ def _cut_anew(kept: Sequence[Mapping[str, Tensor]], workers: int, state: State) 
 def _granularity(name: str, configuration: Mapping[str, str]) -> Granularity:
     """By what a parameter is cut; where there are patterns, by the first that its name matches."""
     patterns = literal_eval(f"[{configuration.get('patterns', '')}]")
-    own = next((f"{each!r} " for each in patterns if fnmatchcase(name, each)), "")
+    own = next((f"{each!r} " for each in patterns if matches(name, each)), "")
     rows = configuration.get(f"{own}shares") == WHOLE_ROWS
     return replace(Granularity.parse(configuration[f"{own}granularity"]), rows=rows)

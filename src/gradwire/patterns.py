@@ -1,0 +1,10 @@
+"""Patterns of parameter names."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+
+def matches(name: str, pattern: str) -> bool:
+    """As ``fnmatch`` has it, case-sensitive; and a name is a pattern of itself, whatever brackets are in it."""
+    return name == pattern or fnmatchcase(name, pattern)
