@@ -190,7 +190,11 @@ class TestAttached:
             ({"embed*": "topk"}, {}, "no pattern matches 'a.weight', 'a.bias', 'b.weight', 'head', 'c.bias'; add"),
             ({"embd*": "topk", "*": "qsgd"}, {}, "no parameter matches the pattern 'embd*'; leave it out"),
             ({"EMBED": "topk", "*": "qsgd"}, {}, "no parameter matches the pattern 'EMBED'"),
-            ({"em[b]*": "topk", "e[x]*": "topk", "*": "qsgd"}, {}, "'head' and 1 more; a bracket stands for itself as [[]"),
+            (
+                {"em[b]*": "topk", "e[x]*": "topk", "*": "qsgd"},
+                {},
+                "'head' and 1 more; a bracket stands for itself as [[]",
+            ),
             ({}, {}, "is no mapping of patterns; write it as in"),
             ({3: "topk"}, {}, "is no mapping of patterns; write it as in"),
             ({"*": "topk"}, {"ratio": 0.1}, "options ['ratio'] came with a method for each of several patterns"),
