@@ -133,6 +133,34 @@ def test_models_in_wrappers() -> None:
     handle.close()
 
 
+@ranks(2)
+def test_names_are_the_same_whatever_of_a_model_is_compiled() -> None:
+    """So patterns match, and a run goes on from states, with the same bits."""
+
+    def whole(net: nn.Sequential) -> Any:
+        return torch.compile(net, backend="eager")
+
+    def layer(net: nn.Sequential) -> Any:
+        net[0] = whole(net[0])  # type: ignore[arg-type]
+        return net
+
+    found, state = [], {}
+    for wrap in (lambda net: net, whole, layer):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 40))
+        names = [name for name, _ in net.named_parameters()]
+        model = DistributedDataParallel(wrap(net))
+        handle = gradwire.compress(model, {"0.weight": "qsgd:bits=4,memory=residual", "*": "topk"})
+        if not state:
+            backward(model)
+            state = handle.state_dict()
+        handle.load_state_dict(state)
+        found.append(backward(model))
+        assert gradwire.Owed(handle, model).state_dict().keys() >= set(names)
+        handle.close()
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+
+
 @ranks(1)
 def test_a_reducer_that_knows_no_hooks() -> None:
     usual, torch._dynamo.config.optimize_ddp = torch._dynamo.config.optimize_ddp, "python_reducer"  # type: ignore[assignment]

@@ -16,10 +16,10 @@ from gradwire.attach.fsdp import compress_sharded, sharded_model
 from gradwire.attach.given import check_parameters, default_group
 from gradwire.attach.handle import Handle
 from gradwire.attach.memory_order import check_order
-from gradwire.attach.overlooked import Overlooked, check_wrapped
+from gradwire.attach.overlooked import Overlooked, check_wrapped, ignored_by
 from gradwire.attach.roll_call import RollCall
 from gradwire.attach.twice import hooked
-from gradwire.attach.wrappers import unwrapped_model
+from gradwire.attach.wrappers import parameters_of, unwrapped_model
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices
 from gradwire.engine.engine import Engine
@@ -245,8 +245,8 @@ def compress(
         if sharded is not None:
             return compress_sharded(sharded, group, configuration, guarding, roll_call)
         model = _checked(model, process_group)
-        ignored = model.parameters_to_ignore
-        theirs = [(name, each) for name, each in model.module.named_parameters() if name not in ignored]
+        ignored = ignored_by(model)
+        theirs = [(name, each) for name, each in parameters_of(model.module) if id(each) not in ignored]
         parameters = [(name, each) for name, each in theirs if each.requires_grad]
         frozen = [(name, each) for name, each in theirs if not each.requires_grad]
         check_parameters(parameters)

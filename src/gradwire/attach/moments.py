@@ -11,7 +11,7 @@ from torch.nn.functional import unfold
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.attach.wrappers import unwrapped_model
+from gradwire.attach.wrappers import parameters_of, unwrapped_model
 from gradwire.codecs.select.variance import SQUARES
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigurationError
@@ -74,7 +74,7 @@ class SecondMoments:
         handle.engine.observed = True
         self._names = {
             id(parameter): name
-            for name, parameter in module.named_parameters()
+            for name, parameter in parameters_of(module)
             if parameter.requires_grad
             and (rule := configuration.rule(name)) in rules
             and rule.compresses(tuple(parameter.shape))

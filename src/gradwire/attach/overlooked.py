@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.attach.given import Named, check_left_out
 from gradwire.attach.handle import Handle
 from gradwire.attach.tree import Tree
+from gradwire.attach.wrappers import parameters_of
 from gradwire.engine.guards import Unused
 from gradwire.errors import ConfigurationError
 
@@ -65,15 +66,15 @@ class Overlooked:
         """
         model = self._model()
         if model is not None and self._tree.changed():
-            ignored = model.parameters_to_ignore
+            ignored = ignored_by(model)
             new = [(name, each) for name, each in self._tree.named_parameters() if id(each) not in self._names]
             for name, each in new:
-                if each.requires_grad and name not in ignored:
+                if each.requires_grad and id(each) not in ignored:
                     raise ConfigurationError(
                         f"parameter {name!r} is new since DDP wrapped the model, so its gradient is not averaged and "
                         "ranks would drift apart; wrap the model and attach anew"
                     )
-            self._frozen = [(name, each) for name, each in new if name not in ignored]
+            self._frozen = [(name, each) for name, each in new if id(each) not in ignored]
             self._tree.look()
         check_left_out(self._frozen)
 
@@ -83,7 +84,7 @@ class Overlooked:
         if model is None or not self._first:
             return
         known = set(self._names.values())
-        now = model.module.named_parameters()
+        now = parameters_of(model.module)
         replaced = [name for name, each in now if name in known and id(each) not in self._names]
         if replaced:
             _log.warning(
@@ -132,6 +133,11 @@ class Overlooked:
                 )
             self._waiting = True
             self._version = version
+
+
+def ignored_by(model: DistributedDataParallel) -> set[int]:
+    """The parameters, by id, that DDP was told to ignore."""
+    return {id(each) for name, each in model.module.named_parameters() if name in model.parameters_to_ignore}
 
 
 def check_wrapped(model: DistributedDataParallel, parameters: Named) -> None:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attach.handle import Handle
 from gradwire.attach.shards import is_sharded, local
-from gradwire.attach.wrappers import unwrapped_model
+from gradwire.attach.wrappers import parameters_of, unwrapped_model
 from gradwire.engine.change import begun_at, estimate_of, owed_of
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import Slot
@@ -48,7 +48,7 @@ class Owed:
         self._handle = handle
         inner = unwrapped_model(model)
         inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
-        self._parameters = {name: each for name, each in inner.named_parameters() if name in handle.averaged.shapes}
+        self._parameters = {name: each for name, each in parameters_of(inner) if name in handle.averaged.shapes}
         for name in handle.averaged.shapes.keys() - self._parameters.keys():
             raise ConfigurationError(f"the model has no parameter {name!r}; give the one that was attached to")
 

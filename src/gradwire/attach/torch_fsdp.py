@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.attach.wrappers import parameters_of
 from gradwire.errors import ConfigurationError
 from gradwire.wire.transport import described, failing, timeout_of
 
@@ -233,7 +234,7 @@ class ShardedModel:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        names = {id(each): name for name, each in model.named_parameters()}
+        names = {id(each): name for name, each in parameters_of(model)}
         try:
             self._states = list(dict.fromkeys(each._get_fsdp_state() for each in _sharded_modules(model)))
             self._inner = inner = [each for state in self._states for each in _groups_of(state)]
@@ -253,8 +254,8 @@ class ShardedModel:
                 f"torch {TRIED}"
             ) from error
         managed = {id(each) for group in self.groups for each in group.parameters}
-        self.parameters = [(name, each) for name, each in model.named_parameters() if id(each) in managed]
-        self.frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
+        self.parameters = [(name, each) for name, each in parameters_of(model) if id(each) in managed]
+        self.frozen = [(name, each) for name, each in parameters_of(model) if not each.requires_grad]
         self.names = {id(each): name for name, each in self.parameters}
 
     def replicas(self, given: dist.ProcessGroup | None) -> dist.ProcessGroup:

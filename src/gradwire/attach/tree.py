@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.attach.given import Named, check_left_out, named_by
+from gradwire.attach.wrappers import parameters_of
 from gradwire.errors import ConfigurationError
 
 
@@ -26,7 +27,7 @@ class Tree:
 
     def named_parameters(self) -> Named:
         """Names and parameters, each once."""
-        return list(self._module.named_parameters())
+        return parameters_of(self._module)
 
     def check(self) -> None:
         """Raises ConfigurationError if the module has another parameter now."""

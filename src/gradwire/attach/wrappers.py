@@ -17,6 +17,12 @@ def unwrapped_model(model: nn.Module) -> nn.Module:
     return model if inner is None else unwrapped_model(inner)
 
 
+def parameters_of(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """A module's parameters, each once, by the names that they have where nothing within it is compiled."""
+    named = [(name.split("."), each) for name, each in module.named_parameters()]
+    return [(".".join(part for part in parts if part not in _INNER_MODULES), each) for parts, each in named]
+
+
 def unwrapped_optimizer(optimizer: Any) -> Any:
     """The optimizer whose steps are taken, of one that hands them on: Accelerate's, Lightning's and others like them.
 
