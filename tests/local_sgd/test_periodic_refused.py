@@ -51,6 +51,8 @@ def test_attachments_that_are_refused() -> None:
     refused("buffers is a bool; give the module whose buffers are to be averaged", net, buffers=True)
     refused("warmup_steps=-1 is out of range", net, warmup_steps=-1)
     refused("moments='reset' starts whole parameters anew", net, moments="reset", fragments=2)
+    fused = {"moments": "reset", "fragments": 2, "cut": "layers"}
+    refused("momenta of some parameters at a time, and a fused SGD", net, sgd(net, momentum=0.9, fused=True), **fused)
     refused("'topkk' is not known; did you mean 'topk'", net, method="topkk")
     refused("ratio=2 is out of range", net, method="topk", ratio=2)
     refused("momentum of gradients", net, method="topk", memory="dgc")

@@ -158,6 +158,7 @@ def attached(kind: type[Kind], optimizer: Optimizer, options: Mapping[str, Any])
         optimizer = unwrapped_optimizer(optimizer)
         _check_optimizer(optimizer, workers)
         schedule = Schedule(**{each.name: given[each.name] for each in fields(Schedule)})
+        _check_fused(optimizer, schedule)
         hyper = {name: value for name, value in options.items() if name not in DEFAULTS}
         configuration, guarding = Configuration.of(given["method"], hyper, choices), Guarding(choices)
         schedule.check(configuration, outer=given["outer"] is not None)
@@ -189,6 +190,16 @@ def _check_optimizer(optimizer: Optimizer, workers: dist.ProcessGroup) -> None:
     for hook in optimizer._optimizer_step_post_hooks.values():
         if isinstance(getattr(hook, "__self__", None), Periodic):
             raise ConfigurationError("the optimizer is averaged periodically already; close that handle first")
+
+
+def _check_fused(optimizer: Optimizer, schedule: Schedule) -> None:
+    together = any(group.get("fused") and group.get("momentum") for group in optimizer.param_groups)
+    if together and schedule.moments == "reset" and schedule.fragments > 1:
+        raise ConfigurationError(
+            f"moments='reset' with fragments={schedule.fragments!r} forgets the momenta of some parameters at a time, "
+            f"and a fused {type(optimizer).__name__} takes a group's only if all or none are there; choose "
+            "fused=False, or fragments=1"
+        )
 
 
 def _check_buffers(buffers: object) -> None:
