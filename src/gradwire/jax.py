@@ -15,7 +15,7 @@ from torch.utils.dlpack import from_dlpack
 from gradwire.attach import elsewhere
 from gradwire.attach.array_synchronizer import ArraySynchronizer
 from gradwire.attach.elsewhere import Cell
-from gradwire.engine import Methods
+from gradwire.engine import RECIPE, Methods
 from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.mirror import Mirror, Mirrored, mirrored
 
@@ -26,7 +26,6 @@ try:
     from jax.experimental.buffer_callback import buffer_callback
 except ImportError as error:
     raise ImportError(f"{error}; JAX comes with pip install 'gradwire[jax]'") from error
-
 
 _CONDITIONAL = {"apply_if_finite", "conditionally_mask", "conditionally_transform"}
 
@@ -53,7 +52,7 @@ class Synchronizer(ArraySynchronizer):
         optimizer = optax.chain(sync.transformation(), optax.adam(1e-3))
     """
 
-    def __init__(self, params: Any, method: Methods, *, process_group: Any = None, **options: Any) -> None:
+    def __init__(self, params: Any, method: Methods = RECIPE, *, process_group: Any = None, **options: Any) -> None:
         def cells() -> list[Cell]:
             check_devices()
             given.append(_Leaves(params))

@@ -10,7 +10,7 @@ import numpy as np
 from gradwire.attach import elsewhere
 from gradwire.attach.array_synchronizer import ALIGNMENT, ArraySynchronizer, Rooms
 from gradwire.attach.elsewhere import Array, Cell
-from gradwire.engine import Methods
+from gradwire.engine import RECIPE, Methods
 from gradwire.errors import ConfigurationError
 
 try:
@@ -39,7 +39,9 @@ class Synchronizer(ArraySynchronizer):
         gradients = sync.average(tape.gradient(loss, model.trainable_variables))
     """
 
-    def __init__(self, variables: Sequence[Any], method: Methods, *, process_group: Any = None, **options: Any) -> None:
+    def __init__(
+        self, variables: Sequence[Any], method: Methods = RECIPE, *, process_group: Any = None, **options: Any
+    ) -> None:
         self.variables = list(variables)
 
         def cells() -> list[Cell]:

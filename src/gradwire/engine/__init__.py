@@ -5,11 +5,13 @@ from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guards import Audit, Deviation
 from gradwire.engine.mixture import Methods, Mixture
+from gradwire.engine.recipes import RECIPE
 from gradwire.engine.stats import Stats
 from gradwire.engine.unit import Unit
 from gradwire.policy import DensePolicy
 
 __all__ = [
+    "RECIPE",
     "Audit",
     "Choices",
     "Configuration",

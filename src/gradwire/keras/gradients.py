@@ -12,7 +12,7 @@ from keras import ops
 
 from gradwire.attach.array_synchronizer import ALIGNMENT, ArraySynchronizer
 from gradwire.attach.elsewhere import CPU, Cell, cells
-from gradwire.engine import Methods
+from gradwire.engine import RECIPE, Methods
 from gradwire.errors import ConfigurationError
 from gradwire.keras.model import Attached, check, parts
 
@@ -66,7 +66,7 @@ class Handle(Attached, ArraySynchronizer):
 
 
 def compress(
-    target: Any, method: Methods, *, broadcast: bool = True, process_group: Any = None, **options: Any
+    target: Any, method: Methods = RECIPE, *, broadcast: bool = True, process_group: Any = None, **options: Any
 ) -> Handle:
     """Averages a model's gradients over all workers, in ``fit``, ``train_on_batch`` and in loops of your own.
 

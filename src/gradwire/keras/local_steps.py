@@ -69,9 +69,8 @@ def periodic(
                 "use_ema at last replaces weights by moving averages, which each rank has of its own; choose "
                 "moments='average', which averages them, too"
             )
-        others = model.non_trainable_variables if buffers and model is not None else []
-        trained, real = cells(optimizer._trainable_variables), cells([v for v in others if "float" in v.dtype])
-        return Mirror(trained, _moments(optimizer).__getitem__, real)
+        others = [each for each in getattr(model, "non_trainable_variables", ()) if buffers and "float" in each.dtype]
+        return Mirror(cells(optimizer._trainable_variables), _moments(optimizer).__getitem__, cells(others))
 
     handle = mirrored(Periodic, mirror, {**options, "broadcast": broadcast, "process_group": process_group})
     handle.hold(target, broadcast, process_group)
