@@ -21,7 +21,7 @@ from gradwire.attach import trial
 from gradwire.attach.trial import Decision, decide
 from gradwire.engine.automatic import AMONG, EXACT
 from gradwire.errors import ConfigurationError
-from models import batch, network, same_everywhere
+from models import batch, gathered, network, same_everywhere
 from pool import Pool, ranks
 
 TOPK, LOW = "topk:ratio=0.1", "acpsgd:rank=2"
@@ -158,8 +158,9 @@ def beside_others() -> None:
     assert "chose acpsgd" in repr(run.handle)
     run.handle.reconsider()
     assert run.handle.advice is None
-    assert torch.equal(run.step(20), dense.step(20))
-    for number in range(21, 20 + STEPS):
+    assert not torch.equal(run.step(20), dense.step(20))  # it takes along what acpsgd owes
+    assert torch.equal(run.step(21), dense.step(21))
+    for number in range(22, 20 + STEPS):
         run.step(number)
     assert advice(run.handle) is not None
     run.handle.close()
@@ -170,6 +171,34 @@ def beside_others() -> None:
 
 def test_other_choices_go_along(pool: Pool) -> None:
     pool.run(2, shortly, beside_others, LOW)
+
+
+def what_is_owed() -> None:
+    """A run stops in the midst of a trial of what owes most of a gradient, chooses it, and then begins anew."""
+    weight, noise = nn.Parameter(torch.zeros(64, 64)), torch.Generator().manual_seed(dist.get_rank())
+    sync, given, taken = gradwire.Synchronizer([("weight", weight)], "auto", among=[TOPK]), 0.0, 0.0
+    for number in range(3 * STEPS):
+        weight.grad = torch.randint(-8, 9, (64, 64), generator=noise).float()  # of which bf16 rounds no average
+        given = given + weight.grad
+        sync.synchronize()
+        taken = taken + weight.grad
+        if number == STEPS - 2:
+            assert "now topk" in repr(sync)
+            state = copy.deepcopy(sync.state_dict())
+            assert list(state["tensors"]) == ["owed"]
+            sync.close()
+            sync = gradwire.Synchronizer([("weight", weight)], "auto", among=[TOPK])
+            sync.load_state_dict(state)
+        if number == 2 * STEPS:
+            assert "chose topk" in repr(sync)
+            sync.reconsider()
+    owed = gradwire.Owed(sync, nn.ParameterDict({"weight": weight})).state_dict()["weight"]
+    torch.testing.assert_close(taken + owed, torch.stack(gathered(given)).mean(0), rtol=0, atol=1e-3)
+    sync.close()
+
+
+def test_nothing_that_is_owed_is_lost(pool: Pool) -> None:
+    pool.run(2, shortly, what_is_owed, TOPK)
 
 
 def in_ones_own_loop() -> None:

@@ -138,7 +138,7 @@ class Handle(Uncopied):
         return None if self._trial is None else self._trial.decision
 
     def reconsider(self) -> None:
-        """Has ``"auto"`` measure and choose anew, beginning with dense averages; what was remembered is forgotten.
+        """Has ``"auto"`` measure and choose anew, beginning with dense averages, the first of which takes what is owed.
 
         To be called as :meth:`pause` is, and raises what that raises; and a ConfigurationError if a method was given.
         """
@@ -319,12 +319,8 @@ class Handle(Uncopied):
         return {
             "version": VERSION,
             **self.averaged.identity(self.configuration),
-            "step": self.engine.step,
-            "dense_steps": self.engine.dense_steps,
-            "paused": self.engine.paused,
+            **self.engine.saved(self.averaged.slots),
             "buckets": [list(names) for names in self.buckets],
-            "kinds": self.engine.store.kinds(),
-            "tensors": self.engine.store.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ def carry_over(
     store: Store,
     slots: Collection[Slot],
     former: Settled,
-    following: Settled,
+    following: Settled | None,
     rank: int,
     world_size: int,
     nodes: Nodes | None,
@@ -40,7 +40,7 @@ def carry_over(
         store: What was remembered.
         slots: The parameters that it is remembered of, wherever they lie; of others nothing goes on.
         former: The choices until now.
-        following: The choices from now on.
+        following: The choices from now on; None if they begin with nothing.
         rank: This worker.
         world_size: Number of workers.
         nodes: The nodes that workers average in first, if they do.
@@ -48,14 +48,14 @@ def carry_over(
     shapes = {slot.name: slot.shape for slot in slots}
     for slot in slots:
         before = former.rule(slot.name)
-        if not _same_memory(before, following.rule(slot.name), slot.shape, nodes):
+        if following is None or not _same_memory(before, following.rule(slot.name), slot.shape, nodes):
             owed = owed_of(store, slot, before, rank, world_size, nodes)
             if owed is not None:
                 store.put(OWED, slot.name, owed, Kind.MEAN)
 
     def goes_on(field: str, name: str) -> bool:
-        if name not in shapes:
-            return False
+        if name not in shapes or following is None:
+            return name in shapes and field in (OWED, RATE)
         before, after, shape = former.rule(name), following.rule(name), shapes[name]
         if field.partition(".")[0] in _MEMORY:
             return _same_memory(before, after, shape, nodes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize import parse
 from gradwire.deferred import Later
-from gradwire.engine.change import carry_over, give_back, take_owed
+from gradwire.engine.automatic import Automatic
+from gradwire.engine.change import carry_over, give_back, owed_of, take_owed
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
 from gradwire.engine.mixture import Configured, Settled
@@ -20,7 +22,7 @@ from gradwire.engine.nodes import Nodes
 from gradwire.engine.unit import Share, Unit
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot, aligned, flat_slots
-from gradwire.memory import Kind, Memory, NoMemory, Store
+from gradwire.memory import OWED, Kind, Memory, NoMemory, Store
 from gradwire.methods import Context, Dense, Method
 from gradwire.routes import Shares
 from gradwire.surroundings import as_on_the_wire
@@ -133,6 +135,9 @@ class Engine:
         if former.rules == following.rules:
             return
         self.later.settle()
+        self._carry_over(further, former, following)
+
+    def _carry_over(self, further: Sequence[Slot], former: Settled, following: Settled | None) -> None:
         slots = {slot.name: slot for unit in self._shares for slot in unit.slots}
         slots = {slot.name: slot for slot in further} | slots
         carry_over(self.store, slots.values(), former, following, self.rank, self.world_size, self.nodes)
@@ -143,11 +148,27 @@ class Engine:
             self._shares[unit] = self._made(unit.slots)
 
     def adopt(self, configuration: Configured) -> None:
-        """Goes by other choices from the next step on, as if attached then, with nothing remembered."""
-        self.store.forget()
-        self.configuration, self.now = configuration, configuration.at(0)
-        self._make_anew()
+        """Goes by other choices from the next step on, as if attached then; that step takes along what is owed."""
+        self.later.settle()
+        former, self.configuration, self.now = self.now, configuration, configuration.at(0)
+        self._carry_over((), former, None)
         self.go_on(self.step, self.step, paused=self.paused)
+
+    def saved(self, slots: Iterable[Slot]) -> dict[str, Any]:
+        """Its part of a handle's state; of a method that is only tried, what is owed to these parameters, and no more.
+
+        So it is for who begins to choose anew, as whoever loads it does.
+        """
+        kept = self.store
+        if isinstance(self.configuration, Automatic) and not self.configuration.settled:
+            kept = Store(self.store.device)
+            for slot in slots:
+                rule = self.now.rule(slot.name)
+                owed = owed_of(self.store, slot, rule, self.rank, self.world_size, self.nodes)
+                if owed is not None:
+                    kept.put(OWED, slot.name, owed)
+        counts = {"step": self.step, "dense_steps": self.dense_steps, "paused": self.paused}
+        return {**counts, "kinds": kept.kinds(), "tensors": kept.state()}
 
     @as_on_the_wire()
     def unit(self, slots: Sequence[Slot]) -> Unit:

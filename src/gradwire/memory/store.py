@@ -118,12 +118,6 @@ class Store:
             del self._views[field]
         self._buffers.get(field, {}).pop(name, None)
 
-    def forget(self) -> None:
-        """Keeps nothing any more."""
-        for kept in (self._views, self._buffers, self._kinds, self._firsts):
-            kept.clear()
-        self.layouts += 1
-
     def retain(self, goes_on: Callable[[str, str], bool]) -> None:
         """Keeps nothing but what goes on, by field and parameter name, and what is given; the next layout takes it in.
 
