@@ -16,7 +16,7 @@ from gradwire.engine.choices import Choices
 from gradwire.engine.mixture import configure
 from gradwire.layout import ALIGNMENT, aligned, flat_slots, shard_bounds
 from gradwire.local.world import LocalWorld
-from gradwire.memory import Kind
+from gradwire.memory import Kind, Residual
 from gradwire.state.form import VERSION
 
 SHAPES = (("matrix", (72, 48)), ("filter", (8, 4, 3, 3)), ("vector", (70,)), ("crumb", (5,)))
@@ -43,6 +43,7 @@ def chosen() -> list[Case]:
         Case("efsignsgd", {}, "model", "sharded", "residual"),
         Case("deadzone", {"bits": 1.0}, "bucket", "sharded", "residual"),
         Case("efsignsgd", {}, "block:96", "sharded", "lowpass"),
+        Case("efsignsgd", {}, "layer", "sharded", Residual(dtype="bfloat16")),
         Case("topk", {"ratio": 0.1}, "bucket", "sharded", "dgc"),
     ]
     return found + extra
@@ -134,7 +135,7 @@ def test_nothing_owed_is_lost_and_training_goes_on(before: int, after: int) -> N
                     assert all(name not in state["tensors"].get(field, {}) for state in made)
                 elif kind == Kind.MEAN:
                     owed = mean(states, field, name)
-                    one_rounding = owed.abs().max().item() * 2**-24
+                    one_rounding = owed.abs().max().item() * torch.finfo(present[0].dtype).eps / 2
                     assert (mean(made, field, name) - owed).abs().max() <= one_rounding, (str(case), field)
                 elif kind == Kind.OWNED:
                     assert torch.equal(owned(made, field, name), owned(states, field, name)), (str(case), field)
@@ -304,4 +305,4 @@ def test_states_that_do_not_belong_together() -> None:
 
 
 def test_the_choice_of_cases_has_every_memory() -> None:
-    assert {case.memory for case in cases()} == {case.memory for case in chosen()}
+    assert {case.memory for case in cases()} <= {case.memory for case in chosen()}

@@ -233,10 +233,11 @@ def _cut_anew(kept: Sequence[Mapping[str, Tensor]], workers: int, state: State) 
             continue
         shape = tuple(state["parameters"][name]["shape"])
         block = Block.cut([Slot(name, shape, 0)], _granularity(name, state["configuration"]))
-        whole = torch.zeros(math.prod(shape), dtype=torch.float32)
+        dtype = next(tensors[name].dtype for tensors in kept if name in tensors)
+        whole = torch.zeros(math.prod(shape), dtype=dtype)
         for shard, tensors in zip(block.shards(len(kept)), kept, strict=True):
             size = int(shard.runs[-1, 1:].sum()) if len(shard.runs) else 0
-            share = tensors.get(name, torch.zeros(0, dtype=torch.float32))
+            share = tensors.get(name, torch.zeros(0, dtype=dtype))
             if share.shape != (size,):
                 raise ConfigurationError(
                     f"an owner's share of {name!r} has shape {tuple(share.shape)}, not ({size},); give states of one "
@@ -246,7 +247,7 @@ def _cut_anew(kept: Sequence[Mapping[str, Tensor]], workers: int, state: State) 
                 whole[start : start + length] = share[position : position + length]
         for shard, fresh in zip(block.shards(workers), fields, strict=True):
             if len(shard.runs):
-                fresh[name] = torch.zeros(int(shard.runs[-1, 1:].sum()), dtype=torch.float32)
+                fresh[name] = torch.zeros(int(shard.runs[-1, 1:].sum()), dtype=dtype)
             for start, length, position in shard.runs.tolist():
                 fresh[name][position : position + length] = whole[start : start + length]
     return fields
