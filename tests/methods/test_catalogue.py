@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import gradwire
 from catalogue import has_momentum
 from gradwire.engine.configuration import Configuration
+from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire_bench import catalogue, handbook
@@ -108,3 +111,18 @@ def test_analysis_has_the_bounds_of_the_paper() -> None:
     assert both.entire_model_error is not None
     with pytest.raises(gradwire.ConfigurationError, match="not zero"):
         gradwire.analyze({"a": torch.zeros(3)}, "topk")
+
+
+@pytest.mark.parametrize(
+    ("gradients", "told"),
+    [
+        ([torch.ones(3)], "gradients is a list; give them by name"),
+        ({"a": [1.0]}, "gradient of 'a' is of list; give float32"),
+        ({"a": torch.ones(3, dtype=torch.int64)}, "gradient of 'a' is of torch.int64"),
+        ({"a": torch.ones(3).to_sparse()}, "gradient of 'a' has layout torch.sparse_coo"),
+        ({"a": torch.ones(3, device="meta")}, "gradient of 'a' is on the meta device"),
+    ],
+)
+def test_what_cannot_be_analysed_is_told(gradients: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        gradwire.analyze(gradients, "topk")

@@ -73,11 +73,7 @@ def roundtrip(
         132
     """
     choices = replace(Choices.of(locals()), dense=DensePolicy(below=0, vectors=False))
-    if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ConfigurationError(f"tensor is of {kind}; give float32, float16 or bfloat16 values")
-    if tensor.layout != torch.strided:
-        raise ConfigurationError(f"tensor has layout {tensor.layout}; give a dense one, such as tensor.to_dense()")
+    check_tensor("tensor", tensor)
     configuration = Configuration.of(method, options, choices)
     if route is None and "gather" in configuration.method.routes:
         configuration = Configuration.of(method, options, replace(choices, route="gather"))
@@ -86,3 +82,12 @@ def roundtrip(
     flat = tensor.detach().to(torch.float32, copy=True).reshape(-1)
     written = world.average([flat]).written_bytes
     return Roundtrip(flat.view(tensor.shape).to(tensor.dtype), written)
+
+
+def check_tensor(name: str, given: object) -> None:
+    """Raises ConfigurationError unless it is a tensor that can be compressed."""
+    if not isinstance(given, Tensor) or given.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        raise ConfigurationError(f"{name} is of {kind}; give float32, float16 or bfloat16 values")
+    if given.layout != torch.strided:
+        raise ConfigurationError(f"{name} has layout {given.layout}; give a dense one, such as tensor.to_dense()")

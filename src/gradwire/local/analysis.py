@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.codecs.codec import Codec
 from gradwire.errors import ConfigurationError
-from gradwire.local.alone import roundtrip
+from gradwire.local.alone import check_tensor, roundtrip
 from gradwire.methods import Method, make
 
 
@@ -89,7 +89,8 @@ def analyze(
         **options: The method's hyper-parameters.
 
     Raises:
-        ConfigurationError: If there is no gradient, or the method cannot be as asked.
+        ConfigurationError: If there is no gradient, one is of another dtype or has no values, or the method cannot be
+            as asked.
 
     Example:
         >>> loss.backward()
@@ -101,6 +102,7 @@ def analyze(
     if draws < 1:
         raise ConfigurationError(f"draws={draws!r} is out of range; choose at least 1")
     chosen = make(method, options)
+    _check(gradients)
     present = [(name, each) for name, each in gradients.items() if each is not None]
     given = {name: gradient.float() for name, gradient in present if gradient.count_nonzero()}
     if not given:
@@ -132,6 +134,17 @@ def analyze(
         whole = torch.cat([gradient.flatten() for gradient in given.values()])
         entire = sum(_square(decoded(whole, step) - whole) for step in range(draws)) / draws / _square(whole)
     return Analysis(tuple(layers), lost / total, entire)
+
+
+def _check(gradients: object) -> None:
+    if not isinstance(gradients, Mapping):
+        kind = type(gradients).__name__
+        raise ConfigurationError(f"gradients is a {kind}; give them by name, as in {{'weight': grad}}")
+    for name, each in gradients.items():
+        if each is not None:
+            check_tensor(f"the gradient of {name!r}", each)
+            if each.is_meta:
+                raise ConfigurationError(f"the gradient of {name!r} is on the meta device; give one that has values")
 
 
 def _square(tensor: Tensor) -> float:
