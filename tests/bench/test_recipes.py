@@ -125,17 +125,14 @@ def test_lines_can_be_pasted():
     assert recipes.line("ddp") == "DistributedDataParallel(net)"
 
 
-@ranks(2)
-def test_local_steps_in_one_process_are_those_of_real_workers() -> None:
-    trial = Trial("language", "adamw", 2, "periodic:every=3,outer=nesterov,method=qsgd,bits=4", 0.004, 0)
+def local_steps(line, **choices) -> None:
+    trial = Trial("language", "adamw", 2, line, 0.004, 0)
     workload = WORKLOADS["language"]
     source = workload.locate("auto")
     torch.manual_seed(0)
     net = workload.model(source, small=True)
     optimizer = optimizer_of("adamw", net, 0.004)
-    handle = gradwire.periodic(
-        optimizer, every=3, method="qsgd", bits=4, outer=nesterov, parameters=net.named_parameters()
-    )
+    handle = gradwire.periodic(optimizer, every=3, parameters=net.named_parameters(), **choices)
     schedule = one_cycle(optimizer, 0.004, 7)
     batches = workload.task(source, Share(2 * workload.batch, seed=0)).batches()
     for inputs, wanted in itertools.islice(batches, 7):
@@ -148,6 +145,14 @@ def test_local_steps_in_one_process_are_those_of_real_workers() -> None:
     result = run(trial, 7, lambda step: None, 16)
     assert result.parameters == fingerprint(net)
     assert result.sent_bytes == pytest.approx(handle.stats().wire_bytes / 7, rel=0.01)
+    handle.close()
+
+
+@ranks(2)
+def test_local_steps_in_one_process_are_those_of_real_workers() -> None:
+    local_steps("periodic:every=3,outer=nesterov,method=qsgd,bits=4", method="qsgd", bits=4, outer=nesterov)
+    sharded = {"method": "subspace", "bits": 1.2, "route": "sharded"}
+    local_steps("periodic:every=3,method=subspace,bits=1.2,route=sharded", **sharded)
 
 
 @pytest.mark.parametrize("steps", range(1, 12))
