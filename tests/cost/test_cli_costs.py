@@ -15,6 +15,7 @@ from gradwire.cost.costs import Profile, profile
 from gradwire.cost.periodic import spread_out
 from gradwire.cost.scene import Scene
 from gradwire.cost.simulation import plain, simulate
+from gradwire.engine.automatic import AMONG
 from gradwire.errors import ConfigurationError
 from gradwire_bench import closed_forms
 
@@ -52,6 +53,24 @@ def test_advise_gives_a_line_that_can_be_pasted(monkeypatch, capsys) -> None:
     assert code == 0
     assert "Stay with" in out
     assert "not measured" in " ".join(out.split())
+
+
+def test_what_was_not_measured_to_keep_the_accuracy_is_recommended_if_it_is_named(monkeypatch, capsys) -> None:
+    given = ["advise", "--shapes", "resnet50", "--step-time", "0.3", "--link", "100mbit"]
+    quick = "randomk:ratio=0.01,granularity=bucket"
+    code, out, _ = run(*given, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "compress(model, 'randomk'" not in out.replace('"', "'")
+    assert f"{quick} would take" in " ".join(out.split())
+    code, out, _ = run(*given, "--method", "bf16", "--method", quick, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert 'compress(model, "randomk", ratio=0.01' in out
+    assert "would take" not in out
+
+
+def test_what_may_be_recommended_is_what_auto_chooses_among() -> None:
+    eligible = [each for each in candidates() if each.eligible]
+    assert {each.name for each in eligible} == {"bf16", *(line.partition(":")[0] for line in AMONG)}
 
 
 def test_every_method_is_tried_of_which_there_are_times(monkeypatch, capsys) -> None:

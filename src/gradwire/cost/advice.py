@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.cost.simulation import Prediction, Setting, plain, simulate
+from gradwire.engine.automatic import AMONG
 from gradwire.engine.configuration import Configuration
 from gradwire.methods import get, parse
 from gradwire.units import rounded
@@ -17,25 +18,26 @@ GAIN = 0.05
 what compression does to training."""
 
 ALIKE = 0.02
-"""Of methods whose steps take the same but for this share, the one that changes the gradient least is taken."""
+"""Of methods whose steps take the same but for this share, the one that changes training least is taken."""
 
 DENSE = "bf16"
 
 METHODS: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("bf16", {}),
     ("natural", {}),
-    ("qsgd", {"bits": 4, "owner": "qsgd:4"}),
+    ("qsgd", {"bits": 4}),
     ("loco", {}),
     ("subspace", {"bits": 0.8}),
     ("powersgd", {"rank": 4}),
-    ("topk", {"ratio": 0.01}),
-    ("acpsgd", {"rank": 4}),
     ("deadzone", {"bits": 0.1}),
+    ("acpsgd", {"rank": 4}),
+    ("topk", {"ratio": 0.01}),
     ("efsignsgd", {}),
     ("dgc", {"ratio": 0.001}),
     ("randomk", {"ratio": 0.01}),
 )
-"""Methods that are tried, those first that change gradients least."""
+"""Methods that are tried, those first that change training least. Of these :data:`AMONG` may be recommended: what was
+measured to keep the accuracy under some optimizer. The others show what they would take."""
 
 GRANULARITIES = ("layer", "bucket")
 """At which methods are tried, beside their own."""
@@ -52,14 +54,16 @@ class Candidate:
         name: A method.
         arguments: What else :func:`gradwire.compress` is given.
         configuration: The same, checked.
+        eligible: Whether it may be recommended.
     """
 
     name: str
     arguments: Mapping[str, Any]
     configuration: Configuration
+    eligible: bool = True
 
     @classmethod
-    def make(cls, name: str, arguments: Mapping[str, Any]) -> Candidate:
+    def make(cls, name: str, arguments: Mapping[str, Any], eligible: bool = True) -> Candidate:
         """Checks the choices.
 
         Raises:
@@ -67,7 +71,7 @@ class Candidate:
         """
         choices = {key: value for key, value in arguments.items() if key in CHOICES}
         options = {key: value for key, value in arguments.items() if key not in choices}
-        return cls(name, arguments, Configuration.make(name, options, **choices))
+        return cls(name, arguments, Configuration.make(name, options, **choices), eligible)
 
     @classmethod
     def of(cls, line: str, configuration: Configuration) -> Candidate:
@@ -88,14 +92,20 @@ class Candidate:
         return f'handle = gradwire.compress(model, "{self.name}"{given})'
 
 
+def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Less what it is cut by and the route it takes."""
+    return {key: each for key, each in arguments.items() if key not in ("granularity", "route")}
+
+
 def candidates(node: int = 1) -> list[Candidate]:
     """Every method of :data:`METHODS` at its granularities and on its routes, the usual ones unsaid.
 
     Args:
         node: Workers of a node; where there are several, also with averages of each node's first.
     """
+    measured = [(name, _own(given)) for name, given in map(parse, AMONG)]
     return [
-        Candidate.make(name, arguments | inside)
+        Candidate.make(name, arguments | inside, get(name).bias == "exact" or (name, options) in measured)
         for name, options in METHODS
         for arguments in _ways(name, dict(options))
         for inside in ([{}, {"inside": node}] if node > 1 and get(name).bias != "exact" else [{}])
@@ -148,7 +158,7 @@ def choose(full: Prediction, rows: Sequence[tuple[Candidate, Prediction]], compu
 
     Args:
         full: DDP's own average.
-        rows: Candidates, those first that change gradients least, and their steps.
+        rows: Candidates, those first that change training least, and their steps.
         computed: Seconds of a step without averages.
     """
     halved = [(each, row) for each, row in rows if each.configuration.method.bias == "exact"]
@@ -162,20 +172,32 @@ def choose(full: Prediction, rows: Sequence[tuple[Candidate, Prediction]], compu
         and row.seconds < (1 - GAIN) * best_dense.seconds
         and row.high < best_dense.low
     ]
-    if not gaining:
+    eligible = [(each, row) for each, row in gaining if each.eligible]
+    if not eligible:
         hidden = best_dense.seconds <= 1.05 * computed
         why = "the network hides behind backward" if hidden else "no compressed average is surely faster"
         name = "plain DDP" if dense is None else f"{dense.name} DDP"
         line = "# nothing to change" if dense is None else dense.line
-        return Advice(predictions, dense, f"Stay with {name}: {why}.", line)
-    quickest = min(row.seconds for _, row in gaining)
-    chosen, row = next((each, row) for each, row in gaining if row.seconds <= (1 + ALIKE) * quickest)
+        return Advice(predictions, dense, f"Stay with {name}: {_but(why, gaining, best_dense)}.", line)
+    quickest = min(row.seconds for _, row in eligible)
+    chosen, row = next((each, row) for each, row in eligible if row.seconds <= (1 + ALIKE) * quickest)
     gain, of_full = best_dense.seconds / row.seconds, full.seconds / row.seconds
     reason = (
         f"{chosen.label} takes {as_text(row.seconds)} a step, {as_text(best_dense.seconds)} the best dense average: "
-        f"{gain:.2f} times as fast, {of_full:.2f} times DDP fp32. Compare accuracy before you rely on it."
+        f"{gain:.2f} times as fast, {of_full:.2f} times DDP fp32"
     )
-    return Advice(predictions, chosen, reason, chosen.line)
+    return Advice(
+        predictions, chosen, f"{_but(reason, gaining, row)}. Compare accuracy before you rely on it.", chosen.line
+    )
+
+
+def _but(reason: str, gaining: Sequence[tuple[Candidate, Prediction]], chosen: Prediction) -> str:
+    """A reason, and what it leaves out."""
+    faster = [(each, row) for each, row in gaining if row.seconds < (1 - ALIKE) * chosen.seconds]
+    if not faster:
+        return reason
+    each, row = min(faster, key=lambda pair: pair[1].seconds)
+    return f"{reason}; {each.label} would take {as_text(row.seconds)}, but was not measured to keep the accuracy"
 
 
 def as_text(seconds: float) -> str:

@@ -21,10 +21,10 @@ AMONG = (
     "subspace:bits=0.8,granularity=bucket",
     "powersgd:rank=4",
     "deadzone:bits=0.1,granularity=bucket",
-    "topk:ratio=0.01,route=sharded",
     "acpsgd:rank=4",
+    "topk:ratio=0.01,route=sharded",
 )
-"""What else is chosen among if nothing is given, those first that change gradients least: lines that were measured to
+"""What else is chosen among if nothing is given, those first that change training least: lines that were measured to
 keep the accuracy under some optimizer, with one segment for the model where these have one for each bucket."""
 
 
