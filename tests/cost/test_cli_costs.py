@@ -71,6 +71,8 @@ def test_what_was_not_measured_to_keep_the_accuracy_is_recommended_if_it_is_name
 def test_what_may_be_recommended_is_what_auto_chooses_among() -> None:
     eligible = [each for each in candidates() if each.eligible]
     assert {each.name for each in eligible} == {"bf16", *(line.partition(":")[0] for line in AMONG)}
+    assert {"deadzone:bits=0.1", "deadzone:bits=0.1,granularity=bucket"} <= {each.label for each in eligible}
+    assert "deadzone:bits=0.1,granularity=layer" not in {each.label for each in eligible}
 
 
 def test_every_method_is_tried_of_which_there_are_times(monkeypatch, capsys) -> None:

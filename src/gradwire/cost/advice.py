@@ -92,24 +92,32 @@ class Candidate:
         return f'handle = gradwire.compress(model, "{self.name}"{given})'
 
 
-def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Less what it is cut by and the route it takes."""
-    return {key: each for key, each in arguments.items() if key not in ("granularity", "route")}
-
-
 def candidates(node: int = 1) -> list[Candidate]:
     """Every method of :data:`METHODS` at its granularities and on its routes, the usual ones unsaid.
 
     Args:
         node: Workers of a node; where there are several, also with averages of each node's first.
     """
-    measured = [(name, _own(given)) for name, given in map(parse, AMONG)]
     return [
-        Candidate.make(name, arguments | inside, get(name).bias == "exact" or (name, options) in measured)
+        Candidate.make(name, arguments | inside, get(name).bias == "exact" or _was_measured(name, arguments))
         for name, options in METHODS
         for arguments in _ways(name, dict(options))
         for inside in ([{}, {"inside": node}] if node > 1 and get(name).bias != "exact" else [{}])
     ]
+
+
+def _was_measured(name: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether it is a line of :data:`AMONG`, on whatever route, or one with the usual segments in place of buckets."""
+
+    def own(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: each for key, each in given.items() if key not in ("granularity", "route")}
+
+    return any(
+        name == known
+        and own(arguments) == own(given)
+        and arguments.get("granularity") in (None, given.get("granularity"))
+        for known, given in map(parse, AMONG)
+    )
 
 
 def _ways(name: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
