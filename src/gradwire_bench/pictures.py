@@ -119,13 +119,14 @@ def volume_plot(rows: Sequence[Row], path: Path, title: str, subtitle: str) -> N
 
 
 def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
-    """Draws what each method loses against dense averages, over bytes, a panel a cell.
+    """Draws what each method loses against dense averages, over bytes, a panel a workload and optimizer.
 
     Args:
-        rows: Settled methods, cell by cell, dense averages of each first.
+        rows: Settled methods, cell by cell, dense averages of each first; those of the usual number of workers count.
         path: The PNG file.
     """
-    panels = [group for _, group in cookbook.panels(cookbook.compared(rows))]
+    usual = [row for row in rows if row.workers == cookbook.USUAL]
+    panels = [group for _, group in cookbook.panels(cookbook.compared(usual))]
     columns = min(len(panels), 2 if len(panels) == 4 else 3)
     figure, places = panels_of(len(panels), columns, 5.2, 4.2)
     names: list[list[tuple[float, float, str]]] = []
@@ -139,7 +140,7 @@ def recipes_plot(rows: Sequence[recipes.Row], path: Path) -> None:
             axes.plot(row.fewer_bytes, min(row.lost, worst), "o" if row.lost <= worst else "v", color=colour)
         log_axis(axes)
         axes.set_ylim(worst * 1.05, -2 * limit)
-        axes.set_xlim(1, max(1000, *(2 * row.fewer_bytes for row in others)))
+        axes.set_xlim(1, max(3000, *(2 * row.fewer_bytes for row in others)))
         axes.set_title(cookbook.title(dense.cell), loc="left", fontsize=10)
         lost = "% of the loss more" if recipes.by_loss(dense.workload) else "points lost"
         if place % columns == 0 or places[place - 1].get_ylabel() != lost:
