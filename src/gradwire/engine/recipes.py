@@ -54,8 +54,8 @@ RECIPES = {
         Recipe("acpsgd:rank=4,bits=16", 61.6, 0.16, ("image",)),
     ),
     "momentum": (
-        Recipe("subspace:bits=0.15", 105.0, 0.37, ("image",), gathered=True),
-        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.16, ("image",)),
+        Recipe("subspace:bits=0.8", 19.9, -0.17, ("image", "language"), gathered=True),
+        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.16, ("image", "language")),
     ),
     "adamw": (
         Recipe("subspace:bits=0.8", 19.9, 0.22, ("image", "gpt", "language"), gathered=True),
