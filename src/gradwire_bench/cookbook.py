@@ -47,13 +47,13 @@ averages were tuned anew for them.
 
 Methods that carry a momentum of their own (`dgc`, `demo`, `dion`, `ef21sgdm`, `blocksgdm`) were trained with plain SGD
 and stand beside SGD with momentum. Lines with `periodic` average what so many local steps changed; `nesterov` is the
-outer optimizer of [periodic.md](periodic.md#recipes). They ask for another learning rate than dense averages do: twice
-theirs under AdamW. The learning rate rises over a fifth of the steps, then falls along a cosine. All workers run in one
-process, on the wire's own code; the bytes are those that it would hand over to be sent. All-reduces and shares
+outer optimizer of [periodic.md](periodic.md#recipes). Local steps ask for another learning rate than dense averages do:
+twice theirs under AdamW. The learning rate rises over a fifth of the steps, then falls along a cosine. All workers run
+in one process, on the wire's own code; the bytes are those that it would hand over to be sent. All-reduces and shares
 (`powersgd`, `acpsgd`, `qsgd`) take as much with any number of workers, but for some bytes a share; what is gathered
-(`topk`, `deadzone`, `subspace` without `route="sharded"`) goes to all others. So
-`gradwire.compress(model, "recipe:adamw")` takes, of what keeps the accuracy as pasted, the line with which your number
-of workers sends least; `gradwire.compress(model)` takes the one that does so under every optimizer.
+(`topk`, `deadzone`, `subspace` without `route="sharded"`) goes to all others. So `gradwire.compress(model,
+"recipe:adamw")` takes, of what keeps the accuracy as pasted, the line with which your number of workers sends least;
+`gradwire.compress(model)` takes the one that does so under every optimizer.
 
 `gradwire recipes` prints these tables. What is not in them has not been trained yet: `gradwire bench recipes --docs
 docs --out src/gradwire_bench/recipes.json` goes on from there, which takes hours, and makes this page.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,11 @@ def test_nothing_is_recommended_above_the_rate_at_which_halves_hide() -> None:
     assert above.reason.startswith("Stay with")
     below = advise(scene.setting(model, edge / 3), tried)
     assert below.chosen is tried[1]
+    unknown = [tried[0], replace(tried[1], eligible=False)]
+    stays = advise(scene.setting(model, edge / 3), unknown)
+    assert stays.chosen is tried[0]
+    assert stays.reason.startswith("Stay with bf16 DDP: no average that was measured to keep the accuracy is surely")
+    assert "acpsgd:rank=4 would take" in stays.reason
 
 
 def test_nodes_that_share_a_link_pay_for_what_goes_from_each_to_each() -> None:

@@ -53,12 +53,13 @@ def torch_synchronizer(
     return gradwire.Synchronizer(parameters, method, **options)
 
 
-def measured(handle: gradwire.Handle) -> str:
-    """What torch's own way in takes for the same arrays where it is given no method."""
+def assert_measured(handle: gradwire.Handle) -> None:
+    """Where it was given no method it takes what torch's own way in takes for the same arrays."""
     shapes = handle.averaged.shapes.items()
     sync = gradwire.Synchronizer([(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in shapes])
     sync.close()
-    return str(sync.configuration)
+    handle.close()
+    assert str(handle.configuration) == str(sync.configuration)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
-from arrays import SHAPES, asked, by_torch, gradients, measured, remembered, torch_synchronizer
+from arrays import SHAPES, asked, assert_measured, by_torch, gradients, remembered, torch_synchronizer
 
 from catalogue import OPTIONS
 from gradwire import ConfigurationError, GradwireError, WireError, methods
@@ -30,6 +30,7 @@ def every_method() -> None:
 
     import gradwire.jax
 
+    assert_measured(gradwire.jax.Synchronizer(tree(gradients(0, 9))))
     for name in methods.names():
         options = OPTIONS.get(name, [{}])[0]
         sync = gradwire.jax.Synchronizer(tree(gradients(0, 9)), name, **options)
@@ -50,18 +51,6 @@ def every_method() -> None:
         assert remembered(sync) == remembered(expected)
         sync.close()
         expected.close()
-
-
-def no_method() -> None:
-    import gradwire.jax
-
-    sync = gradwire.jax.Synchronizer(tree(gradients(0, 9)))
-    assert str(sync.configuration) == measured(sync)
-    sync.close()
-
-
-def test_what_was_measured_is_taken_where_no_method_is_given(jax_pool: Pool) -> None:
-    jax_pool.run(2, no_method)
 
 
 def test_every_method_averages_as_with_torch(jax_pool: Pool) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from arrays import SHAPES, asked, by_torch, gradients, measured, remembered, torch_synchronizer
+from arrays import SHAPES, asked, assert_measured, by_torch, gradients, remembered, torch_synchronizer
 from keras_models import assert_same_everywhere, fit, flat, model, own, samples
 
 from catalogue import OPTIONS
@@ -46,24 +46,13 @@ def test_ways_of_running(keras_pool: Pool, options: dict[str, Any], request: pyt
     keras_pool.run(2, dense_is_one_process_with_the_whole_batch, options)
 
 
-def no_method() -> None:
-    import gradwire.keras
-
-    handle = gradwire.keras.compress(model())
-    assert str(handle.configuration) == measured(handle)
-    handle.close()
-
-
-def test_what_was_measured_is_taken_where_no_method_is_given(keras_pool: Pool) -> None:
-    keras_pool.run(2, no_method)
-
-
 def every_method() -> None:
     """An optimizer in a loop of one's own steps by the averages that torch's own way in makes."""
     import keras
 
     import gradwire.keras
 
+    assert_measured(gradwire.keras.compress(model()))
     for name in methods.names():
         options = OPTIONS.get(name, [{}])[0]
         variables = [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from arrays import SHAPES, asked, by_torch, gradients, measured, remembered, torch_synchronizer
+from arrays import SHAPES, asked, assert_measured, by_torch, gradients, remembered, torch_synchronizer
 
 from catalogue import OPTIONS
 from gradwire import ConfigurationError, WireError, methods
@@ -29,6 +29,7 @@ def every_method() -> None:
 
     import gradwire.tensorflow
 
+    assert_measured(gradwire.tensorflow.Synchronizer(variables()))
     for name in methods.names():
         options = OPTIONS.get(name, [{}])[0]
         sync = gradwire.tensorflow.Synchronizer(variables(), name, **options)
@@ -48,18 +49,6 @@ def every_method() -> None:
         assert remembered(sync) == remembered(expected)
         sync.close()
         expected.close()
-
-
-def no_method() -> None:
-    import gradwire.tensorflow
-
-    sync = gradwire.tensorflow.Synchronizer(variables())
-    assert str(sync.configuration) == measured(sync)
-    sync.close()
-
-
-def test_what_was_measured_is_taken_where_no_method_is_given(tensorflow_pool: Pool) -> None:
-    tensorflow_pool.run(2, no_method)
 
 
 def test_every_method_averages_as_with_torch(tensorflow_pool: Pool) -> None:

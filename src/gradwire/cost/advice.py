@@ -183,7 +183,8 @@ def choose(full: Prediction, rows: Sequence[tuple[Candidate, Prediction]], compu
     eligible = [(each, row) for each, row in gaining if each.eligible]
     if not eligible:
         hidden = best_dense.seconds <= 1.05 * computed
-        why = "the network hides behind backward" if hidden else "no compressed average is surely faster"
+        known = "average that was measured to keep the accuracy" if gaining else "compressed average"
+        why = "the network hides behind backward" if hidden else f"no {known} is surely faster"
         name = "plain DDP" if dense is None else f"{dense.name} DDP"
         line = "# nothing to change" if dense is None else dense.line
         return Advice(predictions, dense, f"Stay with {name}: {_but(why, gaining, best_dense)}.", line)
