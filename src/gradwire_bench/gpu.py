@@ -26,6 +26,7 @@ PARTS: dict[str, float] = {
     "step:ResNet-50": 70.0,
     "step:GPT-2 124M": 80.0,
     "bits": 110.0,
+    "methods": 60.0,
     "waits": 40.0,
     "memory": 40.0,
     "overlap:ResNet-50": 40.0,

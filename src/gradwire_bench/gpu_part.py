@@ -25,7 +25,7 @@ from torch.cuda import nccl
 from gradwire import kernels, own
 from gradwire.deferred import Later
 from gradwire.layout import Block, Granularity, flat_slots
-from gradwire_bench import gpu_memory, gpu_operations, gpu_ranks, gpu_steps, placement, shapes
+from gradwire_bench import gpu_memory, gpu_methods, gpu_operations, gpu_ranks, gpu_steps, placement, shapes
 from gradwire_bench.gpu_operations import FAMILIES, TARGETS, TIMED, Operation, one_segment
 from gradwire_bench.gpu_steps import SMALL, TASKS, Subject
 from gradwire_bench.gpu_timing import seconds
@@ -57,6 +57,8 @@ def subjects(name: str, device: torch.device) -> Iterator[Subject]:
             return gpu_steps.waits(SMALL, device)
         case "overlap":
             return gpu_steps.overlaps(SMALL if small else TASKS[what], device)
+        case "methods":
+            return gpu_methods.averages(device)
         case "memory":
             return gpu_memory.kept(512 if small else 4096, device)
         case _:

@@ -30,6 +30,8 @@ def claims(part: str) -> dict[str, str]:
             return {"": f"{what}, a step at world size 1: at most {TASKS[what].most_added:.0%} over DDP's"}
         case "bits":
             return {"": "bits of every kernel are the CPU's"}
+        case "methods":
+            return {"": "averages of every method have the CPU's bits, or are as close as libraries' products"}
         case "waits":
             return {"": "the host waits for nothing within a step"}
         case "memory":
