@@ -7,8 +7,10 @@ rows, products with thin factors run near the speed of memory, where long column
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +61,10 @@ class Matrices:
         return store.stacked(field, [slot.name for slot in self.slots], start, Kind.SHARED)
 
 
+Factors = list[Tensor]
+"""One of each matrix, ``float32[k, r, n]`` or ``[k, r, m]`` for each group of ``k`` of one shape."""
+
+
 def group(block: Block) -> list[Matrices]:
     """The matrices of a block, one group for each shape, in order of first appearance."""
     by_shape: dict[tuple[int, int], list[Slot]] = {}
@@ -71,6 +77,69 @@ def gains(shape: tuple[int, ...], rank: int) -> bool:
     """Whether factors of this rank are smaller than a tensor of this shape."""
     n, m = as_rows(shape)
     return min(rank, n, m) * (n + m) < n * m
+
+
+def project_rows(
+    groups: Sequence[Matrices], source: kernels.Compensated, q: Factors, subtract: Factors | None = None
+) -> Factors:
+    """``P = M Q`` of all matrices, which are left in the residual, or what ``P subtract^T`` leaves of them."""
+    p = [each.new_empty(len(each), each.shape[1], matrices.n) for matrices, each in zip(groups, q, strict=True)]
+    _project(groups, kernels.project_rows, "project_rows_each", source, q, p, subtract)
+    return p
+
+
+def project_columns(
+    groups: Sequence[Matrices], source: kernels.Compensated, p: Factors, subtract: Factors | None = None
+) -> Factors:
+    """``Q = M^T P``, and ``subtract Q^T`` is subtracted; otherwise as :func:`project_rows`."""
+    q = [each.new_empty(len(each), each.shape[1], matrices.m) for matrices, each in zip(groups, p, strict=True)]
+    _project(groups, kernels.project_columns, "project_columns_each", source, p, q, subtract)
+    return q
+
+
+def _project(
+    groups: Sequence[Matrices],
+    one: Callable[..., Any],
+    all_of_them: str,
+    source: kernels.Compensated,
+    fixed: Factors,
+    computed: Factors,
+    subtract: Factors | None,
+) -> None:
+    if at_once := kernels.at_once(all_of_them, source.gradient.device):
+        at_once(blocks(groups), source, fixed, computed, subtract)
+        return
+    taken = fixed if subtract is None else subtract
+    for matrices, *factors in zip(groups, fixed, computed, taken, strict=True):
+        for block, given, found, back in zip(matrices.blocks, *factors, strict=True):
+            one(block, source, given, found, subtract=None if subtract is None else back)
+
+
+def write_products(groups: Sequence[Matrices], p: Factors, q: Factors, out: Tensor, residual: Tensor | None) -> None:
+    """``out = P Q^T`` of all matrices, taken from the residual if one is given."""
+    if at_once := kernels.at_once("write_products", out.device):
+        at_once(blocks(groups), p, q, out, residual)
+        return
+    for matrices, *factors in zip(groups, p, q, strict=True):
+        for block, p_rows, q_rows in zip(matrices.blocks, *factors, strict=True):
+            kernels.write_product(block, p_rows, q_rows, out, residual)
+
+
+def remember(kept: Factors, found: Factors) -> Factors:
+    """Keeps factors that are finite; returns them, as NaN where they are not."""
+    if at_once := kernels.at_once("remember_factors", kept[0].device):
+        return list(at_once(kept, found))
+    marked = []
+    for mine, new in zip(kept, found, strict=True):
+        finite = new.isfinite().all(2, keepdim=True).all(1, keepdim=True)
+        mine.copy_(torch.where(finite, new, mine))
+        marked.append(torch.where(finite, new, torch.nan))
+    return marked
+
+
+def blocks(groups: Sequence[Matrices]) -> tuple[Block, ...]:
+    """All matrices."""
+    return tuple(block for matrices in groups for block in matrices.blocks)
 
 
 def check_rank(rank: int, bits: int = 32) -> None:
@@ -104,11 +173,22 @@ def room(length: int) -> float:
     return float(1 << ((length - 1).bit_length() + 1) // 2)
 
 
+def scaled(factors: Factors) -> Factors:
+    """The rows of all factors, as :func:`scaled_rows`."""
+    return [scaled_rows(rows) for rows in factors]
+
+
 def orthonormal_rows(rows: Tensor) -> Tensor:
     """Orthonormal rows that span at least what ``rows``, ``[k, r, n]``, do."""
-    basis = rows.clone()
-    kernels.orthonormalise(basis)
-    return basis
+    return orthonormal([rows])[0]
+
+
+def orthonormal(factors: Factors) -> Factors:
+    """The rows of all factors, as :func:`orthonormal_rows`."""
+    bases = [rows.clone() for rows in factors]
+    for basis in bases:
+        kernels.orthonormalise(basis)
+    return bases
 
 
 def as_rows(shape: tuple[int, ...]) -> tuple[int, int]:

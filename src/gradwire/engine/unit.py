@@ -59,8 +59,7 @@ class Share:
     def _synchronize_copy(self, parts: list[Tensor], step: int) -> Synchronization:
         copy = torch.cat(parts)
         yield from self._average(copy, step)
-        for part, average in zip(parts, torch.split(copy, [len(part) for part in parts]), strict=True):
-            part.copy_(average)
+        torch._foreach_copy_(parts, list(torch.split(copy, [len(part) for part in parts])))
 
 
 def _in_turns(rounds: Synchronization, feedback: Feedback, block: Block) -> Synchronization:

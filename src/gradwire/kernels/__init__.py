@@ -21,6 +21,7 @@ from gradwire.kernels import reference
 from gradwire.kernels.code import Code as Code
 from gradwire.kernels.code import payload_bytes as payload_bytes
 from gradwire.kernels.compensated import Compensated as Compensated
+from gradwire.kernels.dispatch import at_once as at_once
 from gradwire.kernels.dispatch import by_device
 from gradwire.kernels.dispatch import by_reference as by_reference
 from gradwire.kernels.dispatch import for_each as for_each

@@ -81,8 +81,12 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
 
 def for_each(name: str, code: object, device: torch.device) -> Callable[..., None] | None:
     """What a device does with several blocks in one launch, as ``encode_each``; None if it takes them one by one."""
-    own = overrides(device.type)
-    found: Callable[..., None] | None = own.get(name) if type(code) in own.get("CODES", ()) else None
+    return at_once(name, device) if type(code) in overrides(device.type).get("CODES", ()) else None
+
+
+def at_once(name: str, device: torch.device) -> Callable[..., Any] | None:
+    """What a device does with all matrices in one launch, as ``write_products``; None if it takes them one by one."""
+    found: Callable[..., Any] | None = overrides(device.type).get(name)
     return found
 
 

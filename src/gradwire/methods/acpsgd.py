@@ -7,8 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import kernels
-from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, room, written
+from gradwire.codecs.lowrank import (
+    Factors,
+    Matrices,
+    check_rank,
+    gains,
+    group,
+    orthonormal,
+    project_columns,
+    project_rows,
+    remember,
+    room,
+    write_products,
+    written,
+)
 from gradwire.memory import Feedback
 from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
@@ -20,8 +32,8 @@ from gradwire.wire.requests import AllReduceMean, Request, Synchronization
 class _State:
     feedback: Feedback
     groups: list[Matrices]
-    p: list[Tensor]
-    q: list[Tensor]
+    p: Factors
+    q: Factors
 
 
 @register("acpsgd")
@@ -70,22 +82,15 @@ class ACPSGD(Method):
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """One round. The residual is what this worker's own factor leaves, or the average, where that is rounded."""
-        even, exact = step % 2 == 0, self.bits == 32
-        project = kernels.project_rows if even else kernels.project_columns
-        bases: list[Tensor] = []
-        requests: list[Request] = []
-        for matrices, basis in zip(state.groups, state.q if even else state.p, strict=True):
-            own = basis.new_empty(len(basis), basis.shape[1], matrices.n if even else matrices.m)
-            unit, most = orthonormal_rows(basis), room(basis.shape[2])
-            bases.append(unit * most)
-            for block, fixed, back, factor in zip(matrices.blocks, unit / most, bases[-1], own, strict=True):
-                project(block, state.feedback.source(gradient), fixed, factor, subtract=back if exact else None)
-            requests.append(AllReduceMean(written(own, self.bits)))
+        even, exact, groups = step % 2 == 0, self.bits == 32, state.groups
+        project = project_rows if even else project_columns
+        units = orthonormal(state.q if even else state.p)
+        most = [room(unit.shape[2]) for unit in units]
+        fixed, bases = list(torch._foreach_div(units, most)), list(torch._foreach_mul(units, most))
+        own = project(groups, state.feedback.source(gradient), fixed, bases if exact else None)
+        requests: list[Request] = [AllReduceMean(written(factor, self.bits)) for factor in own]
         means = [mean.float() for mean in (yield requests)]
 
-        kept = state.p if even else state.q
-        for matrices, basis, mean, factor in zip(state.groups, bases, means, kept, strict=True):
-            factor.copy_(torch.where(mean.isfinite().all(), mean, factor))
-            p, q = (mean, basis) if even else (basis, mean)
-            for block, p_row, q_row in zip(matrices.blocks, p, q, strict=True):
-                kernels.write_product(block, p_row, q_row, gradient, None if exact else state.feedback.residual)
+        remember(state.p if even else state.q, means)
+        p, q = (means, bases) if even else (bases, means)
+        write_products(groups, p, q, gradient, None if exact else state.feedback.residual)

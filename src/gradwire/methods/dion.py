@@ -9,20 +9,30 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.lowrank import Matrices, gains, group, orthonormal_rows, room
+from gradwire.codecs.lowrank import (
+    Factors,
+    Matrices,
+    gains,
+    group,
+    orthonormal,
+    project_columns,
+    project_rows,
+    room,
+    write_products,
+)
 from gradwire.errors import ConfigurationError
 from gradwire.exact import length
 from gradwire.memory import Feedback, Residual
 from gradwire.methods.method import Context, Method
 from gradwire.methods.registry import register
-from gradwire.wire.requests import AllReduceMean, Request, Synchronization
+from gradwire.wire.requests import AllReduceMean, Synchronization
 
 
 @dataclass(frozen=True, eq=False)
 class _State:
     momentum: Feedback
     groups: list[Matrices]
-    q: list[Tensor]
+    q: Factors
 
 
 @register("dion")
@@ -83,30 +93,22 @@ class Dion(Method):
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds. Where ``R`` has a zero column, as for zero gradients, that of ``Q`` stays."""
-        momentum = state.momentum.buffer(gradient)
-        requests: list[Request] = []
-        for matrices, q in zip(state.groups, state.q, strict=True):
-            p = q.new_empty(len(q), q.shape[1], matrices.n)
-            for block, fixed, factor in zip(matrices.blocks, q / room(matrices.m), p, strict=True):
-                kernels.project_rows(block, kernels.Compensated(gradient, momentum), fixed, factor, subtract=None)
-            requests.append(AllReduceMean(p))
-        ps = [orthonormal_rows(mean) for mean in (yield requests)]
+        momentum, groups = state.momentum.buffer(gradient), state.groups
+        most = [room(matrices.n) for matrices in groups]
+        fixed = list(torch._foreach_div(state.q, [room(matrices.m) for matrices in groups]))
+        own = project_rows(groups, kernels.Compensated(gradient, momentum), fixed)
+        ps = orthonormal((yield [AllReduceMean(p) for p in own]))
 
-        requests = []
-        for matrices, p in zip(state.groups, ps, strict=True):
-            r = p.new_empty(len(p), p.shape[1], matrices.m)
-            for block, fixed, factor in zip(matrices.blocks, p / room(matrices.n), r, strict=True):
-                kernels.project_columns(block, kernels.Compensated(momentum), fixed, factor, subtract=None)
-            requests.append(AllReduceMean(r))
-        rs = yield requests
+        own = project_columns(groups, kernels.Compensated(momentum), list(torch._foreach_div(ps, most)))
+        rs = yield [AllReduceMean(r) for r in own]
 
-        for matrices, p, r, q in zip(state.groups, ps, rs, state.q, strict=True):
+        sent, units = [], []
+        for r, q in zip(rs, state.q, strict=True):
             lengths = length(r)
-            unit = torch.where(lengths == 0, 0, r / lengths).float()
+            units.append(torch.where(lengths == 0, 0, r / lengths).float())
             finite = r.isfinite().all()
-            q.copy_(torch.where((lengths != 0) & finite, unit, q))
-            sent = torch.where(finite, (1 - self.momentum) * r, torch.nan)  # which leaves momenta as they are
-            scale = math.sqrt(matrices.n / matrices.m)
-            for block, p_row, r_row, q_row in zip(matrices.blocks, p, sent, unit, strict=True):
-                kernels.write_product(block, p_row * room(matrices.n), r_row, gradient, momentum)
-                kernels.write_product(block, p_row, scale * q_row, gradient, None)
+            q.copy_(torch.where((lengths != 0) & finite, units[-1], q))
+            sent.append(torch.where(finite, (1 - self.momentum) * r, torch.nan))  # which leaves momenta as they are
+        write_products(groups, list(torch._foreach_mul(ps, most)), sent, gradient, momentum)
+        scales = [math.sqrt(matrices.n / matrices.m) for matrices in groups]
+        write_products(groups, ps, list(torch._foreach_mul(units, scales)), gradient, None)

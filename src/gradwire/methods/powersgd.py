@@ -8,7 +8,21 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.lowrank import Matrices, check_rank, gains, group, orthonormal_rows, room, scaled_rows, written
+from gradwire.codecs.lowrank import (
+    Factors,
+    Matrices,
+    check_rank,
+    gains,
+    group,
+    orthonormal,
+    project_columns,
+    project_rows,
+    remember,
+    room,
+    scaled,
+    write_products,
+    written,
+)
 from gradwire.memory import Feedback
 from gradwire.methods.method import Context, Method
 from gradwire.methods.published import Published
@@ -20,7 +34,7 @@ from gradwire.wire.requests import AllReduceMean, Request, Synchronization
 class _State:
     feedback: Feedback
     groups: list[Matrices]
-    q: list[Tensor]
+    q: Factors
 
 
 @register("powersgd")
@@ -67,27 +81,15 @@ class PowerSGD(Method):
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds."""
-        feedback = state.feedback
-        requests: list[Request] = []
-        for matrices, q in zip(state.groups, state.q, strict=True):
-            p = q.new_empty(len(q), q.shape[1], matrices.n)
-            for block, fixed, factor in zip(matrices.blocks, scaled_rows(q), p, strict=True):
-                kernels.project_rows(block, feedback.source(gradient), fixed, factor, subtract=None)
-            requests.append(AllReduceMean(written(p, self.bits)))
-        ps = [orthonormal_rows(mean.float()) for mean in (yield requests)]
+        feedback, groups = state.feedback, state.groups
+        own = project_rows(groups, feedback.source(gradient), scaled(state.q))
+        requests: list[Request] = [AllReduceMean(written(p, self.bits)) for p in own]
+        ps = orthonormal([mean.float() for mean in (yield requests)])
 
-        requests = []
-        for matrices, p in zip(state.groups, ps, strict=True):
-            q = p.new_empty(len(p), p.shape[1], matrices.m)
-            values = feedback.buffer(gradient)
-            for block, fixed, factor in zip(matrices.blocks, p / room(matrices.n), q, strict=True):
-                kernels.project_columns(block, kernels.Compensated(values), fixed, factor, subtract=None)
-            requests.append(AllReduceMean(written(q, self.bits)))
-        qs = [mean.float() for mean in (yield requests)]
+        most = [room(matrices.n) for matrices in groups]
+        values = kernels.Compensated(feedback.buffer(gradient))
+        own = project_columns(groups, values, list(torch._foreach_div(ps, most)))
+        qs = [mean.float() for mean in (yield [AllReduceMean(written(q, self.bits)) for q in own])]
 
-        for matrices, p, q, kept in zip(state.groups, ps, qs, state.q, strict=True):
-            finite = q.isfinite().all()
-            kept.copy_(torch.where(finite, q, kept))
-            sent = torch.where(finite, q, torch.nan)  # which leaves residuals as they are
-            for block, p_row, q_row in zip(matrices.blocks, p * room(matrices.n), sent, strict=True):
-                kernels.write_product(block, p_row, q_row, gradient, feedback.residual)
+        sent = remember(state.q, qs)  # what is not finite leaves residuals as they are
+        write_products(groups, list(torch._foreach_mul(ps, most)), sent, gradient, feedback.residual)

@@ -65,6 +65,11 @@ CALLS: dict[str, Callable[[Block], object]] = {
         gpu.elias_fano_decode(indices(block), block.positions, places(block)),
     ),
     "write_product": lambda block: gpu.write_product(block, thin(64), thin(128), normal(), normal(1)),
+    "project": lambda block: (
+        gpu.project_rows(block, Compensated(normal(), normal(1), 0.9, 1.0), thin(128), thin(64), thin(128)),
+        gpu.project_columns(block, Compensated(normal()), thin(64), thin(128), None),
+        gpu.remember_factors([thin(64)[None]], [thin(64)[None]]),
+    ),
     "orthonormalise": lambda block: gpu.orthonormalise(normal()[: 2 * 4 * 70].view(2, 4, 70)),
     "deadzone": lambda block: (
         gpu.deadzone_scales(block, Compensated(normal(), normal(1), 0.9, 1.0)),

@@ -29,6 +29,7 @@ BLOCK = block_of((9001, 70))
 NUMEL = 9001 + 70 + 5
 
 MEASURED = [("_measure_tiles", 4), ("_add_up", 2), ("_write", 4)]
+PROJECTED = [("_project_tiles", 4), ("_add_parts", 2), ("_mark", 2)]
 _DIGIT = [("_count_digits", 4), ("_find_digit", 2)]
 
 PROGRAMS: dict[str, list[tuple[str, int]]] = {
@@ -49,9 +50,9 @@ PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "integer sums: scales with residual": [*MEASURED[:2], ("_leave", 4)],
     "integer sums: encode with residual": [("_write", 4)],
     "integer sums: decode": [("_decode", 4)],
-    "rank 4: project rows with residual": [("_leave", 3)],
-    "rank 4: project columns with residual": [("_leave", 3)],
-    "rank 4: write product": [("_write", 24)],
+    "rank 4: project rows with residual": PROJECTED,
+    "rank 4: project columns with residual": PROJECTED,
+    "rank 4: write product": [("_write", 4)],
     "dead zone: scales with residual": [*MEASURED[:2], ("_leave", 4)],
     "dead zone: sample": [("_sample", 37)],
     "dead zone: round by chance": [("_dither", 4)],

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from unittest import mock
+
 import pytest
 import torch
 from interpreted import by_the_gpu  # noqa: F401
 from torch import Tensor
 
-from gradwire.kernels import Compensated, gpu, reference
+from gradwire.codecs.lowrank import group, project_columns, project_rows, remember, write_products
+from gradwire.kernels import Compensated, dispatch, gpu, reference
 from gradwire.layout import Block, Granularity, Slot
 from guarded import copied, guarded, release
 
@@ -24,8 +28,8 @@ def matrix(n: int, m: int) -> Block:
     return Block.cut([Slot("matrix", (n, m), 5)], Granularity("layer"))
 
 
-def close(own: Tensor, specified: Tensor) -> None:
-    torch.testing.assert_close(own, specified, rtol=1e-4, atol=1e-5, equal_nan=True)
+def close(own: Tensor, specified: Tensor, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(own, specified, rtol=1e-4, atol=atol, equal_nan=True)
 
 
 @pytest.mark.parametrize(("n", "m", "rank"), SHAPES)
@@ -78,6 +82,38 @@ def test_projections(subtract: bool, spoilt: float | None, keeps: bool) -> None:
             outcomes.append((found, residual))
         for own, specified in zip(*outcomes, strict=True):
             close(own, specified)
+
+
+GROUPS = group(
+    Block.cut(
+        [Slot("a", (70, 33), 5), Slot("b", (5, 600), 2400), Slot("c", (70, 33), 5400), Slot("d", (129, 130), 8000)],
+        Granularity("layer"),
+    )
+)
+NUMEL = 8000 + 129 * 130 + 3
+
+
+def factors(side: str, seed: int) -> list[Tensor]:
+    return [of(len(each.slots), each.rank(4), getattr(each, side), seed=seed) for each in GROUPS]
+
+
+@pytest.mark.parametrize("spoilt", [None, 77, 2500])
+def test_matrices_of_all_shapes_at_once(spoilt: int | None) -> None:
+    """What the reference makes of one after another; a matrix that is not finite changes nothing of others."""
+    outcomes = []
+    for at_once in (True, False):
+        with nullcontext() if at_once else mock.patch.object(dispatch, "overrides", return_value={}):
+            gradient, residual, out = (of(NUMEL, seed=seed) for seed in (2, 3, 4))
+            if spoilt is not None:
+                gradient[spoilt] = torch.nan
+            source = Compensated(gradient, residual, 0.9, 0.3)
+            p = project_rows(GROUPS, source, factors("m", 5), factors("m", 6))
+            q = project_columns(GROUPS, Compensated(residual), factors("n", 7))
+            write_products(GROUPS, factors("n", 8), factors("m", 9), out, residual)
+            kept = factors("n", 10)
+            outcomes.append((*p, *q, *remember(kept, [each.clone() for each in p]), *kept, residual, out))
+    for own, specified in zip(*outcomes, strict=True):
+        close(own, specified, atol=1e-3)
 
 
 @pytest.mark.parametrize("end", [True, False])

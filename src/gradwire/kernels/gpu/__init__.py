@@ -14,7 +14,15 @@ from gradwire.kernels.gpu.deadzone import deadzone_dither, deadzone_sample, dead
 from gradwire.kernels.gpu.deadzone_codes import deadzone_decode, deadzone_encode
 from gradwire.kernels.gpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.gpu.integer import integer_decode, integer_encode, integer_scales
-from gradwire.kernels.gpu.lowrank import project_columns, project_rows, write_product
+from gradwire.kernels.gpu.lowrank import (
+    project_columns,
+    project_columns_each,
+    project_rows,
+    project_rows_each,
+    remember_factors,
+    write_product,
+    write_products,
+)
 from gradwire.kernels.gpu.memory import accumulate
 from gradwire.kernels.gpu.narrow import narrow
 from gradwire.kernels.gpu.orthonormal import orthonormalise
