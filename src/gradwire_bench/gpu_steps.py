@@ -37,6 +37,8 @@ METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("natural", {}),
     ("randomk", {"ratio": 0.01}),
     ("powersgd", {"rank": 4}),
+    ("subspace", {}),
+    ("deadzone", {}),
 )
 
 

@@ -28,7 +28,19 @@ LEAST_BITS = 3
 """Of a value: the shortest code, and a sign."""
 
 SIDE_BY_SIDE = 32
-"""Tiles of codes that a program goes through."""
+"""Tiles, or stretches of codes, that a program goes through, a lane each."""
+
+STRETCH = 64
+"""Codes whose symbols a lane finds."""
+
+ROOM = 2**29
+"""Bytes that levels take while they are read: of so many rows at once as it holds, and of one at least."""
+
+TURNS = 8
+"""Codes that a lane reads before the program looks whether any is left."""
+
+AHEAD = 128
+"""Codes before them that it looks at first, to know how active they were."""
 
 _WIDTH = 1024
 _NEGATIVE_LEVEL = tl.constexpr(1 << 30)
@@ -38,6 +50,8 @@ _THRESHOLD = tl.constexpr(deadzone.THRESHOLD)
 _LARGEST = tl.constexpr(deadzone.LARGEST)
 _LIMIT = tl.constexpr(deadzone.LIMIT)
 _MEMORY = tl.constexpr(deadzone.MEMORY)
+_LEAST_ACTIVE = tl.constexpr(-64 * 64)
+_MOST_ACTIVE = tl.constexpr(64 * deadzone_codes.LEVEL_CLASSES)
 _CONTEXTS = tl.constexpr(deadzone_codes.CONTEXTS)
 _QUIETEST = tl.constexpr(deadzone_codes.QUIETEST)
 _LEVEL_BITS = tl.constexpr(deadzone_codes.LEVEL_BITS)
@@ -81,9 +95,9 @@ def deadzone_encode(
     lengths, words, _ = _codes(device)
     firsts = torch.searchsorted(elements, tile * torch.arange(count + 1, dtype=kind, device=device))
     widths = torch.zeros(most, dtype=torch.uint8, device=device)
-    programs = triton.cdiv(count, SIDE_BY_SIDE)
-    ahead = (_follow, programs, elements, levels, lengths, firsts, tile, count, symbols, widths)
-    launch(*ahead, LANES=SIDE_BY_SIDE, warps=1)
+    ahead = (elements, levels, lengths, tile, block.numel, most, symbols, widths)
+    programs = triton.cdiv(most, STRETCH * SIDE_BY_SIDE)
+    launch(_follow, programs, *ahead, LANES=SIDE_BY_SIDE, STRETCH=STRETCH, AHEAD=AHEAD, warps=1)
     stops = widths.cumsum(0, dtype=torch.int64)
     written = (elements, levels, bits, symbols, widths, stops, lengths, words, room, tile, most, body.view(torch.int32))
     launch(_write, triton.cdiv(most, _WIDTH), *written, WIDTH=_WIDTH)
@@ -100,19 +114,21 @@ def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weig
         return
     tiles, device, head = tiles_of(block, out.device), out.device, 4 * block.segment_count
     count, rows = number_of_tiles(block, tile), len(payloads)
+    programs, at_once = triton.cdiv(count, SIDE_BY_SIDE), max(min(rows, ROOM // (8 * block.numel)), 1)
     _, _, symbols = _codes(device)
-    levels = torch.empty(block.numel, dtype=torch.int32, device=device)
-    raw = torch.empty(block.numel, dtype=torch.float32, device=device)
-    for row, payload in enumerate(payloads):
-        words = payload.view(torch.int32)
-        sizes, body = words[(head + HEAD) // 4 :][:count], words[(head + HEAD) // 4 + count :]
-        stops = (sizes.long() & 0xFFFFFFFF).cumsum(0)
+    levels = torch.empty(at_once, block.numel, dtype=torch.int32, device=device)
+    raw = torch.empty(at_once, block.numel, dtype=torch.float32, device=device)
+    for first in range(0, rows, at_once):
+        words = payloads[first : first + at_once].view(torch.int32)
+        sizes = words[:, (head + HEAD) // 4 :][:, :count].long() & 0xFFFFFFFF
+        body = words[:, (head + HEAD) // 4 + count :]
         levels.zero_()
-        read = (stops, sizes, body, body.numel(), symbols, tile, count, block.numel, levels, raw)
-        launch(_read, triton.cdiv(count, SIDE_BY_SIDE), *read, LANES=SIDE_BY_SIDE, warps=1)
-        added = (tiles.table, tiles.bases, levels, raw, payload[:head].view(torch.float32), payload[head:], out)
-        last = weight if row == rows - 1 else 1.0
-        launch(_add, tiles.count, *added, last, FIRST=not row, **tiles.shape)
+        read = (sizes.cumsum(1), sizes, body, body.shape[1], body.stride(0), symbols, tile, count, block.numel)
+        launch(_read, len(words) * programs, *read, programs, levels, raw, LANES=SIDE_BY_SIDE, TURNS=TURNS, warps=1)
+        steps, points = words.view(torch.float32), payloads[first:, head:]
+        added = (tiles.table, tiles.bases, levels, raw, block.numel, steps, words.stride(0), points, out)
+        last = weight if first + len(words) == rows else 1.0
+        launch(_add, tiles.count, *added, len(words), last, FIRST=not first, **tiles.shape)
 
 
 def _offsets(points: tuple[int, int, int]) -> list[float]:
@@ -200,29 +216,71 @@ def _collect(
     tl.store(bits + number, t.to(tl.int32, bitcast=True), mask=mask)
 
 
-@jitted("tile", "count")
-def _follow(elements, levels, lengths, firsts, tile, count, symbols, widths, LANES: tl.constexpr):
-    """Finds the symbol of each value under its context, and how many bits it takes."""
-    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    mask = lane < count
-    at = tl.load(firsts + lane, mask=mask, other=0)
-    stop = tl.load(firsts + lane + 1, mask=mask, other=0)
-    previous = lane.to(tl.int64) * tile - 1
-    activity = tl.zeros((LANES,), tl.int32)
-    for _ in range(tl.max(stop - at, axis=0)):
-        live = at < stop
-        element = tl.load(elements + at, mask=live, other=0).to(tl.int64)
-        level = tl.load(levels + at, mask=live, other=1)
-        gap_class = _class_of(tl.where(live, element - previous, 1))
-        level_class = tl.where(level == _LIMIT, _RAW, _class_of(level))
-        symbol = _context_of(activity) * (_ESCAPE + 1) + (gap_class << _LEVEL_BITS) + level_class
+@triton.jit
+def _classes(elements, levels, at, previous, live, tile):
+    """Of a code: its element, the classes of gap and level, the level, and whether it is the first of its tile."""
+    element = tl.load(elements + at, mask=live, other=0).to(tl.int64)
+    level = tl.load(levels + at, mask=live, other=1)
+    begin = element // tile * tile
+    fresh = previous < begin
+    gap_class = _class_of(tl.where(live, element - tl.maximum(previous, begin - 1), 1))
+    return element, gap_class, tl.where(level == _LIMIT, _RAW, _class_of(level)), level, fresh
+
+
+@jitted("tile", "numel", "most")
+def _follow(
+    elements,
+    levels,
+    lengths,
+    tile,
+    numel,
+    most,
+    symbols,
+    widths,
+    LANES: tl.constexpr,
+    STRETCH: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """Finds the symbol of each value under its context, and how many bits it takes.
+
+    How active the values before were follows from the last ones alone, nearly always: from the least and the most that
+    it may have been, which never change places, it has come to the same. Where not, a lane begins earlier.
+    """
+    start = (tl.program_id(0) * LANES + tl.arange(0, LANES)).to(tl.int64) * STRETCH
+    needed = tl.load(elements + start, mask=start < most, other=numel).to(tl.int64) < numel
+    least = tl.zeros((LANES,), tl.int32)
+    previous = tl.full((LANES,), -1, tl.int64)
+    ahead = tl.full((), AHEAD, tl.int64)
+    unsettled = tl.full((), 1, tl.int32)
+    while unsettled > 0:
+        first = tl.maximum(start - ahead, 0)
+        least = tl.full((LANES,), _LEAST_ACTIVE, tl.int32)
+        greatest = tl.full((LANES,), _MOST_ACTIVE, tl.int32)
+        previous = tl.load(elements + first - 1, mask=needed & (first > 0), other=-1).to(tl.int64)
+        for step in range(ahead):
+            at = first + step
+            live = needed & (at < start)
+            element, gap_class, level_class, _, fresh = _classes(elements, levels, at, previous, live, tile)
+            least = tl.where(live & fresh, 0, least)
+            greatest = tl.where(live & fresh, 0, greatest)
+            least = tl.where(live, _following(least, gap_class, level_class), least)
+            greatest = tl.where(live, _following(greatest, gap_class, level_class), greatest)
+            previous = tl.where(live, element, previous)
+        unsettled = tl.max((needed & (least != greatest) & (first > 0)).to(tl.int32), axis=0)
+        ahead *= 2
+    for step in range(STRETCH):
+        at = start + step
+        live = needed & (at < most)
+        element, gap_class, level_class, level, fresh = _classes(elements, levels, at, previous, live, tile)
+        live = live & (element < numel)
+        least = tl.where(fresh, 0, least)
+        symbol = _context_of(least) * (_ESCAPE + 1) + (gap_class << _LEVEL_BITS) + level_class
         rest = tl.where(level == _LIMIT, 32, _width_of(level_class) + 1)
         width = tl.load(lengths + symbol, mask=live, other=0) + _width_of(gap_class) + rest
         tl.store(symbols + at, symbol, mask=live)
         tl.store(widths + at, width.to(tl.uint8), mask=live)
-        activity = _following(activity, gap_class, level_class)
+        least = _following(least, gap_class, level_class)
         previous = element
-        at += 1
 
 
 @triton.jit
@@ -268,62 +326,98 @@ def _take(table, values, steps, ends, fitting, first, second, others, WIDTH: tl.
 
 
 @triton.jit
-def _bits_from(words, count, at, live):
-    """The next 33 bits and some more; zeros beyond the end."""
-    word = at >> 5
-    low = tl.load(words + word, mask=live & (word < count), other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = tl.load(words + word + 1, mask=live & (word + 1 < count), other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
-    return ((high << 32) | low) >> (at & 31).to(tl.uint64)
+def _from(low, high, width):
+    """32 bits of 64, from one of the lower half on."""
+    return (low >> width.to(tl.uint32)) | ((high << 1) << (31 - width).to(tl.uint32))
 
 
-@jitted("sizes", "words", "count_of_words", "tile", "count", "numel")
-def _read(stops, sizes, words, count_of_words, symbols, tile, count, numel, levels, raw, LANES: tl.constexpr):
-    """Leaves the level of each value that is sent, with its sign, or that it is sent as it is."""
-    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
+@jitted("sizes", "words", "count_of_words", "stride", "tile", "count", "numel", "programs")
+def _read(
+    stops,
+    sizes,
+    words,
+    count_of_words,
+    stride,
+    symbols,
+    tile,
+    count,
+    numel,
+    programs,
+    levels,
+    raw,
+    LANES: tl.constexpr,
+    TURNS: tl.constexpr,
+):
+    """Leaves the level of each value that is sent, with its sign, or that it is sent as it is.
+
+    A code, what it says of the gap and of the level are 86 bits at most, which are read at once: where the next code
+    begins is known when its symbol is.
+    """
+    row = (tl.program_id(0) // programs).to(tl.int64)
+    lane = (tl.program_id(0) % programs) * LANES + tl.arange(0, LANES)
     mask = lane < count
-    stop = tl.load(stops + lane, mask=mask, other=0)
-    at = stop - (tl.load(sizes + lane, mask=mask, other=0).to(tl.int64) & 0xFFFFFFFF)
+    words += row * stride
+    levels += row * numel
+    raw += row * numel
+    size = tl.load(sizes + row * count + lane, mask=mask, other=0)
+    begin = tl.load(stops + row * count + lane, mask=mask, other=0) - size
+    word = begin >> 5
+    shift = (begin & 31).to(tl.int32)
     first = lane.to(tl.int64) * tile
     end = tl.minimum(first + tile, numel)
     place = first - 1
     activity = tl.zeros((LANES,), tl.int32)
-    live = mask & (at < stop)
+    live = mask & (size > 0)
     while tl.max(live.to(tl.int32), axis=0) > 0:
-        window = _bits_from(words, count_of_words, at, live).to(tl.int64, bitcast=True)
-        entry = tl.load(symbols + (_context_of(activity) << _LONGEST) + (window & _CODE))
-        width = (entry >> _LONGEST).to(tl.int64)
-        symbol = entry & _CODE
-        escaped = symbol == _ESCAPE
-        symbol = tl.where(escaped, ((window >> width) & _ESCAPED).to(tl.int32), symbol)
-        at += width + tl.where(escaped, _ESCAPED_BITS, 0)
-        gap_class = symbol >> _LEVEL_BITS
-        level_class = symbol & _RAW
-        activity = _following(activity, gap_class, level_class)
-        window = _bits_from(words, count_of_words, at, live).to(tl.int64, bitcast=True)
-        place += _first_of(gap_class) + (window & _ones(_width_of(gap_class)))
-        at += _width_of(gap_class)
-        window = _bits_from(words, count_of_words, at, live).to(tl.int64, bitcast=True)
-        width = _width_of(level_class).to(tl.int64)
-        level = (_first_of(level_class) + ((window >> 1) & _ones(width))).to(tl.int32)
-        level = tl.where((window & 1) != 0, level | _NEGATIVE_LEVEL, level)
-        live = live & (place < end)
-        as_it_is = level_class == _RAW
-        value = (window & 0xFFFFFFFF).to(tl.uint32).to(tl.float32, bitcast=True)
-        tl.store(levels + place, tl.where(as_it_is, _AS_IT_IS, level), mask=live)
-        tl.store(raw + place, value, mask=live & as_it_is)
-        at += tl.where(as_it_is, 32, width + 1)
-        live = live & (at < stop)
+        for _ in range(TURNS):
+            w0 = tl.load(words + word, mask=live & (word < count_of_words), other=0).to(tl.uint32, bitcast=True)
+            w1 = tl.load(words + word + 1, mask=live & (word + 1 < count_of_words), other=0).to(tl.uint32, bitcast=True)
+            w2 = tl.load(words + word + 2, mask=live & (word + 2 < count_of_words), other=0).to(tl.uint32, bitcast=True)
+            w3 = tl.load(words + word + 3, mask=live & (word + 3 < count_of_words), other=0).to(tl.uint32, bitcast=True)
+            w0 = _from(w0, w1, shift)
+            w1 = _from(w1, w2, shift)
+            w2 = _from(w2, w3, shift)
+            entry = tl.load(symbols + (_context_of(activity) << _LONGEST) + (w0 & _CODE).to(tl.int32))
+            width = entry >> _LONGEST
+            symbol = entry & _CODE
+            escaped = symbol == _ESCAPE
+            symbol = tl.where(escaped, ((w0 >> width.to(tl.uint32)) & _ESCAPED).to(tl.int32), symbol)
+            width += tl.where(escaped, _ESCAPED_BITS, 0)
+            gap_class = symbol >> _LEVEL_BITS
+            level_class = symbol & _RAW
+            activity = _following(activity, gap_class, level_class)
+            as_it_is = level_class == _RAW
+            gap_width = _width_of(gap_class)
+            level_width = _width_of(level_class)
+            taken = width + gap_width + tl.where(as_it_is, 32, level_width + 1)
+            w0 = _from(w0, w1, width)
+            w1 = _from(w1, w2, width)
+            place += _first_of(gap_class) + (w0.to(tl.int64) & _ones(gap_width))
+            w0 = _from(w0, w1, gap_width)
+            level = (_first_of(level_class) + ((w0 >> 1).to(tl.int64) & _ones(level_width))).to(tl.int32)
+            level = tl.where((w0 & 1) != 0, level | _NEGATIVE_LEVEL, level)
+            live = live & (place < end)
+            tl.store(levels + place, tl.where(as_it_is, _AS_IT_IS, level), mask=live)
+            tl.store(raw + place, w0.to(tl.float32, bitcast=True), mask=live & as_it_is)
+            size -= taken
+            shift += taken
+            word += shift >> 5
+            shift = shift & 31
+            live = live & (size > 0)
 
 
-@jitted("steps", "points", "weight")
+@jitted("numel", "steps", "stride", "points", "rows", "weight")
 def _add(
     table,
     bases,
     levels,
     raw,
+    numel,
     steps,
+    stride,
     points,
     out,
+    rows,
     weight,
     FIRST: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -332,18 +426,22 @@ def _add(
     start, count, _, segment, _ = tile_of(table, ALIGNED)
     i = tl.arange(0, WIDTH)
     mask = i < count
-    base = tl.load(bases + tl.program_id(0))
-    word = tl.load(levels + base + i, mask=mask, other=0)
-    step = tl.broadcast_to(tl.load(steps + segment + tl.arange(0, 1)), (WIDTH,))
-    first = (tl.load(points).to(tl.float32) - 128) * 0.00390625
-    second = (tl.load(points + 1).to(tl.float32) - 128) * 0.00390625
-    others = (tl.load(points + 2).to(tl.float32) - 128) * 0.00390625
-    level = word & (_NEGATIVE_LEVEL - 1)
-    coarse = negated(_stands_for(level, first, second, others, step), (word & _NEGATIVE_LEVEL) != 0)
-    as_it_is = word == _AS_IT_IS
-    value = tl.where(as_it_is, tl.load(raw + base + i, mask=mask & as_it_is, other=0.0), coarse)
-    value = tl.where(step == step, tl.where(word == 0, 0.0, value), float("nan"))
+    base = tl.load(bases + tl.program_id(0)).to(tl.int64)
     total = tl.zeros((WIDTH,), tl.float32)
     if not FIRST:
         total = tl.load(out + start + i, mask=mask, other=0.0)
-    tl.store(out + start + i, (total + value) * weight, mask=mask)
+    for row in range(rows):
+        apart = tl.cast(row, tl.int64) * stride
+        at = tl.cast(row, tl.int64) * numel + base + i
+        word = tl.load(levels + at, mask=mask, other=0)
+        step = tl.broadcast_to(tl.load(steps + apart + segment + tl.arange(0, 1)), (WIDTH,))
+        first = (tl.load(points + 4 * apart).to(tl.float32) - 128) * 0.00390625
+        second = (tl.load(points + 4 * apart + 1).to(tl.float32) - 128) * 0.00390625
+        others = (tl.load(points + 4 * apart + 2).to(tl.float32) - 128) * 0.00390625
+        level = word & (_NEGATIVE_LEVEL - 1)
+        coarse = negated(_stands_for(level, first, second, others, step), (word & _NEGATIVE_LEVEL) != 0)
+        as_it_is = word == _AS_IT_IS
+        value = tl.where(as_it_is, tl.load(raw + at, mask=mask & as_it_is, other=0.0), coarse)
+        value = tl.where(step == step, tl.where(word == 0, 0.0, value), float("nan"))
+        total += value
+    tl.store(out + start + i, total * weight, mask=mask)
