@@ -13,6 +13,7 @@ from torch import Tensor
 from gradwire.kernels.code import Code
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import (
+    CHUNK,
     COLUMNS,
     INFINITE,
     LANES,
@@ -166,27 +167,30 @@ def _add_up(
     SCALE: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """One program a segment: tiles of a run in order, then runs in order."""
+    """One program a segment: totals of tiles, which are chunks, in lanes as values are."""
     segment = tl.program_id(0)
     one = tl.arange(0, 1)
     first_run = tl.load(segments + segment)
     last_run = tl.load(segments + segment + 1)
+    first_tile, last = tl.load(runs + first_run), tl.load(runs + last_run)
     first = tl.zeros((1,), tl.float64)
     second = tl.zeros((1,), tl.float64)
     if TERMS is not None:
-        for run in range(first_run, last_run):
-            first_of_run = tl.zeros((1,), tl.float64)
-            second_of_run = tl.zeros((1,), tl.float64)
-            for tile in tl.range(tl.load(runs + run), tl.load(runs + run + 1), loop_unroll_factor=16):
-                first_of_run += tl.load(sums + 2 * tile + one)
-                second_of_run += tl.load(sums + 2 * tile + 1 + one)
-            first += first_of_run
-            second += second_of_run
+        lane = tl.arange(0, LANES)
+        for group in range(first_tile, last, CHUNK):
+            ones = tl.zeros((LANES,), tl.float64)
+            others = tl.zeros((LANES,), tl.float64)
+            end = tl.minimum(group + CHUNK, last)
+            for row in tl.range(group, end, LANES, loop_unroll_factor=16):
+                mask = row + lane < end
+                ones += tl.load(sums + 2 * (row + lane), mask=mask, other=0.0)
+                others += tl.load(sums + 2 * (row + lane) + 1, mask=mask, other=0.0)
+            first += sum_of_lanes(ones)
+            second += sum_of_lanes(others)
     i = tl.arange(0, 256)
     peak = tl.zeros((256,), tl.int32)
     negatives = tl.zeros((256,), tl.int32)
-    first_tile, last = tl.load(runs + first_run), tl.load(runs + last_run)
-    for tile in range(first_tile, last, 256):
+    for tile in tl.range(first_tile, last, 256, loop_unroll_factor=4):
         mask = tile + i < last
         peak = tl.maximum(peak, tl.load(marks + 2 * (tile + i), mask=mask, other=0))
         negatives += tl.load(marks + 2 * (tile + i) + 1, mask=mask, other=0)
