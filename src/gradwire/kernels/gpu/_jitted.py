@@ -94,6 +94,12 @@ def hash32(key, counter):
 
 
 @triton.jit
+def less(integers, other: tl.constexpr):
+    """Integers from 0 to ``2**22`` less another such one, as ``float32``: a whole number by its place in the bits."""
+    return (integers | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + other)
+
+
+@triton.jit
 def negated(values, where):
     """Values, negated where told; Triton's own minus makes no -0.0 of 0."""
     return tl.where(where, values * -1.0, values)
