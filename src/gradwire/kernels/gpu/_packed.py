@@ -7,24 +7,35 @@ import triton.language as tl
 
 
 @triton.jit
-def pack(body, position, i, code, count, distance, BITS: tl.constexpr, WIDTH: tl.constexpr):
-    """Writes the codes of a tile, 0 beyond it, up to a whole byte."""
+def pack(body, position, i, code, count, distance, BITS: tl.constexpr, UNIT: tl.constexpr, WIDTH: tl.constexpr):
+    """Writes the codes of a tile, 0 beyond it, up to a whole byte; four at a time if bytes lie in words of four."""
     if BITS == 5:
         # digits of four positions, which lie in four bytes of one word
         first = 4 * tl.arange(0, WIDTH // 4)
         number, byte = _row_and_byte(position + first, distance)
-        group = tl.sum(tl.reshape(code << (8 * (i % 4)), (WIDTH // 4, 4)), axis=1) * _power_of_3(number)
+        group = _side_by_side(code, i, 8, 4, WIDTH) * _power_of_3(number)
         tl.atomic_add((body + byte).to(tl.pointer_type(tl.int32)), group, mask=first < count, sem="relaxed")
-    elif BITS >= 8:
-        covered = i < (count + 7) // 8 * 8
-        tl.store(body + position + i, (code & 255).to(tl.uint8), mask=covered)
-        if BITS == 9:
-            pack(body + distance, position, i, code >> 8, count, distance, 1, WIDTH)
     else:
-        EACH: tl.constexpr = 8 // BITS
-        byte = tl.arange(0, WIDTH // EACH)
-        packed = tl.sum(tl.reshape(code << (BITS * (i % EACH)), (WIDTH // EACH, EACH)), axis=1)
-        tl.store(body + position // EACH + byte, packed.to(tl.uint8), mask=byte * EACH < (count + 7) // 8 * 8)
+        SIZE: tl.constexpr = 8 if BITS == 9 else BITS
+        EACH: tl.constexpr = 4 if UNIT == 4 and BITS >= 4 else 8 // SIZE
+        unit = tl.arange(0, WIDTH // EACH)
+        units = _side_by_side(code & ((1 << SIZE) - 1), i, SIZE, EACH, WIDTH)
+        at = body + position * SIZE // 8 + unit * (EACH * SIZE // 8)
+        covered = unit * EACH < (count + 7) // 8 * 8
+        if EACH * SIZE == 32:
+            tl.store(at.to(tl.pointer_type(tl.int32)), units, mask=covered)
+        elif EACH * SIZE == 16:
+            tl.store(at.to(tl.pointer_type(tl.int16)), units.to(tl.int16), mask=covered)
+        else:
+            tl.store(at, units.to(tl.uint8), mask=covered)
+        if BITS == 9:
+            pack(body + distance, position, i, code >> 8, count, distance, 1, UNIT, WIDTH)
+
+
+@triton.jit
+def _side_by_side(code, i, SIZE: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr):
+    """As many codes of so many bits in a number each."""
+    return tl.sum(tl.reshape(code << (SIZE * (i % EACH)), (WIDTH // EACH, EACH)), axis=1)
 
 
 def codes_a_unit(bits: int, unit: int) -> int:

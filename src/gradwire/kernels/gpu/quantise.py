@@ -102,6 +102,7 @@ def put_all(
         BITS=bits,
         WORDS=max(words, 1),
         MARK=mark,
+        UNIT=4 if (body.data_ptr() | stride) % 4 == 0 else 1,
         DRAWS=own.draws,
         KEEP=residual is not None,
         MEASURE=fused and not agreed,
@@ -187,6 +188,7 @@ def _write(
     BITS: tl.constexpr,
     WORDS: tl.constexpr,
     MARK: tl.constexpr,
+    UNIT: tl.constexpr,
     DRAWS: tl.constexpr,
     KEEP: tl.constexpr,
     MEASURE: tl.constexpr,
@@ -224,7 +226,7 @@ def _write(
         left = tl.where(finite, t - READ(CODE, code, first, second, looked_up), t)
         tl.store(residual + start + i, tl.where(tl.abs(left) < INFINITY, left, r), mask=mask)
     code = tl.where(mask, tl.where(finite, code, MARK), 0)
-    pack(body, position, i, code, count, distance, BITS, WIDTH)
+    pack(body, position, i, code, count, distance, BITS, UNIT, WIDTH)
 
 
 @jitted("scales", "scales_stride", "bodies", "stride", "rows", "weight")
