@@ -124,7 +124,7 @@ def add_rest(total: float, chunks: int, totals: Float64Array) -> float:
             totals[i] += totals[width + i]
         used = min(used, width)
         width //= 2
-    return total + totals[0]
+    return float(total + totals[0])
 
 
 @compiled

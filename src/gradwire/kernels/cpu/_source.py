@@ -138,7 +138,7 @@ def total(source: Source, squared: bool, lanes: Float64Array) -> float:
         gradient, residual = source.gradient[low:high], source.residual[low:high]
         total = _add_run(total, chunks, gradient, residual, source.beta, source.gamma, squared, lanes)
         chunks += -(-gradient.size // CHUNK)
-    return add_rest(total, chunks, lanes[1])
+    return float(add_rest(total, chunks, lanes[1]))
 
 
 @compiled
@@ -156,7 +156,7 @@ def total_square(t: Float32Array, lanes: Float64Array) -> float:
 @inlined
 def _of_run(t: Float32Array, squared: bool, lanes: Float64Array) -> float:
     total = _add_run(0.0, 0, t, t, np.float32(0), np.float32(1), squared, lanes)
-    return add_rest(total, -(-t.size // CHUNK), lanes[1])
+    return float(add_rest(total, -(-t.size // CHUNK), lanes[1]))
 
 
 @inlined

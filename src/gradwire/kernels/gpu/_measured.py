@@ -139,14 +139,14 @@ def statistics(
             rows = ()
             for row in tl.static_range(AT_ONCE):
                 i = begin + row * LANES + lane
-                rows += (compensated(gradient, residual, start + i, i < last, beta, gamma, KEEP),)
+                rows += (compensated(gradient, residual, start + i, i < last, beta, gamma, KEEP),)  # type: ignore[assignment]
             for row in tl.static_range(AT_ONCE):  # zeros beyond the last change no sum
                 t = rows[row][0]
                 a, b = TERMS(CODE, t)
                 first += a
                 second += b
                 peak = tl.maximum(peak, magnitude_bits(t))
-                negatives += (t < 0).to(tl.int32)
+                negatives += tl.where(t < 0, 1, 0)
                 if LEAVE:
                     i = begin + row * LANES + lane
                     tl.store(residual + start + i, tl.where(tl.abs(t) < INFINITY, t, rows[row][1]), mask=i < last)

@@ -87,7 +87,7 @@ def joined(parts, EACH: tl.constexpr):
     else:
         pairs = ()
         for k in tl.static_range(EACH // 2):
-            pairs += (tl.join(parts[k], parts[k + EACH // 2]),)
+            pairs += (tl.join(parts[k], parts[k + EACH // 2]),)  # type: ignore[assignment]
         return joined(pairs, EACH // 2)
 
 

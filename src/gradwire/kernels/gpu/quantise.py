@@ -259,7 +259,7 @@ def _decode(
     high = low
     totals = ()
     for _ in tl.static_range(EACH):  # -0.0, to which all adds as it is
-        totals += (tl.full((COUNT,), NEGATIVE, tl.int32).to(tl.float32, bitcast=True),)
+        totals += (tl.full((COUNT,), NEGATIVE, tl.int32).to(tl.float32, bitcast=True),)  # type: ignore[assignment]
     scale = scales + 4 * (WORDS * segment + before)
     at, mask, besides = units_of(bodies + offset, position, count.to(tl.int32), distance, BITS, UNIT, EACH, COUNT)
     for _ in tl.range(rows, loop_unroll_factor=ROWS):
@@ -274,12 +274,12 @@ def _decode(
             besides += stride
         added = ()
         for k in tl.static_range(EACH):
-            added += (totals[k] + READ(CODE, code_of(units, beside, k, BITS), low, high, looked_up),)
+            added += (totals[k] + READ(CODE, code_of(units, beside, k, BITS), low, high, looked_up),)  # type: ignore[assignment]
         totals = added
         at += stride
         scale += scales_stride
     weighted = ()
     for k in tl.static_range(EACH):
-        weighted += (totals[k] * weight,)
+        weighted += (totals[k] * weight,)  # type: ignore[assignment]
     i = tl.arange(0, WIDTH)
     tl.store(out + start + i, tl.reshape(joined(weighted, EACH), (WIDTH,)), mask=i < count)
