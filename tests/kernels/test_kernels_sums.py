@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.kernels.cpu._lanes import add_chunk, add_rest
 from gradwire.kernels.cpu._source import total_magnitude
+from gradwire.kernels.cpu.statistics import _statistics
 from gradwire.kernels.reference._torch import CHUNK, LANES, segment_total
 
 
@@ -15,10 +15,10 @@ from gradwire.kernels.reference._torch import CHUNK, LANES, segment_total
 def test_chunks_are_added_up_in_lanes(chunks: int) -> None:
     totals = torch.randn(chunks, dtype=torch.float64, generator=torch.Generator().manual_seed(chunks)) * 1e3
     runs = [torch.nn.functional.pad(each, (0, 4)) for each in totals.split(1)]  # a chunk of one value each
-    total, lanes = 0.0, np.full(LANES, np.nan)
-    for chunk, of_chunk in enumerate(totals.tolist()):
-        total = add_chunk(total, chunk, of_chunk, lanes)
-    assert add_rest(total, chunks, lanes) == segment_total(runs)
+    total, largest, lanes = np.empty(1), np.empty(1, np.float32), np.full(LANES, np.nan)
+    maxima = np.zeros(chunks, np.uint32)
+    _statistics(np.array([0, 1]), np.array([chunks]), totals.numpy(), maxima, lanes, total, largest)
+    assert total.item() == segment_total(runs)
 
 
 def test_a_run_of_many_chunks() -> None:

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, compiled
+from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, compiled, inlined
 from gradwire.kernels.cpu._instructions import Vector, element_pointer, in_all_lanes, intrinsic
 from gradwire.kernels.reference._torch import CHUNK, LANES
 
@@ -105,7 +105,7 @@ def sum_of_lanes(lanes: Float64Array) -> float:
     return float(lanes[0])
 
 
-@compiled
+@inlined
 def add_chunk(total: float, chunk: int, of_chunk: float, totals: Float64Array) -> float:
     """Adds up a segment's chunk of this number, in lanes of totals; returns the sum of all groups that are complete."""
     number, lane = chunk % CHUNK, chunk % LANES
@@ -113,9 +113,11 @@ def add_chunk(total: float, chunk: int, of_chunk: float, totals: Float64Array) -
     return total + float(sum_of_lanes(totals)) if number == CHUNK - 1 else total
 
 
-@compiled
+@inlined
 def add_rest(total: float, chunks: int, totals: Float64Array) -> float:
     """What all of a segment's chunks come to, by what :func:`add_chunk` has left; unused lanes are not looked at."""
+    if chunks == 1:
+        return float(totals[0])
     used, width = min(chunks % CHUNK, LANES), LANES // 2
     if not used:
         return total
