@@ -96,14 +96,16 @@ def test_stays_inside(code: Code, end: bool) -> None:
 
 @pytest.mark.parametrize("clipped", [False, True])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_codes_that_add_up(bits: int, clipped: bool) -> None:
+@pytest.mark.parametrize("before", [0, 1])
+def test_codes_that_add_up(bits: int, clipped: bool, before: int) -> None:
+    """Also where they do not begin at a word."""
     code, block = codes.Integers(bits, (1 << (bits - 1)) - 1, 1), block_of((70, 64, 300, 33))
     gradient, outcomes = of_all_kinds(block), []
     for kernels in (gpu, reference):
         residual, scales, out = normal(4), guarded(4, True), torch.zeros(BUFFER)
         kernels.integer_scales(code, block, Compensated(gradient, residual, 0.9, 0.3), scales)
         scales /= 3 if clipped else 1  # what is beyond saturates
-        written = torch.full((code.layout.body(block.positions),), 0xA5, dtype=torch.uint8)
+        written = torch.full((before + code.layout.body(block.positions),), 0xA5, dtype=torch.uint8)[before:]
         kernels.integer_encode(code, block, residual, True, scales, written, KEY)
         kernels.integer_decode(code, block, scales, written, out)
         outcomes.append((residual, scales, written, out))
