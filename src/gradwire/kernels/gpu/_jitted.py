@@ -22,9 +22,15 @@ COLUMNS = tl.constexpr(7)
 
 
 @triton.jit
-def tile_of(table, ALIGNED: tl.constexpr):
-    """First element, number of elements, position, segment, and where the row of the table is."""
-    row = table + tl.program_id(0).to(tl.int64) * COLUMNS
+def tile_of(table, ALIGNED: tl.constexpr, BACK: tl.constexpr = False):
+    """First element, number of elements, position, segment, and where the row of the table is.
+
+    Programs that go back begin with the last tile, of which most is in a cache if others have just gone through all.
+    """
+    number = tl.program_id(0)
+    if BACK:
+        number = tl.num_programs(0) - 1 - number
+    row = table + number.to(tl.int64) * COLUMNS
     start = tl.load(row)
     count = tl.load(row + 1)
     if ALIGNED:

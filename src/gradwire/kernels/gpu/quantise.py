@@ -195,7 +195,7 @@ def _write(
     WIDTH: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    start, count, position, segment, row = tile_of(table, ALIGNED)
+    start, count, position, segment, row = tile_of(table, ALIGNED, BACK=not MEASURE)
     before, offset, distance = place_of(places, row)
     scales += before
     body += offset
