@@ -67,6 +67,14 @@ def test_written_and_read(name: str, tile: int, bits: float) -> None:
     check_written_and_read(block, values, relative(block, values, 0.4), tile, bits)
 
 
+def test_nan_of_any_bits_is_written_as_one() -> None:
+    """A GPU's own differ from the CPU's."""
+    block, values = BLOCKS["layers of any kind"], of_all_kinds(BLOCKS["layers of any kind"])
+    steps = relative(block, values, 0.4)
+    steps[steps.isnan()] = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    check_written_and_read(block, values, steps, 20, 4.0)
+
+
 def test_values_of_many_thousand_steps() -> None:
     block, values = BLOCKS["layers of any kind"], of_all_kinds(BLOCKS["layers of any kind"])
     check_written_and_read(block, values, relative(block, values, 1e-4), 50, 12.0)

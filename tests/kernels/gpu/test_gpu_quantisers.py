@@ -12,6 +12,10 @@ import elsewhere
 from codec_checks import cases, check_any_bytes, check_is_the_reference
 from gradwire.codecs.quantize import Quantiser
 from gradwire.kernels import Code, Compensated, codes, gpu, payload_bytes, reference
+from gradwire.kernels.gpu import quantise as gpu_quantise
+from gradwire.kernels.gpu._launch import launch
+from gradwire.kernels.gpu._measured import _add_up
+from gradwire.kernels.reference._torch import CHUNK, segment_total
 from gradwire_bench.gpu_operations import CODES
 from guarded import copied, guarded, release
 from kernel_inputs import BUFFER, KEY, block_of, normal, same
@@ -44,6 +48,21 @@ def test_sums_have_one_order(code: Code) -> None:
     gpu.encode(code, LONG, Compensated(buffer), payloads[0], KEY)
     reference.encode(code, LONG, Compensated(buffer), payloads[1], KEY)
     assert same(*payloads)
+
+
+@pytest.mark.parametrize("chunks", [33, CHUNK + 37])
+def test_sums_of_many_chunks_have_one_order(chunks: int) -> None:
+    """Of numbers that nearly cancel, so that another order is another scale."""
+    totals = torch.randn(chunks, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 1e9
+    totals[-1] -= totals.sum() - 1e-6
+    own, scales = gpu_quantise.CODES[codes.Sign](codes.Sign()), torch.zeros(1)
+    sums, marks = torch.stack((totals, totals), 1).flatten(), torch.zeros(2 * chunks, dtype=torch.int32)
+    table, numels, places = (torch.tensor(each) for each in ([0] * 7, [1], [0, 0, 0]))
+    segments, runs = torch.tensor([0, 2]), torch.tensor([0, 5, chunks])
+    given = (table, segments, runs, numels, sums, marks, scales, places)
+    launch(_add_up, 1, *given, CODE=codes.Sign(), TERMS=own.terms, SCALE=own.scale, WORDS=1, warps=1)
+    each = [torch.nn.functional.pad(total, (0, 1)) for total in totals.split(1)]  # a chunk of one value
+    assert scales.item() == torch.tensor(segment_total(each)).float().item() != 0
 
 
 @pytest.mark.parametrize("memory", [None, (0.9, 0.3)])
@@ -96,14 +115,16 @@ def test_stays_inside(code: Code, end: bool) -> None:
 
 @pytest.mark.parametrize("clipped", [False, True])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_codes_that_add_up(bits: int, clipped: bool) -> None:
+@pytest.mark.parametrize("before", [0, 1])
+def test_codes_that_add_up(bits: int, clipped: bool, before: int) -> None:
+    """Also where they do not begin at a word."""
     code, block = codes.Integers(bits, (1 << (bits - 1)) - 1, 1), block_of((70, 64, 300, 33))
     gradient, outcomes = of_all_kinds(block), []
     for kernels in (gpu, reference):
         residual, scales, out = normal(4), guarded(4, True), torch.zeros(BUFFER)
         kernels.integer_scales(code, block, Compensated(gradient, residual, 0.9, 0.3), scales)
         scales /= 3 if clipped else 1  # what is beyond saturates
-        written = torch.full((code.layout.body(block.positions),), 0xA5, dtype=torch.uint8)
+        written = torch.full((before + code.layout.body(block.positions),), 0xA5, dtype=torch.uint8)[before:]
         kernels.integer_encode(code, block, residual, True, scales, written, KEY)
         kernels.integer_decode(code, block, scales, written, out)
         outcomes.append((residual, scales, written, out))

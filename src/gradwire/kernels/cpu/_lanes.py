@@ -9,9 +9,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, compiled
+from gradwire.kernels.cpu._compiled import Float32Array, Float64Array, compiled, inlined
 from gradwire.kernels.cpu._instructions import Vector, element_pointer, in_all_lanes, intrinsic
-from gradwire.kernels.reference._torch import LANES
+from gradwire.kernels.reference._torch import CHUNK, LANES
 
 _SINGLE = ir.VectorType(ir.FloatType(), LANES)
 _DOUBLE = ir.VectorType(ir.DoubleType(), LANES)
@@ -103,6 +103,30 @@ def sum_of_lanes(lanes: Float64Array) -> float:
             lanes[i] += lanes[width + i]
         width //= 2
     return float(lanes[0])
+
+
+@inlined
+def add_chunk(total: float, chunk: int, of_chunk: float, totals: Float64Array) -> float:
+    """Adds up a segment's chunk of this number, in lanes of totals; returns the sum of all groups that are complete."""
+    number, lane = chunk % CHUNK, chunk % LANES
+    totals[lane] = of_chunk if number < LANES else totals[lane] + of_chunk
+    return total + float(sum_of_lanes(totals)) if number == CHUNK - 1 else total
+
+
+@inlined
+def add_rest(total: float, chunks: int, totals: Float64Array) -> float:
+    """What all of a segment's chunks come to, by what :func:`add_chunk` has left; unused lanes are not looked at."""
+    if chunks == 1:
+        return float(totals[0])
+    used, width = min(chunks % CHUNK, LANES), LANES // 2
+    if not used:
+        return total
+    while width:
+        for i in range(used - width):
+            totals[i] += totals[width + i]
+        used = min(used, width)
+        width //= 2
+    return float(total + totals[0])
 
 
 @compiled

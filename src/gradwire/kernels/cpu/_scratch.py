@@ -40,7 +40,7 @@ class Scratch(NamedTuple):
         parts: ``float32[CHUNK]`` and
         words: ``uint32[CHUNK]``, for a code's own use.
         codes: ``uint8[CHUNK]``: what is packed; 0 in gaps.
-        lanes: ``float64[2, LANES]``, for sums.
+        lanes: ``float64[4, LANES]``, for two sums of a chunk, and of chunks.
     """
 
     t: Float32Array
@@ -75,4 +75,4 @@ class Payloads(NamedTuple):
 def new_scratch() -> Scratch:
     """For one thread."""
     t, parts, words = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.uint32)
-    return Scratch(t, parts, words, np.empty(CHUNK, np.uint8), np.empty((2, LANES), np.float64))
+    return Scratch(t, parts, words, np.empty(CHUNK, np.uint8), np.empty((4, LANES), np.float64))

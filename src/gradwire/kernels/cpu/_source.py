@@ -20,7 +20,7 @@ from gradwire.kernels.cpu._compiled import (
     largest_magnitude,
     written_out,
 )
-from gradwire.kernels.cpu._lanes import no_lanes, plus_terms, put_lanes, sum_of_lanes
+from gradwire.kernels.cpu._lanes import add_chunk, add_rest, no_lanes, plus_terms, put_lanes, sum_of_lanes
 from gradwire.kernels.reference._torch import CHUNK, LANES
 from gradwire.layout import Block, Int64Array
 
@@ -132,28 +132,37 @@ def peak(source: Source) -> np.uint32:
 @inlined
 def total(source: Source, squared: bool, lanes: Float64Array) -> float:
     """Sum of ``|t|`` or of ``t * t``, in the order the reference defines; not finite if any ``t`` is not."""
-    total = 0.0
+    total, chunks = 0.0, 0
     for run in range(len(source.runs)):
         low, high = source.runs[run, 0], source.runs[run, 0] + source.runs[run, 1]
         gradient, residual = source.gradient[low:high], source.residual[low:high]
-        total += _total(gradient, residual, source.beta, source.gamma, squared, lanes)
-    return total
+        total = _add_run(total, chunks, gradient, residual, source.beta, source.gamma, squared, lanes)
+        chunks += -(-gradient.size // CHUNK)
+    return float(add_rest(total, chunks, lanes[1]))
 
 
 @compiled
 def total_magnitude(t: Float32Array, lanes: Float64Array) -> float:
-    """Sum of ``|t|`` over one run, in the order the reference defines; not finite if any ``t`` is not."""
-    return float(_total(t, t, np.float32(0), np.float32(1), False, lanes))
+    """Sum of ``|t|`` of one run, in the order the reference defines; not finite if any ``t`` is not."""
+    return float(_of_run(t, False, lanes))
 
 
 @compiled
 def total_square(t: Float32Array, lanes: Float64Array) -> float:
     """As :func:`total_magnitude`, of ``t * t``."""
-    return float(_total(t, t, np.float32(0), np.float32(1), True, lanes))
+    return float(_of_run(t, True, lanes))
 
 
 @inlined
-def _total(
+def _of_run(t: Float32Array, squared: bool, lanes: Float64Array) -> float:
+    total = _add_run(0.0, 0, t, t, np.float32(0), np.float32(1), squared, lanes)
+    return float(add_rest(total, -(-t.size // CHUNK), lanes[1]))
+
+
+@inlined
+def _add_run(
+    total: float,
+    chunk: int,
     gradient: Float32Array,
     residual: Float32Array,
     beta: np.float32,
@@ -161,16 +170,19 @@ def _total(
     squared: bool,
     lanes: Float64Array,
 ) -> float:
-    total = 0.0
+    """Adds a run to a segment's total, from the chunk of this number on; ``lanes`` are those of a chunk, and of chunks.
+
+    As :func:`add_chunk` does.
+    """
     for first in range(0, gradient.size, CHUNK):
         g, r = gradient[first : first + CHUNK], residual[first : first + CHUNK]
         whole, sums = g.size // LANES * LANES, no_lanes()
         for row in range(0, whole, LANES):
             sums = plus_terms(sums, g, r, row, beta, gamma, squared)
-        put_lanes(sums, lanes)
+        put_lanes(sums, lanes[0])
         for i in range(g.size - whole):
-            lanes[i] += _term(beta * r[whole + i] + gamma * g[whole + i], squared)
-        total += sum_of_lanes(lanes)
+            lanes[0, i] += _term(beta * r[whole + i] + gamma * g[whole + i], squared)
+        total = add_chunk(total, chunk + first // CHUNK, sum_of_lanes(lanes[0]), lanes[1])
     return total
 
 

@@ -70,7 +70,7 @@ def _encode(
     bits = 1 if boundaries.size == 1 else 2 if boundaries.size == 3 else 4
     most = longest(pieces)
     t, rotated, products = np.empty(most, np.float32), np.empty(most, np.float32), np.empty(most, np.float32)
-    codes, lanes = np.empty(most, np.uint8), np.empty(LANES, np.float64)
+    codes, lanes = np.empty(most, np.uint8), np.empty((2, LANES), np.float64)
     for number in range(len(pieces)):
         start, length, size, position, counter, run = pieces[number]
         memory = source.residual[start : start + length]

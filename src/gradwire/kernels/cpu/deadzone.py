@@ -61,7 +61,7 @@ def deadzone_encode(
     packed, head = array(payload), 4 * block.segment_count
     edge = packed.size - deadzone_room(block, tile, payload)
     packed[head:] = 0
-    packed[:head].view(np.float32)[:] = array(steps)
+    packed[:head].view(np.float32)[:] = np.where(np.isnan(array(steps)), np.float32(np.nan), array(steps))
     packed[head : head + 3] = points
     given = _Given(array(values), array(steps), offsets_of(packed[head : head + 3]), tile)
     sizes, parts = packed[head + HEAD : edge].view(np.uint32), of_tiles(block, tile)

@@ -14,7 +14,7 @@ from gradwire.kernels.reference.nonuniform import NonUniform
 
 
 def _measure(code: NonUniform, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
-    return bool(write_norm(math.sqrt(total(source, True, scratch.lanes[0])), scale))
+    return bool(write_norm(math.sqrt(total(source, True, scratch.lanes)), scale))
 
 
 def _put(code: NonUniform, piece: Piece, scale: Float32Array, scratch: Scratch) -> None:

@@ -14,7 +14,7 @@ from gradwire.kernels.reference.nuqsgd import NUQSGD
 
 
 def _measure(code: NUQSGD, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
-    return bool(write_norm(math.sqrt(total(source, True, scratch.lanes[0])), scale))
+    return bool(write_norm(math.sqrt(total(source, True, scratch.lanes)), scale))
 
 
 def _number(code: NUQSGD, t: np.float32, one: np.float32, other: np.float32, random: np.uint32) -> np.int32:

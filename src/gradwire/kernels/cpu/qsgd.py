@@ -15,7 +15,7 @@ from gradwire.kernels.reference.qsgd import QSGD
 
 def _measure(code: QSGD, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
     if code.euclidean:
-        return bool(write_norm(math.sqrt(total(source, True, scratch.lanes[0])), scale))
+        return bool(write_norm(math.sqrt(total(source, True, scratch.lanes)), scale))
     return bool(write_norm(np.float64(float_of(peak(source))), scale))
 
 

@@ -197,7 +197,7 @@ def _fill_buckets(
         high += 1 - below
     share: int = _share(negative, count, buckets)
     magnitudes = side_bits.view(np.float32)
-    lanes = np.empty(LANES, np.float64)
+    lanes = np.empty((2, LANES), np.float64)
     for number in range(buckets):
         base, first, size, parts = (0, 0, negative, share)
         if number >= share:

@@ -27,7 +27,7 @@ from gradwire.kernels.cpu._compiled import (
     inlined,
     rows_of_bytes,
 )
-from gradwire.kernels.cpu._lanes import sum_of_lanes
+from gradwire.kernels.cpu._lanes import add_chunk, add_rest, sum_of_lanes
 from gradwire.kernels.cpu._packed import add_bits, put_bits, read_codes, write_codes
 from gradwire.kernels.cpu._scratch import Payloads as Payloads
 from gradwire.kernels.cpu._scratch import Piece as Piece
@@ -86,21 +86,19 @@ def read_all(code: Code, block: Block, payloads: Payloads, out: Tensor, weight: 
 def sums(code: Any, source: Source, scratch: Scratch) -> tuple[float, float, int]:
     """Sums of the two terms of all values, in the order the reference defines, and how many values are negative."""
     t, ones, others = scratch.parts, scratch.lanes[0], scratch.lanes[1]
-    first, second, negatives = 0.0, 0.0, 0
+    first, second, negatives, chunk = 0.0, 0.0, 0, 0
     for run in range(len(source.runs)):
         start, stop = source.runs[run, 0], source.runs[run, 0] + source.runs[run, 1]
-        first_of_run, second_of_run = 0.0, 0.0
         for low in range(start, stop, CHUNK):
             high = min(low + CHUNK, stop)
             form(source, low, high, t)
             _add_terms(code, t[: high - low], ones, others)
-            first_of_run += sum_of_lanes(ones)
-            second_of_run += sum_of_lanes(others)
+            first = add_chunk(first, chunk, sum_of_lanes(ones), scratch.lanes[2])
+            second = add_chunk(second, chunk, sum_of_lanes(others), scratch.lanes[3])
+            chunk += 1
             for i in range(high - low):
                 negatives += t[i] < 0
-        first += first_of_run
-        second += second_of_run
-    return first, second, negatives
+    return add_rest(first, chunk, scratch.lanes[2]), add_rest(second, chunk, scratch.lanes[3]), negatives
 
 
 @inlined

@@ -228,7 +228,7 @@ def _flip_vector(typing_context: Any, values: Any, index: Any, byte: Any) -> Any
 
 @allocating
 def _scales(pieces: Int64Array, values: Float32Array, scales: Float32Array) -> None:
-    lanes = np.empty(LANES, np.float64)
+    lanes = np.empty((2, LANES), np.float64)
     for number in range(len(pieces)):
         start, length, size = pieces[number, 0], pieces[number, 1], pieces[number, 2]
         piece = values[start : start + length]

@@ -14,7 +14,7 @@ from gradwire.kernels.reference.sign import Sign
 
 
 def _measure(code: Sign, source: Source, scale: Float32Array, scratch: Scratch) -> bool:
-    mean = total(source, code.norm == 2, scratch.lanes[0]) / numel(source)
+    mean = total(source, code.norm == 2, scratch.lanes) / numel(source)
     scale[0] = math.sqrt(mean) if code.norm == 2 else mean
     return bool(np.isfinite(mean))
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import INFINITE, UInt32Array, allocating, array, compiled
-from gradwire.kernels.cpu._lanes import sum_of_magnitudes
+from gradwire.kernels.cpu._lanes import add_chunk, add_rest, sum_of_magnitudes
 from gradwire.kernels.cpu._source import Source, settle, source_of, within
 from gradwire.kernels.parts import Part, of_runs, side_by_side
 from gradwire.kernels.reference._torch import CHUNK, LANES
@@ -27,7 +27,7 @@ def magnitude_statistics(block: Block, source: Compensated) -> tuple[Float64Arra
 
     if len(counts):
         side_by_side(add_up, of_runs(block, CHUNK))
-    _statistics(block.segments, counts, sums, maxima, totals, largest)
+    _statistics(block.segments, counts, sums, maxima, np.empty(LANES), totals, largest)
     return totals, largest
 
 
@@ -60,20 +60,21 @@ def _statistics(
     counts: Int64Array,
     sums: Float64Array,
     maxima: UInt32Array,
+    lanes: Float64Array,
     totals: Float64Array,
     largest: Float32Array,
 ) -> None:
     """Of segments, by those of chunks, of which each run has so many."""
     chunk, bits = 0, largest.view(np.uint32)
     for segment in range(totals.size):
-        total, maximum = 0.0, np.uint32(0)
+        total, maximum, number = 0.0, np.uint32(0), 0
         for run in range(segments[segment], segments[segment + 1]):
-            of_run = 0.0
             for _ in range(counts[run]):
                 maximum = max(maximum, maxima[chunk])
-                of_run += sums[chunk]
+                total = add_chunk(total, number, sums[chunk], lanes)
+                number += 1
                 chunk += 1
-            total += of_run
+        total = add_rest(total, number, lanes)
         finite = maximum < INFINITE
         totals[segment] = total if finite else np.nan
         bits[segment] = maximum
@@ -108,14 +109,13 @@ def _exceedances(
     totals: Float64Array,
 ) -> None:
     t = np.empty(CHUNK, np.float32)
-    lanes = np.empty(LANES, np.float64)
+    lanes, of_chunks = np.empty(LANES, np.float64), np.empty(LANES, np.float64)
     for segment in range(counts.size):
-        threshold = thresholds[segment]
+        threshold, total, chunk = thresholds[segment], 0.0, 0
         if np.isnan(threshold):
             continue
         for run in range(segments[segment], segments[segment + 1]):
             start, length = runs[run, 0], runs[run, 1]
-            of_run = 0.0
             for first in range(0, length, CHUNK):
                 piece = source[start + first : start + min(first + CHUNK, length)]
                 reaching = np.uint32(0)
@@ -124,5 +124,6 @@ def _exceedances(
                     reaching = np.uint32(reaching + np.uint32(exceeds))
                     t[i] = piece[i] if exceeds else np.float32(0)
                 counts[segment] += reaching
-                of_run += sum_of_magnitudes(t[: piece.size], lanes)
-            totals[segment] += of_run
+                total = add_chunk(total, chunk, sum_of_magnitudes(t[: piece.size], lanes), of_chunks)
+                chunk += 1
+        totals[segment] = add_rest(total, chunk, of_chunks)

@@ -13,6 +13,7 @@ INFINITE = tl.constexpr(0x7F800000)
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 SMALLEST_SCALE = tl.constexpr(_torch.SMALLEST_SCALE)
 LARGEST_SCALE = tl.constexpr(_torch.LARGEST_SCALE)
+CHUNK = tl.constexpr(_torch.CHUNK)
 LANES = tl.constexpr(_torch.LANES)
 _FIRST_FACTOR = tl.constexpr(FIRST_FACTOR)
 _SECOND_FACTOR = tl.constexpr(SECOND_FACTOR)
@@ -21,9 +22,15 @@ COLUMNS = tl.constexpr(7)
 
 
 @triton.jit
-def tile_of(table, ALIGNED: tl.constexpr):
-    """First element, number of elements, position, segment, and where the row of the table is."""
-    row = table + tl.program_id(0).to(tl.int64) * COLUMNS
+def tile_of(table, ALIGNED: tl.constexpr, BACK: tl.constexpr = False):
+    """First element, number of elements, position, segment, and where the row of the table is.
+
+    Programs that go back begin with the last tile, of which most is in a cache if others have just gone through all.
+    """
+    number = tl.program_id(0)
+    if BACK:
+        number = tl.num_programs(0) - 1 - number
+    row = table + number.to(tl.int64) * COLUMNS
     start = tl.load(row)
     count = tl.load(row + 1)
     if ALIGNED:
@@ -90,6 +97,12 @@ def hash32(key, counter):
     bits = (bits ^ (bits >> 16)) * tl.full((), _FIRST_FACTOR, tl.uint32)
     bits = (bits ^ (bits >> 15) ^ (key >> 32).to(tl.uint32)) * tl.full((), _SECOND_FACTOR, tl.uint32)
     return bits ^ (bits >> 15)
+
+
+@triton.jit
+def less(integers, other: tl.constexpr):
+    """Integers from 0 to ``2**22`` less another such one, as ``float32``: a whole number by its place in the bits."""
+    return (integers | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + other)
 
 
 @triton.jit

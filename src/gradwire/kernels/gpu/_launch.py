@@ -43,6 +43,7 @@ class Tiles:
         segment_count: S.
         width: Room for the longest tile, one of ``WIDTHS``.
         whole: Whether every segment is one tile.
+        grain: What all positions that tiles begin at are multiples of; 0 if there is none but the first.
         aligned: Whether all tiles begin and end at 16 bytes, if the buffer does.
     """
 
@@ -64,6 +65,7 @@ class Tiles:
         self.count, self.segment_count = len(run), len(segments) - 1
         self.width = next(width for width in WIDTHS if longest <= width)
         self.whole = self.count == self.segment_count
+        self.grain = int(np.gcd.reduce(table[:, 2]))
         self.aligned = not (table[:, :2] % VECTOR).any()
         self._block, self._others, self._device = weakref.proxy(blocks[0]), blocks[1:], device
         self._kept: dict[str, tuple[bytes, Tensor]] = {}

@@ -13,8 +13,10 @@ from torch import Tensor
 from gradwire.kernels.code import Code
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import (
+    CHUNK,
     COLUMNS,
     INFINITE,
+    INFINITY,
     LANES,
     compensated,
     magnitude_bits,
@@ -23,6 +25,9 @@ from gradwire.kernels.gpu._jitted import (
     tile_of,
 )
 from gradwire.kernels.gpu._launch import Tiles, jitted, launch
+
+AT_ONCE = tl.constexpr(8)
+"""Rows of lanes that are loaded before the first is added."""
 
 
 class Jitted(NamedTuple):
@@ -48,8 +53,20 @@ class Jitted(NamedTuple):
     constant: Any = None
 
 
-def measure(own: Jitted, code: Code, tiles: Tiles, source: Compensated, scales: Tensor, stride: int) -> None:
-    """Fills the scales of all segments, with NaN where a value is not finite."""
+def measure(
+    own: Jitted, code: Code, tiles: Tiles, source: Compensated, scales: Tensor, stride: int, leave: bool = False
+) -> None:
+    """Fills the scales of all segments, with NaN where a value is not finite.
+
+    Args:
+        own: What is measured.
+        code: What that is of.
+        tiles: Of the segments.
+        source: Their values.
+        scales: To be filled.
+        stride: From one block's payload to the next.
+        leave: Whether compensated values are left in the residual where they are finite.
+    """
     (gradient, residual, beta, gamma), device = source, source.gradient.device
     sums = torch.empty(2 * tiles.count if own.terms else 0, dtype=torch.float64, device=device)
     marks = torch.empty(2 * tiles.count, dtype=torch.int32, device=device)
@@ -66,6 +83,7 @@ def measure(own: Jitted, code: Code, tiles: Tiles, source: Compensated, scales: 
         CODE=code,
         TERMS=own.terms,
         KEEP=residual is not None,
+        LEAVE=leave and residual is not None,
         **tiles.shape | ({"warps": 1} if own.terms else {}),
     )
     launch(
@@ -98,12 +116,15 @@ def statistics(
     CODE: tl.constexpr,
     TERMS: tl.constexpr,
     KEEP: tl.constexpr,
+    LEAVE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """Sums of terms, largest magnitude and number of negative values of a tile, each a block of one number."""
     if TERMS is None:
         i = tl.arange(0, WIDTH)
-        t, _ = compensated(gradient, residual, start + i, i < count, beta, gamma, KEEP)
+        t, r = compensated(gradient, residual, start + i, i < count, beta, gamma, KEEP)
+        if LEAVE:
+            tl.store(residual + start + i, tl.where(tl.abs(t) < INFINITY, t, r), mask=i < count)
         peak = tl.max(magnitude_bits(t), axis=0, keep_dims=True)
         nothing = tl.zeros((1,), tl.float64)
         return nothing, nothing, peak, tl.zeros((1,), tl.int32)
@@ -113,15 +134,22 @@ def statistics(
         second = tl.zeros((LANES,), tl.float64)
         peak = tl.zeros((LANES,), tl.int32)
         negatives = tl.zeros((LANES,), tl.int32)
-        rows = ((count + (LANES - 1)) // LANES).to(tl.int32)
-        for row in tl.range(0, rows, loop_unroll_factor=8):
-            i = row * LANES + lane
-            t, _ = compensated(gradient, residual, start + i, i < count, beta, gamma, KEEP)
-            a, b = TERMS(CODE, t)
-            first += a
-            second += b
-            peak = tl.maximum(peak, magnitude_bits(t))
-            negatives += (t < 0).to(tl.int32)
+        last = count.to(tl.int32)
+        for begin in range(0, last, AT_ONCE * LANES):
+            rows = ()
+            for row in tl.static_range(AT_ONCE):
+                i = begin + row * LANES + lane
+                rows += (compensated(gradient, residual, start + i, i < last, beta, gamma, KEEP),)  # type: ignore[assignment]
+            for row in tl.static_range(AT_ONCE):  # zeros beyond the last change no sum
+                t = rows[row][0]
+                a, b = TERMS(CODE, t)
+                first += a
+                second += b
+                peak = tl.maximum(peak, magnitude_bits(t))
+                negatives += tl.where(t < 0, 1, 0)
+                if LEAVE:
+                    i = begin + row * LANES + lane
+                    tl.store(residual + start + i, tl.where(tl.abs(t) < INFINITY, t, rows[row][1]), mask=i < last)
         largest = tl.max(peak, axis=0, keep_dims=True)
         return sum_of_lanes(first), sum_of_lanes(second), largest, tl.sum(negatives, axis=0, keep_dims=True)
 
@@ -138,11 +166,14 @@ def _measure_tiles(
     CODE: tl.constexpr,
     TERMS: tl.constexpr,
     KEEP: tl.constexpr,
+    LEAVE: tl.constexpr,
     WIDTH: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     start, count, _, _, _ = tile_of(table, ALIGNED)
-    first, second, peak, negatives = statistics(gradient, residual, start, count, beta, gamma, CODE, TERMS, KEEP, WIDTH)
+    first, second, peak, negatives = statistics(
+        gradient, residual, start, count, beta, gamma, CODE, TERMS, KEEP, LEAVE, WIDTH
+    )
     at = 2 * tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     if TERMS is not None:
         tl.store(sums + at, first)
@@ -166,27 +197,30 @@ def _add_up(
     SCALE: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """One program a segment: tiles of a run in order, then runs in order."""
+    """One program a segment: totals of tiles, which are chunks, in lanes as values are."""
     segment = tl.program_id(0)
     one = tl.arange(0, 1)
     first_run = tl.load(segments + segment)
     last_run = tl.load(segments + segment + 1)
+    first_tile, last = tl.load(runs + first_run), tl.load(runs + last_run)
     first = tl.zeros((1,), tl.float64)
     second = tl.zeros((1,), tl.float64)
     if TERMS is not None:
-        for run in range(first_run, last_run):
-            first_of_run = tl.zeros((1,), tl.float64)
-            second_of_run = tl.zeros((1,), tl.float64)
-            for tile in tl.range(tl.load(runs + run), tl.load(runs + run + 1), loop_unroll_factor=16):
-                first_of_run += tl.load(sums + 2 * tile + one)
-                second_of_run += tl.load(sums + 2 * tile + 1 + one)
-            first += first_of_run
-            second += second_of_run
+        lane = tl.arange(0, LANES)
+        for group in range(first_tile, last, CHUNK):
+            ones = tl.zeros((LANES,), tl.float64)
+            others = tl.zeros((LANES,), tl.float64)
+            end = tl.minimum(group + CHUNK, last)
+            for row in tl.range(group, end, LANES, loop_unroll_factor=16):
+                mask = row + lane < end
+                ones += tl.load(sums + 2 * (row + lane), mask=mask, other=0.0)
+                others += tl.load(sums + 2 * (row + lane) + 1, mask=mask, other=0.0)
+            first += sum_of_lanes(ones)
+            second += sum_of_lanes(others)
     i = tl.arange(0, 256)
     peak = tl.zeros((256,), tl.int32)
     negatives = tl.zeros((256,), tl.int32)
-    first_tile, last = tl.load(runs + first_run), tl.load(runs + last_run)
-    for tile in range(first_tile, last, 256):
+    for tile in tl.range(first_tile, last, 256, loop_unroll_factor=4):
         mask = tile + i < last
         peak = tl.maximum(peak, tl.load(marks + 2 * (tile + i), mask=mask, other=0))
         negatives += tl.load(marks + 2 * (tile + i) + 1, mask=mask, other=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gradwire.kernels.gpu._jitted import LARGEST_SCALE, SMALLEST_SCALE, inverse_of
+from gradwire.kernels.gpu._jitted import LARGEST_SCALE, SMALLEST_SCALE, inverse_of, less
 from gradwire.kernels.gpu._measured import Jitted
 from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference.ballot import Ballot
@@ -42,7 +42,7 @@ def _put(code: tl.constexpr, t, first, second, random, table):
 @triton.jit
 def _read(code: tl.constexpr, codes, first, second, table):
     LEVELS: tl.constexpr = (1 << (code.bits - 1)) - 1
-    return (tl.minimum(codes, 2 * LEVELS) - LEVELS).to(tl.float32) * first
+    return tl.minimum(less(codes, LEVELS), LEVELS * 1.0) * first
 
 
 CODES[Ballot] = lambda code: Jitted(_scale, _put, _read, terms=None if code.signs else _magnitude)

@@ -12,7 +12,6 @@ from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITY, hash32, inverse_of, key_of_run, negated, tile_of
 from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of
 from gradwire.kernels.gpu._measured import Jitted, measure
-from gradwire.kernels.gpu.memory import leave_all
 from gradwire.kernels.gpu.sign import magnitudes_or_squares
 from gradwire.kernels.reference import deadzone
 from gradwire.kernels.reference._torch import LANES
@@ -25,11 +24,9 @@ _LIMIT = tl.constexpr(deadzone.LIMIT)
 
 
 def deadzone_scales(block: Block, source: Compensated) -> Tensor:
-    gradient, residual, beta, gamma = source
-    scales = torch.empty(block.segment_count, dtype=torch.float32, device=gradient.device)
-    measure(_MEAN, Sign(), tiles_of(block, gradient.device), source, scales, 0)
-    if residual is not None:
-        leave_all(block, gradient, residual, beta, gamma)
+    device = source.gradient.device
+    scales = torch.empty(block.segment_count, dtype=torch.float32, device=device)
+    measure(_MEAN, Sign(), tiles_of(block, device), source, scales, 0, leave=True)
     return scales
 
 

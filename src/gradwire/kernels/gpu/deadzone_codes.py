@@ -76,7 +76,7 @@ def deadzone_encode(
     head, device, count = 4 * block.segment_count, values.device, number_of_tiles(block, tile)
     body = payload[payload.numel() - deadzone_room(block, tile, payload) :]
     payload[head:].zero_()
-    payload[:head].view(torch.float32).copy_(steps)
+    payload[:head].view(torch.float32).copy_(steps.masked_fill(steps.isnan(), torch.nan))
     for number, point in enumerate(points):
         payload[head + number].fill_(point)
     if not block.numel:

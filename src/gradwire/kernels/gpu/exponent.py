@@ -30,9 +30,8 @@ def _put(code: tl.constexpr, t, first, second, random, table):
 
 @triton.jit
 def _read(code: tl.constexpr, codes, first, second, table):
-    distance = codes & 7
-    power = tl.where(distance == _ZERO, 0, (127 - distance) << 23)
-    return (power | ((codes >> 3) << 31)).to(tl.float32, bitcast=True) * first
+    bits = (((codes & 7) ^ _ZERO) << 23) | ((codes >> 3) << 31)
+    return bits.to(tl.float32, bitcast=True) * (2.0 ** (127 - _ZERO)) * first
 
 
 CODES[Exponent] = lambda code: Jitted(_scale, _put, _read)

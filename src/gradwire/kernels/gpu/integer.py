@@ -8,10 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.gpu._jitted import INFINITY, LARGEST_SCALE, SMALLEST_SCALE
+from gradwire.kernels.gpu._jitted import INFINITY, LARGEST_SCALE, SMALLEST_SCALE, less
 from gradwire.kernels.gpu._launch import tiles_of
 from gradwire.kernels.gpu._measured import Jitted, measure
-from gradwire.kernels.gpu.memory import leave_all
 from gradwire.kernels.gpu.qsgd import uniform16
 from gradwire.kernels.gpu.quantise import CODES, put_all, read_all
 from gradwire.kernels.reference.integer import Integers
@@ -19,10 +18,8 @@ from gradwire.layout import Block
 
 
 def integer_scales(code: Integers, block: Block, source: Compensated, scales: Tensor) -> None:
-    measure(CODES[Integers](code), code, tiles_of(block, scales.device), source, scales, 0)
+    measure(CODES[Integers](code), code, tiles_of(block, scales.device), source, scales, 0, leave=True)
     scales.nan_to_num_(nan=torch.inf)
-    if source.residual is not None:
-        leave_all(block, source.gradient, source.residual, source.beta, source.gamma)
 
 
 def integer_encode(
@@ -59,7 +56,7 @@ def _read(code: tl.constexpr, codes, first, second, table):
     smaller = tl.where(first > LARGEST_SCALE, LARGEST_SCALE, first)
     step = tl.where(first >= SMALLEST_SCALE, tl.div_rn(smaller, tl.full(first.shape, LEVELS, tl.float32)), 0.0)
     step = tl.where(tl.abs(first) < INFINITY, step, float("nan")) * (1.0 / code.workers)
-    return (tl.minimum(codes, 2 * ZERO) - ZERO).to(tl.float32) * step
+    return tl.minimum(less(codes, ZERO), ZERO * 1.0) * step
 
 
 CODES[Integers] = lambda code: Jitted(_scale, _put, _read, draws=True)

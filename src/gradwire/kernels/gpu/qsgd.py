@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gradwire.kernels.gpu._jitted import LARGEST_SCALE, SMALLEST_SCALE, inverse_of
+from gradwire.kernels.gpu._jitted import LARGEST_SCALE, SMALLEST_SCALE, inverse_of, less
 from gradwire.kernels.gpu._measured import Jitted
 from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference.qsgd import QSGD
@@ -36,7 +36,13 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
 @triton.jit
 def uniform16(random):
     """The middle of one of ``2**16`` equal parts of [0, 1)."""
-    return (random >> 16).to(tl.int32).to(tl.float32) * (2.0**-16) + (2.0**-17)
+    return ((random >> 16).to(tl.int32) | 0x43000000).to(tl.float32, bitcast=True) - (128.0 - 2.0**-17)
+
+
+@triton.jit
+def uniform23(random):
+    """The middle of one of ``2**23`` equal parts of [0, 1)."""
+    return ((random >> 9).to(tl.int32) | 0x3F800000).to(tl.float32, bitcast=True) - (1.0 - 2.0**-24)
 
 
 @triton.jit
@@ -54,7 +60,7 @@ def _read(code: tl.constexpr, codes, first, second, table):
     LEVELS: tl.constexpr = (1 << (code.bits - 1)) - 1
     scale = tl.where(first > LARGEST_SCALE, LARGEST_SCALE, tl.where(first < -LARGEST_SCALE, -LARGEST_SCALE, first))
     step = tl.div_rn(scale, tl.full(scale.shape, LEVELS, tl.float32))
-    return (tl.minimum(codes, 2 * LEVELS) - LEVELS).to(tl.float32) * step
+    return tl.minimum(less(codes, LEVELS), LEVELS * 1.0) * step
 
 
 def _jitted(code: QSGD) -> Jitted:

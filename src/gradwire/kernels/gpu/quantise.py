@@ -17,13 +17,16 @@ from torch import Tensor
 from gradwire.kernels.code import TRITS, Code
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITY, NEGATIVE, compensated, hash32, key_of_run, place_of, tile_of
-from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of
+from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of, warps
 from gradwire.kernels.gpu._measured import Jitted, measure, statistics, store_scale
-from gradwire.kernels.gpu._packed import pack, unpack
+from gradwire.kernels.gpu._packed import code_of, codes_a_unit, joined, load_units, pack, units_of
 from gradwire.layout import Block
 
 WIDEST_WITH_SUMS = 512
 """A tile that is measured and written by one program, if its measure is a sum: more would leave warps idle."""
+
+AT_ONCE = 4
+"""Payloads of which codes are loaded before the first are added."""
 
 CODES: dict[type, Callable[[Any], Jitted]] = {}
 """What a code is to the kernels, by its class."""
@@ -99,6 +102,7 @@ def put_all(
         BITS=bits,
         WORDS=max(words, 1),
         MARK=mark,
+        UNIT=4 if (body.data_ptr() | stride) % 4 == 0 else 1,
         DRAWS=own.draws,
         KEEP=residual is not None,
         MEASURE=fused and not agreed,
@@ -130,6 +134,10 @@ def read_all(
     """
     own, tiles = CODES[type(code)](code), tiles_of(blocks[0], out.device, *blocks[1:])
     code = own.constant or code
+    bits, places = code.layout.bits, tiles.payloads(code, stride)
+    starts = bodies.data_ptr() | bodies.shape[1] | stride | (bodies.stride(0) if len(bodies) > 1 else 0)
+    unit = 4 if starts % 4 == 0 and tiles.grain * min(bits, 4) % 32 == 0 else 1
+    each = codes_a_unit(bits, unit)
     launch(
         _decode,
         tiles.count,
@@ -139,15 +147,18 @@ def read_all(
         bodies,
         bodies.stride(0),
         len(bodies),
-        tiles.payloads(code, stride),
+        places,
         _table(own, out),
         out,
         weight,
         CODE=code,
         READ=own.read,
-        BITS=code.layout.bits,
+        BITS=bits,
         WORDS=code.layout.words,
-        **tiles.shape,
+        UNIT=unit,
+        EACH=each,
+        ROWS=AT_ONCE,
+        **tiles.shape | {"warps": min(warps(tiles.width), max(tiles.width // each // 32, 1))},
     )
 
 
@@ -177,20 +188,21 @@ def _write(
     BITS: tl.constexpr,
     WORDS: tl.constexpr,
     MARK: tl.constexpr,
+    UNIT: tl.constexpr,
     DRAWS: tl.constexpr,
     KEEP: tl.constexpr,
     MEASURE: tl.constexpr,
     WIDTH: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    start, count, position, segment, row = tile_of(table, ALIGNED)
+    start, count, position, segment, row = tile_of(table, ALIGNED, BACK=not MEASURE)
     before, offset, distance = place_of(places, row)
     scales += before
     body += offset
     one = tl.arange(0, 1)
     if MEASURE:
         first, second, peak, negatives = statistics(
-            gradient, residual, start, count, beta, gamma, CODE, TERMS, KEEP, WIDTH
+            gradient, residual, start, count, beta, gamma, CODE, TERMS, KEEP, False, WIDTH
         )
         numel = tl.load(numels + segment + one)
         low, high = store_scale(scales, segment, first, second, peak, negatives, numel, CODE, SCALE, WORDS)
@@ -207,15 +219,14 @@ def _write(
     if DRAWS:
         key = key_of_run(key_low, key_high, tl.load(row + 4))
         random = hash32(key, (tl.load(row + 5) + i).to(tl.uint32))
-    safe = tl.where(finite, t, 0.0)
     first = tl.where(finite, low, 1.0)
     second = tl.where(finite, high, 1.0)
-    code = PUT(CODE, safe, first, second, random, looked_up)
+    code = PUT(CODE, t, first, second, random, looked_up)
     if KEEP:
         left = tl.where(finite, t - READ(CODE, code, first, second, looked_up), t)
         tl.store(residual + start + i, tl.where(tl.abs(left) < INFINITY, left, r), mask=mask)
     code = tl.where(mask, tl.where(finite, code, MARK), 0)
-    pack(body, position, i, code, count, distance, BITS, WIDTH)
+    pack(body, position, i, code, count, distance, BITS, UNIT, WIDTH)
 
 
 @jitted("scales", "scales_stride", "bodies", "stride", "rows", "weight")
@@ -234,25 +245,41 @@ def _decode(
     READ: tl.constexpr,
     BITS: tl.constexpr,
     WORDS: tl.constexpr,
+    UNIT: tl.constexpr,
+    EACH: tl.constexpr,
+    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     start, count, position, segment, row = tile_of(table, ALIGNED)
     before, offset, distance = place_of(places, row)
+    COUNT: tl.constexpr = WIDTH // EACH
     one = tl.arange(0, 1)
-    i = tl.arange(0, WIDTH)
-    total = tl.full((WIDTH,), NEGATIVE, tl.int32).to(tl.float32, bitcast=True)  # -0.0, to which all adds as it is
-    body = bodies + offset
-    scale = scales + 4 * (WORDS * segment + before)
-    low = tl.full((WIDTH,), 1.0, tl.float32)
+    low = tl.full((COUNT,), 1.0, tl.float32)
     high = low
-    for _ in range(rows):
+    totals = ()
+    for _ in tl.static_range(EACH):  # -0.0, to which all adds as it is
+        totals += (tl.full((COUNT,), NEGATIVE, tl.int32).to(tl.float32, bitcast=True),)  # type: ignore[assignment]
+    scale = scales + 4 * (WORDS * segment + before)
+    at, mask, besides = units_of(bodies + offset, position, count.to(tl.int32), distance, BITS, UNIT, EACH, COUNT)
+    for _ in tl.range(rows, loop_unroll_factor=ROWS):
         if WORDS > 0:
             words = scale.to(tl.pointer_type(tl.float32)) + one
-            low = tl.broadcast_to(tl.load(words), (WIDTH,))
-            high = tl.broadcast_to(tl.load(words + (WORDS - 1)), (WIDTH,))
-        codes = unpack(body, position, count, distance, BITS, WIDTH)
-        total += READ(CODE, codes, low, high, looked_up)
-        body += stride
+            low = tl.broadcast_to(tl.load(words), (COUNT,))
+            high = tl.broadcast_to(tl.load(words + (WORDS - 1)), (COUNT,))
+        units = load_units(at, mask, UNIT)
+        beside = besides
+        if BITS == 9:
+            beside = load_units(besides, mask, 1) >> (tl.arange(0, COUNT) * EACH % 8)
+            besides += stride
+        added = ()
+        for k in tl.static_range(EACH):
+            added += (totals[k] + READ(CODE, code_of(units, beside, k, BITS), low, high, looked_up),)  # type: ignore[assignment]
+        totals = added
+        at += stride
         scale += scales_stride
-    tl.store(out + start + i, total * weight, mask=i < count)
+    weighted = ()
+    for k in tl.static_range(EACH):
+        weighted += (totals[k] * weight,)  # type: ignore[assignment]
+    i = tl.arange(0, WIDTH)
+    tl.store(out + start + i, tl.reshape(joined(weighted, EACH), (WIDTH,)), mask=i < count)

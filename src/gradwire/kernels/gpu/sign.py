@@ -5,7 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gradwire.kernels.gpu._jitted import negated
 from gradwire.kernels.gpu._measured import Jitted
 from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference.sign import Sign
@@ -36,7 +35,7 @@ def _put(code: tl.constexpr, t, first, second, random, table):
 
 @triton.jit
 def read_signs(code: tl.constexpr, codes, first, second, table):
-    return negated(first, codes != 0)
+    return (first.to(tl.int32, bitcast=True) ^ (codes << 31)).to(tl.float32, bitcast=True)
 
 
 CODES[Sign] = lambda code: Jitted(_scale, _put, read_signs, terms=magnitudes_or_squares)

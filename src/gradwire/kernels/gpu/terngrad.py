@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gradwire.kernels.gpu._jitted import SMALLEST_SCALE, inverse_of
+from gradwire.kernels.gpu._jitted import SMALLEST_SCALE, inverse_of, less
 from gradwire.kernels.gpu._measured import Jitted
+from gradwire.kernels.gpu.qsgd import uniform23
 from gradwire.kernels.gpu.quantise import CODES
 from gradwire.kernels.reference import terngrad
 from gradwire.kernels.reference.terngrad import TernGrad
@@ -36,14 +37,13 @@ def _scale(code: tl.constexpr, first, second, peak, negatives, numel):
 
 @triton.jit
 def _put(code: tl.constexpr, t, first, second, random, table):
-    part = (random >> 9).to(tl.int32).to(tl.float32) * (2.0**-23) + (2.0**-24)
-    sent = part < tl.abs(t) * inverse_of(first, tl.full(t.shape, 1.0, tl.float32))
+    sent = uniform23(random) < tl.abs(t) * inverse_of(first, tl.full(t.shape, 1.0, tl.float32))
     return tl.where(sent, tl.where(t < 0, 0, 2), 1)
 
 
 @triton.jit
 def read_digits(code: tl.constexpr, codes, first, second, table):
-    return (codes.to(tl.float32) - 1.0) * first
+    return less(codes, 1) * first
 
 
 CODES[TernGrad] = lambda code: Jitted(_scale, _put, read_digits, terms=_moments if code.clip else None, draws=True)

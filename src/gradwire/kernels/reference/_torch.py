@@ -12,7 +12,7 @@ from gradwire.layout import Block
 from gradwire.randomness import hash32
 
 CHUNK = 4096
-"""Elements of a run that are added up before the sum goes on to the segment's total."""
+"""Elements of a run that are added up before their sum goes on to the segment's, and as many such sums."""
 
 LANES = 32
 """Interleaved partial sums within a chunk."""
@@ -121,12 +121,20 @@ def write_payload(payload: Tensor, *parts: Tensor) -> None:
     payload[: packed.numel()] = packed
 
 
-def run_total(values: Tensor) -> float:
-    """Sum of one run of float64 in a defined order that vectorises.
+def segment_total(runs: list[Tensor]) -> float:
+    """Sum of a segment's runs of float64 in a defined order that vectorises.
 
     Element ``i`` of a chunk goes to lane ``i % LANES``, in order; lanes are added pairwise, the upper half to the lower
-    half, until one is left; chunks are added in order.
+    half, until one is left. The totals of all runs' chunks are added up as elements are, ``CHUNK`` of them at a time;
+    what that comes to is added in order.
     """
+    total = 0.0
+    for group in _chunk_totals(torch.cat([_chunk_totals(run) for run in runs])).tolist():
+        total += group
+    return total
+
+
+def _chunk_totals(values: Tensor) -> Tensor:
     chunks = -(-values.numel() // CHUNK)
     size = CHUNK if chunks > 1 else -(-values.numel() // LANES) * LANES  # zeros beyond it would change no lane
     rows = torch.nn.functional.pad(values, (0, chunks * size - values.numel())).view(chunks, -1, LANES)
@@ -136,10 +144,7 @@ def run_total(values: Tensor) -> float:
     while lanes.shape[1] > 1:
         low, high = lanes.chunk(2, dim=1)
         lanes = low + high
-    total = 0.0
-    for chunk in lanes.flatten().tolist():
-        total += chunk
-    return total
+    return lanes.flatten()
 
 
 def as_bytes(values: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.code import TRITS, Draws, Layout
-from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, run_total
+from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, segment_total
 from gradwire.kernels.reference.qsgd import check_bits
 
 
@@ -41,7 +41,7 @@ class Ballot(NamedTuple):
         """What a vote counts, 1, and the step, 0 if too small to divide by."""
         if math.isnan(largest(values)):
             return None
-        mean = sum(run_total(t.double().abs()) for t in values) / sum(map(len, values))
+        mean = segment_total([t.double().abs() for t in values]) / sum(map(len, values))
         step = 0.0 if self.signs else 2 * mean / self.levels
         return values[0].new_tensor([1.0, min(step, LARGEST_SCALE) if step >= SMALLEST_SCALE else 0.0])
 

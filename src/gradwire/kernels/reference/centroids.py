@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.reference._torch import SMALLEST_SCALE, formed, keep, pack, run_total, unpack
+from gradwire.kernels.reference._torch import SMALLEST_SCALE, formed, keep, pack, segment_total, unpack
 from gradwire.kernels.reference.rotation import LARGEST, _float, _hadamard, _restored, _signs
 from gradwire.layout import Int64Array, UInt64Array
 from gradwire.randomness import MASK32, run_keys
@@ -27,7 +27,7 @@ def centroids_encode(
     chosen = torch.zeros(codes.numel() * 8 // bits, dtype=torch.uint8, device=codes.device)
     for number, (start, length, size, position, counter, run) in enumerate(pieces.tolist()):
         t, kept = formed(source, start, start + length)
-        measured = math.sqrt(run_total(t.double().square()) / size)
+        measured = math.sqrt(segment_total([t.double().square()]) / size)
         scales[number] = 0.0 if math.isfinite(measured) else torch.nan
         if not SMALLEST_SCALE <= measured < math.inf:
             keep(kept, t)
@@ -37,7 +37,7 @@ def centroids_encode(
         y = _hadamard(torch.nn.functional.pad(t / scale, (0, size - length)) * signs) * _float(1 / math.sqrt(size), t)
         code = torch.bucketize(y, boundaries)
         c = centroids[code]
-        scales[number] = min(float(scale) * size / run_total((c * y).double().abs()), LARGEST)
+        scales[number] = min(float(scale) * size / segment_total([(c * y).double().abs()]), LARGEST)
         chosen[position : position + size] = code.to(torch.uint8)
         keep(kept, t - _restored(c, scales[number], signs, 0.5, 1, 1)[:length])
     codes.copy_(pack(chosen, bits))

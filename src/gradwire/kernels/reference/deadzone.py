@@ -82,7 +82,7 @@ def deadzone_encode(
         block: Which elements.
         values: ``float32`` flat buffer of compensated values.
         keeps: Whether they are the residual.
-        steps: ``float32[S]``: the step of each segment, NaN for one that is not finite.
+        steps: ``float32[S]``: the step of each segment, any NaN for one that is not finite; torch's is written.
         points: Of levels.
         tile: Elements of a tile.
         payload: ``uint8[deadzone_payload_bytes]``.
@@ -117,7 +117,7 @@ def deadzone_encode(
             base += stop - start
     bits = np.array([int(bit) for bit in "".join(streams)], np.uint8)
     payload.zero_()
-    payload[: 4 * block.segment_count] = as_bytes(steps)
+    payload[: 4 * block.segment_count] = as_bytes(steps.masked_fill(steps.isnan(), torch.nan))
     payload[4 * block.segment_count :][:3] = torch.tensor(points, dtype=torch.uint8)
     payload[4 * block.segment_count + HEAD : edge] = as_bytes(torch.tensor([*map(len, streams)], dtype=torch.int32))
     packed = torch.from_numpy(np.packbits(bits, bitorder="little"))

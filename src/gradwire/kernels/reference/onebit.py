@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import run_total
+from gradwire.kernels.reference._torch import segment_total
 
 
 class OneBit(NamedTuple):
@@ -29,8 +29,8 @@ class OneBit(NamedTuple):
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The mean of the values that are not negative, and of those that are; 0 where there are none."""
-        above = sum(run_total(t.double().masked_fill(t < 0, 0)) for t in values)
-        below = sum(run_total(t.double().masked_fill(~(t < 0), 0)) for t in values)
+        above = segment_total([t.double().masked_fill(t < 0, 0) for t in values])
+        below = segment_total([t.double().masked_fill(~(t < 0), 0) for t in values])
         if not math.isfinite(above + below):
             return None
         negatives = sum(int((t < 0).sum()) for t in values)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, run_total
+from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE, largest, segment_total
 
 
 class QSGD(NamedTuple):
@@ -75,7 +75,7 @@ def norm_of(values: list[Tensor], euclidean: bool = True) -> Tensor | None:
     if math.isnan(norm):
         return None
     if euclidean:
-        norm = math.sqrt(sum(run_total(t.double().square()) for t in values))
+        norm = math.sqrt(segment_total([t.double().square() for t in values]))
     return values[0].new_tensor([min(norm, LARGEST_SCALE) if norm >= SMALLEST_SCALE else 0.0])
 
 

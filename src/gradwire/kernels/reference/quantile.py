@@ -17,7 +17,7 @@ from gradwire.kernels.reference._torch import (
     pack,
     padded,
     pieces_of,
-    run_total,
+    segment_total,
     sum_in_order,
     unpack,
 )
@@ -113,7 +113,7 @@ def _sort_into_buckets(t: Tensor, means: Tensor) -> Tensor:
         for number in range(count):
             members = side[-(-number * len(side) // count) : -(-(number + 1) * len(side) // count)]
             bucket[members] = base + number
-            means[base + number] = sign * (run_total(t[members].double().abs()) / len(members))
+            means[base + number] = sign * (segment_total([t[members].double().abs()]) / len(members))
     return bucket
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.deferred import placed
-from gradwire.kernels.reference._torch import SMALLEST_SCALE, pack, run_total, unpack
+from gradwire.kernels.reference._torch import SMALLEST_SCALE, pack, segment_total, unpack
 from gradwire.layout import Int64Array, UInt64Array
 from gradwire.randomness import hash32
 
@@ -33,7 +33,7 @@ def rotated_scales(pieces: Int64Array, values: Tensor, scales: Tensor) -> None:
     A scale below ``SMALLEST_SCALE`` is 0.
     """
     for number, (start, length, size, *_) in enumerate(pieces.tolist()):
-        scale = math.sqrt(run_total(values[start : start + length].double().square()) / size)
+        scale = math.sqrt(segment_total([values[start : start + length].double().square()]) / size)
         scales[number] = scale if scale >= SMALLEST_SCALE else 0.0
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.code import Draws, Layout
-from gradwire.kernels.reference._torch import run_total
+from gradwire.kernels.reference._torch import segment_total
 
 
 class Sign(NamedTuple):
@@ -35,7 +35,7 @@ class Sign(NamedTuple):
 
     def measure(self, values: list[Tensor]) -> Tensor | None:
         """The mean magnitude, or the root of the mean square."""
-        total = sum(run_total(t.double().square() if self.norm == 2 else t.double().abs()) for t in values)
+        total = segment_total([t.double().square() if self.norm == 2 else t.double().abs() for t in values])
         if not math.isfinite(total):
             return None
         mean = total / sum(map(len, values))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.code import TRITS, Draws, Layout
-from gradwire.kernels.reference._torch import SMALLEST_SCALE, largest, run_total
+from gradwire.kernels.reference._torch import SMALLEST_SCALE, largest, segment_total
 
 SMALLEST_VARIANCE = 2.0**-40
 """A smaller share of the mean square may be nothing but rounding, and counts as no variance."""
@@ -47,8 +47,8 @@ class TernGrad(NamedTuple):
             return None
         if self.clip:
             numel = sum(map(len, values))
-            mean = sum(run_total(t.double()) for t in values) / numel
-            mean_square = sum(run_total(t.double().square()) for t in values) / numel
+            mean = segment_total([t.double() for t in values]) / numel
+            mean_square = segment_total([t.double().square() for t in values]) / numel
             variance = mean_square - mean * mean
             if variance > SMALLEST_VARIANCE * mean_square:
                 scale = min(scale, self.clip * math.sqrt(variance))
