@@ -130,7 +130,7 @@ def test_all_shards_take_the_launches_of_one() -> None:
 WIDE = {
     "accumulate": ("_leave", ("ld.global.v4", "st.global.v4")),
     "narrow": ("_narrow", ("ld.global.v4", "st.global.v2")),
-    "topk": ("_count_digits", ("ld.global.v4", "st.global.v4")),
+    "topk": ("_keep", ("ld.global.v4",)),
     "encode": ("_write", ("ld.global.v4", "st.global.v4")),
     "decode": ("_decode", ("st.global.v4",)),
 }

@@ -29,16 +29,16 @@ BLOCK = block_of((9001, 70))
 NUMEL = 9001 + 70 + 5
 
 MEASURED = [("_measure_tiles", 4), ("_add_up", 2), ("_write", 4)]
-_DIGIT = [("_count_digits", 4), ("_find_digit", 2)]
 
 PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "accumulate": [("_leave", 4)],
     "narrow to bfloat16": [("_narrow", 4)],
     "checksums": [("_checksums", 3)],
     "top-k 1 %: select with residual": [
-        *(3 * _DIGIT),
+        ("_sample", 2),
+        ("_keep", 4),
+        *(3 * [("_narrow_down", 4)]),
         ("_count_chosen", 4),
-        ("_find_places", 2),
         ("_write_chosen", 4),
     ],
     "random-k 1 %: choose": [("_choose", 2)],

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.deferred import expect
-from gradwire.kernels.gpu._jitted import COLUMNS, INFINITY, hash32, key_of_run, mix64
+from gradwire.kernels.gpu._jitted import COLUMNS, INFINITY, hash32, key_of_run, mix64, run_of
 from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of
 from gradwire.kernels.reference import sparse
 from gradwire.kernels.reference.sparse import lies_in_no_run
@@ -85,25 +85,12 @@ def _at(operation: int, block: Block, buffer: Tensor, positions: Tensor, values:
     launch(_visit, triton.cdiv(count, _WIDTH), *arguments, OPERATION=operation, WIDTH=_WIDTH)
 
 
-@triton.jit
-def _run_of(begins, low, high, steps, wanted, STRIDE: tl.constexpr):
-    """The last of runs ``low`` to ``high - 1`` that begins at ``wanted`` or before, or the first."""
-    low = low + tl.zeros_like(wanted)
-    high = high + tl.zeros_like(wanted)
-    for _ in range(steps):
-        middle = (low + high) // 2
-        before = tl.load(begins + STRIDE * middle) <= wanted
-        low = tl.where(before, middle, low)
-        high = tl.where(before, high, middle)
-    return low
-
-
 @jitted("runs", "steps", "positions", "count")
 def _find_bad(places, runs, steps, positions, count, bad, WIDTH: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     mask = i < count
     position = tl.load(positions + i, mask=mask, other=0)
-    run = _run_of(places, 0, runs, steps, position, 3)
+    run = run_of(places, 0, runs, steps, position, 3)
     offset = position - tl.load(places + 3 * run)
     outside = (offset < 0) | (offset >= tl.load(places + 3 * run + 1))
     tl.atomic_min(bad, tl.min(tl.where(mask & outside, i, count), axis=0), sem="relaxed")
@@ -114,7 +101,7 @@ def _visit(places, runs, steps, positions, count, buffer, values, OPERATION: tl.
     i = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     mask = i < count
     position = tl.load(positions + i, mask=mask, other=0)
-    run = _run_of(places, 0, runs, steps, position, 3)
+    run = run_of(places, 0, runs, steps, position, 3)
     offset = tl.maximum(tl.minimum(position - tl.load(places + 3 * run), tl.load(places + 3 * run + 1) - 1), 0)
     at = buffer + tl.load(places + 3 * run + 2) + offset
     if OPERATION == 0:
@@ -168,6 +155,6 @@ def _choose(pieces, segments, elements, table, runs, numels, steps, key_low, key
         element = tl.where(outside, _permuted(tl.where(outside, element, 0), width, height, key), element)
         outside = mask & (element >= numel)
     element = tl.where(mask, element, 0)
-    run = _run_of(elements, first_run, tl.load(segments + segment + 1), steps, element, 2)
+    run = run_of(elements, first_run, tl.load(segments + segment + 1), steps, element, 2)
     position = tl.load(elements + 2 * run + 1) + element - tl.load(elements + 2 * run)
     tl.store(positions + written + first + i, position, mask=mask)
