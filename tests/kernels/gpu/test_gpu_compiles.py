@@ -59,7 +59,10 @@ CALLS: dict[str, Callable[[Block], object]] = {
     "randomk": lambda block: gpu.randomk_positions(block, counts_of(block, 0.1), places(block), KEY),
     "gather": lambda block: gpu.gather(block, normal(), places(block), normal()),
     "subtract": lambda block: gpu.subtract(block, normal(), places(block), normal()),
-    "scatter_sum": lambda block: gpu.scatter_sum(block, places(block)[None], normal()[None], normal(), 0.5),
+    "scatter_sum": lambda block: (
+        gpu.scatter_sum(block, places(block)[None], normal()[None], normal(), 0.5),
+        gpu.scatter_sum(block, places(block).repeat(2, 1), normal().repeat(2, 1), normal(), 0.5),
+    ),
     "elias_fano": lambda block: (
         gpu.elias_fano_encode(places(block), block.positions, indices(block)),
         gpu.elias_fano_decode(indices(block), block.positions, places(block)),

@@ -42,8 +42,8 @@ PROGRAMS: dict[str, list[tuple[str, int]]] = {
         ("_write_chosen", 4),
     ],
     "random-k 1 %: choose": [("_choose", 2)],
-    "gather 1 %": [("_find_bad", 1), ("_visit", 1)],
-    "subtract 1 %": [("_find_bad", 1), ("_visit", 1)],
+    "gather 1 %": [("_visit", 1)],
+    "subtract 1 %": [("_visit", 1)],
     "elias-fano 1 %: encode": [("_encode", 1)],
     "elias-fano 1 %: decode": [("_count", 1), ("_decode", 1), ("_check", 1)],
     "integer sums: scales with residual": [*MEASURED[:2], ("_leave", 4)],
@@ -167,8 +167,9 @@ VARIED: dict[str, Callable[[int], object]] = {
     "randomk": lambda n: gpu.randomk_positions(BLOCK, counts_of(BLOCK, 0.1 / n), positions(2000), KEY),
     "gather": lambda n: gpu.gather(BLOCK, normal(), positions(n), normal()[n:]),
     "scatter_sum": lambda n: gpu.scatter_sum(
-        BLOCK, positions(n)[None].repeat(n, 1), normal()[: n * n].view(n, n), normal(), 0.5
+        BLOCK, positions(n)[None].repeat(n + 1, 1), normal()[: n * (n + 1)].view(n + 1, n), normal(), 1 / n
     ),
+    "one row": lambda n: gpu.scatter_sum(BLOCK, positions(n)[None], normal()[n : 2 * n][None], normal(), 1 / n),
     "elias_fano": lambda n: (
         gpu.elias_fano_encode(positions(16 * n), BLOCK.positions, packed(16 * n)),
         gpu.elias_fano_decode(packed(16 * n), BLOCK.positions, positions(16 * n)),
