@@ -59,7 +59,7 @@ PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "dead zone: decode 8": 8 * [("_read", 1), ("_add", 4)],
     "rank 4: split rows": [("_project", 4 * 95), ("_add_multiples", 95)],
     "rank 4: add product": [("_add_multiples", 95)],
-    "rank 4: combine rows": [("_combine", 4)],
+    "rank 4: combine rows": [("_combine", 3)],
 }
 """Kernels and how many programs of them, in the order of their launches."""
 
