@@ -68,7 +68,10 @@ CALLS: dict[str, Callable[[Block], object]] = {
         gpu.elias_fano_decode(indices(block), block.positions, places(block)),
     ),
     "write_product": lambda block: gpu.write_product(block, thin(64), thin(128), normal(), normal(1)),
-    "orthonormalise": lambda block: gpu.orthonormalise(normal()[: 2 * 4 * 70].view(2, 4, 70)),
+    "orthonormalise": lambda block: (
+        gpu.orthonormalise(normal()[: 2 * 4 * 70].view(2, 4, 70)),
+        gpu.orthonormalise(normal()[: 2 * 5000].view(1, 2, 5000)),
+    ),
     "deadzone": lambda block: (
         gpu.deadzone_scales(block, Compensated(normal(), normal(1), 0.9, 1.0)),
         gpu.deadzone_sample(block, normal(), normal(1)[: block.segment_count], 1000),
