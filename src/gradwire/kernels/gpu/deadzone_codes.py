@@ -341,7 +341,7 @@ def _add(
     level = word & (_NEGATIVE_LEVEL - 1)
     coarse = negated(_stands_for(level, first, second, others, step), (word & _NEGATIVE_LEVEL) != 0)
     as_it_is = word == _AS_IT_IS
-    value = tl.where(as_it_is, tl.load(raw + base + i, mask=mask & as_it_is, other=0.0), coarse)
+    value = tl.load(raw + base + i, mask=mask & as_it_is, other=coarse)
     value = tl.where(step == step, tl.where(word == 0, 0.0, value), float("nan"))
     total = tl.zeros((WIDTH,), tl.float32)
     if not FIRST:
