@@ -59,7 +59,10 @@ CALLS: dict[str, Callable[[Block], object]] = {
     "randomk": lambda block: gpu.randomk_positions(block, counts_of(block, 0.1), places(block), KEY),
     "gather": lambda block: gpu.gather(block, normal(), places(block), normal()),
     "subtract": lambda block: gpu.subtract(block, normal(), places(block), normal()),
-    "scatter_sum": lambda block: gpu.scatter_sum(block, places(block)[None], normal()[None], normal(), 0.5),
+    "scatter_sum": lambda block: (
+        gpu.scatter_sum(block, places(block)[None], normal()[None], normal(), 0.5),
+        gpu.scatter_sum(block, places(block).repeat(2, 1), normal().repeat(2, 1), normal(), 0.5),
+    ),
     "elias_fano": lambda block: (
         gpu.elias_fano_encode(places(block), block.positions, indices(block)),
         gpu.elias_fano_decode(indices(block), block.positions, places(block)),
@@ -70,7 +73,10 @@ CALLS: dict[str, Callable[[Block], object]] = {
         gpu.project_columns(block, Compensated(normal()), thin(64), thin(128), None),
         gpu.remember_factors([thin(64)[None]], [thin(64)[None]]),
     ),
-    "orthonormalise": lambda block: gpu.orthonormalise(normal()[: 2 * 4 * 70].view(2, 4, 70)),
+    "orthonormalise": lambda block: (
+        gpu.orthonormalise(normal()[: 2 * 4 * 70].view(2, 4, 70)),
+        gpu.orthonormalise(normal()[: 2 * 5000].view(1, 2, 5000)),
+    ),
     "deadzone": lambda block: (
         gpu.deadzone_scales(block, Compensated(normal(), normal(1), 0.9, 1.0)),
         gpu.deadzone_sample(block, normal(), normal(1)[: block.segment_count], 1000),
@@ -135,7 +141,7 @@ def test_all_shards_take_the_launches_of_one() -> None:
 WIDE = {
     "accumulate": ("_leave", ("ld.global.v4", "st.global.v4")),
     "narrow": ("_narrow", ("ld.global.v4", "st.global.v2")),
-    "topk": ("_count_digits", ("ld.global.v4", "st.global.v4")),
+    "topk": ("_keep", ("ld.global.v4",)),
     "encode": ("_write", ("ld.global.v4", "st.global.v4")),
     "decode": ("_decode", ("st.global.v4",)),
 }

@@ -30,21 +30,21 @@ NUMEL = 9001 + 70 + 5
 
 MEASURED = [("_measure_tiles", 4), ("_add_up", 2), ("_write", 4)]
 PROJECTED = [("_project_tiles", 4), ("_add_parts", 2), ("_mark", 2)]
-_DIGIT = [("_count_digits", 4), ("_find_digit", 2)]
 
 PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "accumulate": [("_leave", 4)],
     "narrow to bfloat16": [("_narrow", 4)],
     "checksums": [("_checksums", 3)],
     "top-k 1 %: select with residual": [
-        *(3 * _DIGIT),
+        ("_sample", 2),
+        ("_keep", 4),
+        *(3 * [("_narrow_down", 4)]),
         ("_count_chosen", 4),
-        ("_find_places", 2),
         ("_write_chosen", 4),
     ],
     "random-k 1 %: choose": [("_choose", 2)],
-    "gather 1 %": [("_find_bad", 1), ("_visit", 1)],
-    "subtract 1 %": [("_find_bad", 1), ("_visit", 1)],
+    "gather 1 %": [("_visit", 1)],
+    "subtract 1 %": [("_visit", 1)],
     "elias-fano 1 %: encode": [("_encode", 1)],
     "elias-fano 1 %: decode": [("_count", 1), ("_decode", 1), ("_check", 1)],
     "integer sums: scales with residual": MEASURED[:2],
@@ -60,7 +60,7 @@ PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "dead zone: decode 8": 8 * [("_read", 1), ("_add", 4)],
     "rank 4: split rows": [("_project", 4 * 95), ("_add_multiples", 95)],
     "rank 4: add product": [("_add_multiples", 95)],
-    "rank 4: combine rows": [("_combine", 4)],
+    "rank 4: combine rows": [("_combine", 3)],
 }
 """Kernels and how many programs of them, in the order of their launches."""
 
@@ -168,8 +168,9 @@ VARIED: dict[str, Callable[[int], object]] = {
     "randomk": lambda n: gpu.randomk_positions(BLOCK, counts_of(BLOCK, 0.1 / n), positions(2000), KEY),
     "gather": lambda n: gpu.gather(BLOCK, normal(), positions(n), normal()[n:]),
     "scatter_sum": lambda n: gpu.scatter_sum(
-        BLOCK, positions(n)[None].repeat(n, 1), normal()[: n * n].view(n, n), normal(), 0.5
+        BLOCK, positions(n)[None].repeat(n + 1, 1), normal()[: n * (n + 1)].view(n + 1, n), normal(), 1 / n
     ),
+    "one row": lambda n: gpu.scatter_sum(BLOCK, positions(n)[None], normal()[n : 2 * n][None], normal(), 1 / n),
     "elias_fano": lambda n: (
         gpu.elias_fano_encode(positions(16 * n), BLOCK.positions, packed(16 * n)),
         gpu.elias_fano_decode(packed(16 * n), BLOCK.positions, positions(16 * n)),

@@ -9,7 +9,7 @@ from interpreted import by_the_gpu  # noqa: F401
 from gradwire.kernels import gpu, reference
 from guarded import copied, release
 
-SHAPES = [(1, 1, 1), (2, 1, 300), (3, 4, 4), (2, 5, 777), (1, 9, 130)]
+SHAPES = [(1, 1, 1), (2, 1, 300), (3, 4, 4), (2, 5, 777), (1, 9, 130), (1, 3, 4500)]
 """Matrices, rows, columns: more than a tile has, too."""
 
 

@@ -11,7 +11,7 @@ from gradwire.errors import PayloadError
 from gradwire.kernels import Compensated, gpu, reference
 from gradwire.layout import Block
 from guarded import copied, guarded, release
-from kernel_inputs import BUFFER, GRADIENTS, KEY, block_of, counts_of, normal, same
+from kernel_inputs import BUFFER, GRADIENTS, KEY, block_of, counts_of, covered, normal, same
 
 each_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS.keys())
 
@@ -83,12 +83,52 @@ def test_values_at_positions(block: Block) -> None:
 
 
 @pytest.mark.parametrize("position", [-1, 5, 7, 72, 2**40])
-def test_a_position_in_no_run_changes_nothing(position: int) -> None:
-    block, out = block_of([5, 64]), normal(3)
-    rows = torch.tensor([[0, 8], [1, position]])
-    with pytest.raises(PayloadError, match=f"position {position} lies in no run"):
-        gpu.scatter_sum(block, rows, torch.ones(2, 2), out, 0.5)
-    assert torch.equal(out, normal(3))
+def test_a_position_in_no_run_changes_nothing_else(position: int) -> None:
+    block = block_of([5, 64])
+    rows, elsewhere = torch.tensor([[0, 8], [1, position]]), ~covered(block)
+    for number, call in enumerate(
+        (
+            lambda out: gpu.scatter_sum(block, rows, torch.ones(2, 2), out, 0.5),
+            lambda out: gpu.scatter_sum(block, rows[1:], torch.ones(1, 2), out, 0.5),
+            lambda out: gpu.scatter(block, out, rows[1], torch.ones(2)),
+            lambda out: gpu.subtract(block, out, rows[1], torch.ones(2)),
+        )
+    ):
+        out = normal(number)
+        with pytest.raises(PayloadError, match=f"position {position} lies in no run"):
+            call(out)
+        assert torch.equal(out[elsewhere], normal(number)[elsewhere])
+
+
+@each_block
+@pytest.mark.parametrize("rows", [1, 2, 9])
+@pytest.mark.parametrize("weight", [1 / 3, -2.0])
+def test_sums_of_rows_in_any_order(block: Block, rows: int, weight: float) -> None:
+    positions = chosen(block, rows)
+    for order in ("ascending", "one not", "descending", "the end not"):
+        match order:
+            case "one not":
+                positions[-1] = positions[-1].flip(0)
+            case "descending":
+                positions = positions.flip(1)
+            case "the end not":
+                positions[0, -2:] = positions[0, -2:].flip(0)
+        values = normal(5)[: positions.numel()].view_as(positions)
+        own, specified = normal(1), normal(1)
+        gpu.scatter_sum(block, positions, values, own, weight)
+        reference.scatter_sum(block, positions, values, specified, weight)
+        assert same(own, specified)
+
+
+def test_sums_of_rows_that_leave_tiles_out() -> None:
+    block = block_of((9000, 3, 2000))
+    positions = torch.tensor([[8999, 9001, 9002], [0, 1, 10_999], [4095, 4096, 4097]])
+    values = normal()[:9].view(3, 3)
+    for filled in (None, np.array([0, 2, 3])):
+        own, specified = normal(1), normal(1)
+        gpu.scatter_sum(block, positions, values, own, 0.3, filled)
+        reference.scatter_sum(block, positions, values, specified, 0.3, filled)
+        assert same(own, specified)
 
 
 SELECTED = {**BLOCKS, "chunks": block_of((4129, 33, 500)), "chunks of runs": block_of((4129, 1, 500), "bucket")}

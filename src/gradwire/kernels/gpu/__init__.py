@@ -11,7 +11,8 @@ from importlib import import_module
 from gradwire.kernels import codes
 from gradwire.kernels.gpu.checksum import checksums
 from gradwire.kernels.gpu.deadzone import deadzone_dither, deadzone_sample, deadzone_scales
-from gradwire.kernels.gpu.deadzone_codes import deadzone_decode, deadzone_encode
+from gradwire.kernels.gpu.deadzone_read import deadzone_decode
+from gradwire.kernels.gpu.deadzone_write import deadzone_encode
 from gradwire.kernels.gpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.gpu.integer import integer_decode, integer_encode, integer_scales
 from gradwire.kernels.gpu.lowrank import (

@@ -47,6 +47,19 @@ def place_of(places, row):
 
 
 @triton.jit
+def run_of(begins, low, high, steps, wanted, STRIDE: tl.constexpr):
+    """The last of runs ``low`` to ``high - 1`` that begins at ``wanted`` or before, or the first."""
+    low = low + tl.zeros_like(wanted)
+    high = high + tl.zeros_like(wanted)
+    for _ in range(steps):
+        middle = (low + high) // 2
+        before = tl.load(begins + STRIDE * middle) <= wanted
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle)
+    return low
+
+
+@triton.jit
 def compensated(gradient, residual, at, mask, beta, gamma, KEEP: tl.constexpr):
     """``t`` and the residual, 0 beyond the mask."""
     g = tl.load(gradient + at, mask=mask, other=0.0)

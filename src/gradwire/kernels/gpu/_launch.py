@@ -41,6 +41,7 @@ class Tiles:
         places: ``int64[R, 3]``: the runs: position, number of elements, first element in the flat buffer.
         count: T.
         segment_count: S.
+        segment_tiles: ``int64[S]``: tiles of each segment, on the host.
         width: Room for the longest tile, one of ``WIDTHS``.
         whole: Whether every segment is one tile.
         grain: What all positions that tiles begin at are multiples of; 0 if there is none but the first.
@@ -70,6 +71,7 @@ class Tiles:
         self._block, self._others, self._device = weakref.proxy(blocks[0]), blocks[1:], device
         self._kept: dict[str, tuple[bytes, Tensor]] = {}
         self._payloads: dict[tuple[Code, int], Tensor] = {}
+        self.segment_tiles = np.diff(ends[segments])
         self.table = self._moved(table)
         self.segments, self.runs = self._moved(segments), self._moved(ends)
         self.numels = self._moved(np.concatenate([block.segment_numels for block in blocks]))
@@ -119,6 +121,12 @@ class Tiles:
         square table of the segment's elements. Kept until other numbers are asked for.
         """
         return self.asked(f"pieces of {width}", counts, lambda: self._cut(counts, width))
+
+    @property
+    def segment_numels(self) -> Int64Array:
+        """``int64[S]``: elements of each segment, on the host."""
+        numels: Int64Array = self._block.segment_numels
+        return numels
 
     def wanted(self, counts: Int64Array) -> Tensor:
         """``int64[S, 2]``: ``counts[s]``, and their sum over earlier segments; kept as :meth:`pieces` are."""

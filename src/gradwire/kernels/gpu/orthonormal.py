@@ -1,4 +1,7 @@
-"""Orthonormal rows, a program a matrix: inner products are exact sums, so its bits are those of any other order."""
+"""Orthonormal rows, a program a matrix: inner products are exact sums, so its bits are those of any other order.
+
+Row by row, all reflections that a row needs: while it is reflected by one, its product with the next one is summed up.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire import exact
-from gradwire.kernels.gpu._jitted import INFINITE, magnitude_bits
+from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, magnitude_bits
 from gradwire.kernels.gpu._launch import jitted, launch
 
-TILE = 2048
-"""Values that a program holds at once, of all rows."""
+WIDEST = 4096
+"""Values of a row that a program holds at once, at most."""
 
 _TO_GRID = tl.constexpr(exact.TO_GRID)
 _NEWTON_STEPS = tl.constexpr(exact.NEWTON_STEPS)
@@ -20,16 +23,15 @@ _NEWTON_STEPS = tl.constexpr(exact.NEWTON_STEPS)
 
 def orthonormalise(rows: Tensor) -> None:
     k, r, n = rows.shape
-    left, axes = torch.empty((2, k, r, n), dtype=torch.float64, device=rows.device)
-    height = triton.next_power_of_2(r)
-    width = max(TILE // height, 16)
-    launch(_orthonormalise, k, rows, left, axes, r, n, HEIGHT=height, WIDTH=width, warps=8)
+    left = torch.empty((k, r + 1, n), dtype=torch.float64, device=rows.device)
+    width = min(max(triton.next_power_of_2(n), 256), WIDEST)
+    launch(_orthonormalise, k, rows, left, r, n, HEIGHT=triton.next_power_of_2(r), WIDTH=width, warps=8)
 
 
 @triton.jit
 def _inner(a, b):
-    """Sums of products along rows, each rounded to the grid, where any order gives the same."""
-    return tl.sum(a * b + _TO_GRID - _TO_GRID, axis=1)
+    """The sum of products, each rounded to the grid, where any order gives the same."""
+    return tl.sum(a * b + _TO_GRID - _TO_GRID, axis=0, keep_dims=True)
 
 
 @triton.jit
@@ -51,67 +53,110 @@ def _to_half(square):
     return _power(-((_exponent(square) + 1) >> 1))
 
 
-@triton.jit
-def _columns(matrix, r, n, first, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Numbers of rows and of columns from ``first`` on, where they lie, and which there are."""
-    i = tl.arange(0, HEIGHT)[:, None]
-    c = first + tl.arange(0, WIDTH)[None, :]
-    return i, c, matrix + i.to(tl.int64) * n + c, (i < r) & (c < n)
-
-
 @jitted("r", "n")
-def _orthonormalise(rows, left, axes, r, n, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+def _orthonormalise(rows, left, r, n, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     """As the reference; a row is divided by powers of two only, so that it may be multiplied by all of them at once."""
-    wide = n + tl.full((), 0, tl.int64)
-    matrix = tl.program_id(0) * r * wide
-    peaks = tl.zeros((HEIGHT,), tl.int32)
-    for first in range(0, n, WIDTH):
-        _, _, at, mask = _columns(matrix, r, n, first, HEIGHT, WIDTH)
-        peaks = tl.maximum(peaks, tl.max(magnitude_bits(tl.load(rows + at, mask=mask, other=0.0)), axis=1))
-    finite = tl.max(peaks, axis=0) < INFINITE
-    peaks = tl.where(finite, peaks, 0).to(tl.float32, bitcast=True).to(tl.float64)
-    length = tl.zeros((HEIGHT,), tl.float64) + n
-    unit = _power(-(_exponent(peaks) + _exponent(length)))[:, None]
-    squares = tl.zeros((HEIGHT,), tl.float64)
-    for first in range(0, n, WIDTH):
-        _, _, at, mask = _columns(matrix, r, n, first, HEIGHT, WIDTH)
-        t = tl.where(finite, tl.load(rows + at, mask=mask, other=0.0), 0.0).to(tl.float64) * unit
-        squares += _inner(t, t)
-    unit *= _to_half(squares)[:, None]
-    for first in range(0, n, WIDTH):
-        i, c, at, mask = _columns(matrix, r, n, first, HEIGHT, WIDTH)
-        t = tl.where(finite, tl.load(rows + at, mask=mask, other=0.0), 0.0).to(tl.float64) * unit
-        tl.store(left + at, t, mask=mask)
-        tl.store(axes + at, (i == c).to(tl.float64), mask=mask)
-    tl.debug_barrier()
-
+    wide = tl.cast(n, tl.int64)
+    rows += tl.program_id(0) * r * wide
+    left += tl.program_id(0) * (r + 1) * wide
     number = tl.arange(0, HEIGHT)
     gains = tl.zeros((HEIGHT,), tl.float64)
+    peaks = tl.zeros((1,), tl.int32)
     for j in range(r):
-        gain, bend, scale = _reflection(left + matrix + j * wide, j, n, WIDTH)
+        own = left + j * wide
+        peak = _bring_to_one(rows + j * wide, own, n, WIDTH)
+        peaks = tl.maximum(peaks, peak)
+        product = _product(left, own, 0, n, WIDTH)
+        for by in range(j):
+            gain = tl.sum(tl.where(number == by, gains, 0.0), axis=0)
+            product = _reflect(left + by * wide, own, by, left + (by + 1) * wide, by + 1, n, gain * product, WIDTH)
+        gain, bend, scale = _reflection(own, j, n, WIDTH)
         gains = tl.where(number == j, gain, gains)
+        _bend(own, j, n, bend, scale, WIDTH)
+    own = left + r * wide
+    for j in range(r):
+        for first in range(0, n, WIDTH):
+            c = first + tl.arange(0, WIDTH)
+            tl.store(own + c, (c == j).to(tl.float64), mask=c < n)
         tl.debug_barrier()
-        _bend(left + matrix + j * wide, j, n, bend, scale, WIDTH)
+        product = _product(left + j * wide, own, j, n, WIDTH)
+        for back in range(j + 1):
+            by = j - back
+            after = tl.maximum(by - 1, 0)
+            gain = tl.sum(tl.where(number == by, gains, 0.0), axis=0)
+            product = _reflect(left + by * wide, own, by, left + after * wide, after, n, gain * product, WIDTH)
+        for first in range(0, n, WIDTH):
+            c = first + tl.arange(0, WIDTH)
+            t = tl.load(own + c, mask=c < n, other=0.0).to(tl.float32)
+            tl.store(rows + j * wide + c, tl.where(peaks < INFINITE, t, float("nan")), mask=c < n)
         tl.debug_barrier()
-        _reflect(left, left, matrix, j, j + 1, r, n, gain, HEIGHT, WIDTH)
-    for back in range(r):
-        j = r - 1 - back
-        gain = tl.sum(tl.where(number == j, gains, 0.0), axis=0)
-        _reflect(left, axes, matrix, j, j, r, n, gain, HEIGHT, WIDTH)
+
+
+@triton.jit
+def _bring_to_one(row, own, n, WIDTH: tl.constexpr):
+    """Copies a row, times a power of two; the bits of its largest magnitude."""
+    c = tl.arange(0, WIDTH)
+    peak = tl.zeros((1,), tl.int32)
     for first in range(0, n, WIDTH):
-        _, _, at, mask = _columns(matrix, r, n, first, HEIGHT, WIDTH)
-        t = tl.load(axes + at, mask=mask, other=0.0).to(tl.float32)
-        tl.store(rows + at, tl.where(finite, t, float("nan")), mask=mask)
+        bits = magnitude_bits(tl.load(row + first + c, mask=first + c < n, other=0.0))
+        peak = tl.maximum(peak, tl.max(bits, axis=0, keep_dims=True))
+    size = tl.where(peak < INFINITE, peak, 0).to(tl.float32, bitcast=True).to(tl.float64)
+    unit = _power(-(_exponent(size) + _exponent(tl.zeros((1,), tl.float64) + n)))
+    square = tl.zeros((1,), tl.float64)
+    for first in range(0, n, WIDTH):
+        t = tl.load(row + first + c, mask=first + c < n, other=0.0)
+        t = tl.where(tl.abs(t) < INFINITY, t, 0.0).to(tl.float64) * unit
+        square += _inner(t, t)
+    unit *= _to_half(square)
+    for first in range(0, n, WIDTH):
+        t = tl.load(row + first + c, mask=first + c < n, other=0.0)
+        t = tl.where(tl.abs(t) < INFINITY, t, 0.0).to(tl.float64) * unit
+        tl.store(own + first + c, t, mask=first + c < n)
+    tl.debug_barrier()
+    return peak
+
+
+@triton.jit
+def _product(by, row, j, n, WIDTH: tl.constexpr):
+    """The inner product of rows from their element ``j`` on."""
+    c = tl.arange(0, WIDTH)
+    product = tl.zeros((1,), tl.float64)
+    for first in range(0, n, WIDTH):
+        mask = (first + c >= j) & (first + c < n)
+        v = tl.load(by + first + c, mask=mask, other=0.0)
+        product += _inner(v, tl.load(row + first + c, mask=mask, other=0.0))
+    return product
+
+
+@triton.jit
+def _reflect(by, row, j, after, following, n, share, WIDTH: tl.constexpr):
+    """Takes a share of a row, from its element ``j`` on, from another; its product with the one it is taken from next.
+
+    That one begins with its element ``following``. Where nothing follows, the product is anything.
+    """
+    c = tl.arange(0, WIDTH)
+    product = tl.zeros((1,), tl.float64)
+    for first in range(0, n, WIDTH):
+        mask = first + c < n
+        v = tl.load(by + first + c, mask=mask & (first + c >= j), other=0.0)
+        t = tl.load(row + first + c, mask=mask, other=0.0)
+        t = tl.where(first + c >= j, t - share * v, t)
+        w = tl.load(after + first + c, mask=mask & (first + c >= following), other=0.0)
+        product += _inner(w, t)
+        tl.store(row + first + c, t, mask=mask)
+    tl.debug_barrier()
+    return product
 
 
 @triton.jit
 def _reflection(row, j, n, WIDTH: tl.constexpr):
     """Of a row from its element ``j`` on: the reflection's gain, what its first element is changed by, and its unit."""
-    c = tl.arange(0, WIDTH)[None, :]
+    c = tl.arange(0, WIDTH)
     peak = tl.zeros((1,), tl.float64)
     for first in range(0, n, WIDTH):
         mask = (first + c >= j) & (first + c < n)
-        peak = tl.maximum(peak, tl.max(tl.abs(tl.load(row + first + c, mask=mask, other=0.0)), axis=1))
+        x = tl.abs(tl.load(row + first + c, mask=mask, other=0.0))
+        peak = tl.maximum(peak, tl.max(x, axis=0, keep_dims=True))
     length = tl.zeros((1,), tl.float64) + (n - j)
     scale = _power(-(_exponent(peak) + _exponent(length)))
     square = tl.zeros((1,), tl.float64)
@@ -119,7 +164,7 @@ def _reflection(row, j, n, WIDTH: tl.constexpr):
         square = tl.zeros((1,), tl.float64)
         for first in range(0, n, WIDTH):
             mask = (first + c >= j) & (first + c < n)
-            x = tl.load(row + first + c, mask=mask, other=0.0) * scale[:, None]
+            x = tl.load(row + first + c, mask=mask, other=0.0) * scale
             square += _inner(x, x)
         if last == 0:
             scale *= _to_half(square)
@@ -137,26 +182,10 @@ def _reflection(row, j, n, WIDTH: tl.constexpr):
 def _bend(row, j, n, bend, scale, WIDTH: tl.constexpr):
     """Makes of a row from its element ``j`` on what others are reflected by."""
     c = tl.arange(0, WIDTH)
+    tl.debug_barrier()
     for first in range(0, n, WIDTH):
         mask = (first + c >= j) & (first + c < n)
         x = tl.load(row + first + c, mask=mask, other=0.0) * scale
         x = tl.where(first + c == j, x + bend, x)
         tl.store(row + first + c, x / 2, mask=mask)
-
-
-@triton.jit
-def _reflect(by, of, matrix, j, top, r, n, gain, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Reflects rows from ``top`` on by row ``j``."""
-    row = by + matrix + j * (n + tl.full((), 0, tl.int64))
-    products = tl.zeros((HEIGHT,), tl.float64)
-    for first in range(0, n, WIDTH):
-        i, c, at, mask = _columns(matrix, r, n, first, HEIGHT, WIDTH)
-        v = tl.load(row + c, mask=(c >= j) & (c < n), other=0.0)
-        products += _inner(v, tl.load(of + at, mask=mask & (c >= j) & (i >= top), other=0.0))
-    for first in range(0, n, WIDTH):
-        i, c, at, mask = _columns(matrix, r, n, first, HEIGHT, WIDTH)
-        v = tl.load(row + c, mask=(c >= j) & (c < n), other=0.0)
-        own = mask & (c >= j) & (i >= top)
-        t = tl.load(of + at, mask=own, other=0.0)
-        tl.store(of + at, t - (gain * products)[:, None] * v, mask=own)
     tl.debug_barrier()

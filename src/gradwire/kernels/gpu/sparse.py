@@ -1,40 +1,41 @@
 """Selected coordinates.
 
 A position that lies in no run is an error that the host is told of a step later; until then the nearest place of a run
-stands for it, so that nothing else is touched.
+stands for it, so that nothing else is touched, or none.
 """
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.deferred import expect
-from gradwire.kernels.gpu._jitted import COLUMNS, INFINITY, hash32, key_of_run, mix64
+from gradwire.deferred import learn
+from gradwire.kernels.gpu._jitted import COLUMNS, INFINITY, hash32, key_of_run, mix64, run_of
 from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of
+from gradwire.kernels.gpu._sparse_sum import sum_rows
 from gradwire.kernels.reference import sparse
 from gradwire.kernels.reference.sparse import lies_in_no_run
 from gradwire.layout import Block, Int64Array
 
 _WIDTH = 1024
 _ROUNDS = tl.constexpr(sparse.FEISTEL_ROUNDS // 2)
-GATHER, SUBTRACT, SCATTER, ADD = range(4)
+GATHER, SUBTRACT, SCATTER, PUT = range(4)
 
 
 def gather(block: Block, source: Tensor, positions: Tensor, values: Tensor) -> None:
-    _check(block, positions)
     _at(GATHER, block, source, positions, values)
 
 
 def subtract(block: Block, residual: Tensor, positions: Tensor, values: Tensor) -> None:
-    _check(block, positions)
     _at(SUBTRACT, block, residual, positions, values)
 
 
 def scatter(block: Block, target: Tensor, positions: Tensor, values: Tensor) -> None:
-    _check(block, positions)
     _at(SCATTER, block, target, positions, values)
 
 
@@ -46,16 +47,18 @@ def scatter_sum(
     weight: float,
     filled: Int64Array | None = None,
 ) -> None:
-    counts = [positions.shape[1]] * len(positions) if filled is None else filled.tolist()
-    rows = [row[:count] for row, count in zip(positions, counts, strict=True)]
-    _check(block, torch.cat(rows) if filled is not None else positions.view(-1))
-    parts = block.parts(out)
-    for part in parts:
+    counts = np.full(len(positions), positions.shape[1]) if filled is None else filled
+    if len(counts) > 1 and counts.any():
+        _refuse_if_empty(block, positions[int(counts.argmax())])
+        bad = sum_rows(tiles_of(block, out.device), positions, values, counts, out, weight)
+        _expect_none(block, positions.view(-1), bad)
+        return
+    for part in block.parts(out):
         part.zero_()
-    for row, own in zip(rows, values, strict=True):
-        _at(ADD, block, out, row, own)
-    for part in parts:
-        part.mul_(weight)
+        if not 0 <= weight < math.inf:
+            part.mul_(weight)
+    for row, own, count in zip(positions, values, counts.tolist(), strict=True):
+        _at(PUT, block, out, row[:count], own, weight)
 
 
 def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: int) -> None:
@@ -65,58 +68,57 @@ def randomk_positions(block: Block, counts: Int64Array, positions: Tensor, key: 
     launch(_choose, len(pieces), *arguments, tiles.steps, *halves(key), positions, WIDTH=_WIDTH)
 
 
-def _check(block: Block, positions: Tensor) -> None:
-    """Has PayloadError raised if a position lies in no run."""
-    if not positions.numel():
-        return
+def _refuse_if_empty(block: Block, positions: Tensor) -> None:
     if not len(block.runs):
         raise lies_in_no_run(block, int(positions[0]))
-    tiles = tiles_of(block, positions.device)
-    bad = torch.full((), positions.numel(), dtype=torch.int64, device=positions.device)
-    arguments = (tiles.places, len(block.runs), tiles.steps, positions, positions.numel(), bad)
-    launch(_find_bad, triton.cdiv(positions.numel(), _WIDTH), *arguments, WIDTH=_WIDTH)
-    expect(bad >= positions.numel(), lambda: lies_in_no_run(block, int(positions[int(bad)])))
 
 
-def _at(operation: int, block: Block, buffer: Tensor, positions: Tensor, values: Tensor) -> None:
+def _expect_none(block: Block, positions: Tensor, bad: Tensor) -> None:
+    """Has PayloadError raised if there is a number of a position that lies in no run."""
+
+    def check(found: Tensor) -> None:
+        if int(found) < positions.numel():
+            raise lies_in_no_run(block, int(positions[int(found)]))
+
+    learn(bad, check)
+
+
+def _at(operation: int, block: Block, buffer: Tensor, positions: Tensor, values: Tensor, weight: float = 1.0) -> None:
     """Reads or changes a flat buffer at positions, which are distinct."""
-    tiles, count = tiles_of(block, buffer.device), positions.numel()
-    arguments = (tiles.places, len(block.runs), tiles.steps, positions, count, buffer, values)
+    count = positions.numel()
+    if not count:
+        return
+    _refuse_if_empty(block, positions)
+    tiles = tiles_of(block, buffer.device)
+    bad = torch.full((), count, dtype=torch.int64, device=buffer.device)
+    arguments = (tiles.places, len(block.runs), tiles.steps, positions, count, buffer, values, bad, weight)
     launch(_visit, triton.cdiv(count, _WIDTH), *arguments, OPERATION=operation, WIDTH=_WIDTH)
+    _expect_none(block, positions, bad)
 
 
-@triton.jit
-def _run_of(begins, low, high, steps, wanted, STRIDE: tl.constexpr):
-    """The last of runs ``low`` to ``high - 1`` that begins at ``wanted`` or before, or the first."""
-    low = low + tl.zeros_like(wanted)
-    high = high + tl.zeros_like(wanted)
-    for _ in range(steps):
-        middle = (low + high) // 2
-        before = tl.load(begins + STRIDE * middle) <= wanted
-        low = tl.where(before, middle, low)
-        high = tl.where(before, high, middle)
-    return low
-
-
-@jitted("runs", "steps", "positions", "count")
-def _find_bad(places, runs, steps, positions, count, bad, WIDTH: tl.constexpr):
+@jitted("runs", "steps", "positions", "count", "values", "weight")
+def _visit(
+    places,
+    runs,
+    steps,
+    positions,
+    count,
+    buffer,
+    values,
+    bad,
+    weight,
+    OPERATION: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     i = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     mask = i < count
     position = tl.load(positions + i, mask=mask, other=0)
-    run = _run_of(places, 0, runs, steps, position, 3)
+    run = run_of(places, 0, runs, steps, position, 3)
     offset = position - tl.load(places + 3 * run)
-    outside = (offset < 0) | (offset >= tl.load(places + 3 * run + 1))
-    tl.atomic_min(bad, tl.min(tl.where(mask & outside, i, count), axis=0), sem="relaxed")
-
-
-@jitted("runs", "steps", "positions", "count", "values")
-def _visit(places, runs, steps, positions, count, buffer, values, OPERATION: tl.constexpr, WIDTH: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    mask = i < count
-    position = tl.load(positions + i, mask=mask, other=0)
-    run = _run_of(places, 0, runs, steps, position, 3)
-    offset = tl.maximum(tl.minimum(position - tl.load(places + 3 * run), tl.load(places + 3 * run + 1) - 1), 0)
-    at = buffer + tl.load(places + 3 * run + 2) + offset
+    inside = tl.maximum(tl.minimum(offset, tl.load(places + 3 * run + 1) - 1), 0)
+    first = tl.min(tl.where(mask & (offset != inside), i, count), axis=0)
+    tl.atomic_min(bad, first, mask=first < count, sem="relaxed")
+    at = buffer + tl.load(places + 3 * run + 2) + inside
     if OPERATION == 0:
         tl.store(values + i, tl.load(at, mask=mask, other=0.0), mask=mask)
     else:
@@ -127,7 +129,7 @@ def _visit(places, runs, steps, positions, count, buffer, values, OPERATION: tl.
         if OPERATION == 2:
             value = tl.where(value == value, value, old)
         if OPERATION == 3:
-            value = old + value
+            value = (value + 0.0) * weight
         tl.store(at, value, mask=mask)
 
 
@@ -168,6 +170,6 @@ def _choose(pieces, segments, elements, table, runs, numels, steps, key_low, key
         element = tl.where(outside, _permuted(tl.where(outside, element, 0), width, height, key), element)
         outside = mask & (element >= numel)
     element = tl.where(mask, element, 0)
-    run = _run_of(elements, first_run, tl.load(segments + segment + 1), steps, element, 2)
+    run = run_of(elements, first_run, tl.load(segments + segment + 1), steps, element, 2)
     position = tl.load(elements + 2 * run + 1) + element - tl.load(elements + 2 * run)
     tl.store(positions + written + first + i, position, mask=mask)

@@ -13,6 +13,9 @@ from gradwire.kernels.reference import subspace
 from gradwire.layout import Block
 
 _WIDTH = 256
+_WARP, _TOGETHER, _AHEAD = 32, 4, 32
+"""Columns of a warp, combinations that a program makes at most, and rows that are read before they are added."""
+
 _LARGEST_COORDINATE = tl.constexpr(subspace.LARGEST_COORDINATE)
 
 
@@ -31,8 +34,10 @@ def add_product(block: Block, p: Tensor, q: Tensor, values: Tensor, out: Tensor)
 
 def combine_rows(block: Block, weights: Tensor, values: Tensor, out: Tensor) -> None:
     (rank, n), m, start = weights.shape, out.shape[1], int(block.runs[0, 0])
-    columns = triton.cdiv(m, _WIDTH)
-    launch(_combine, rank * columns, weights, values[start:], out, n, m, columns, WIDTH=_WIDTH, warps=2)
+    columns = triton.cdiv(m, _WARP)
+    arguments = (weights, values[start:], out, n, m, columns, rank)
+    shape = {"HEIGHT": _TOGETHER, "WIDTH": _WARP, "AHEAD": _AHEAD, "warps": _TOGETHER}
+    launch(_combine, triton.cdiv(rank, _TOGETHER) * columns, *arguments, **shape)
 
 
 def _add(
@@ -74,13 +79,24 @@ def _add_multiples(
     tl.store(out + at, total, mask=mask)
 
 
-@jitted("weights", "values", "n", "m", "columns")
-def _combine(weights, values, out, n, m, columns, WIDTH: tl.constexpr):
-    k = tl.program_id(0) // columns
-    j = (tl.program_id(0) % columns) * WIDTH + tl.arange(0, WIDTH)
-    total = tl.zeros((WIDTH,), tl.float32)
-    for i in tl.range(0, n, loop_unroll_factor=4):
-        weight = tl.load(weights + k.to(tl.int64) * n + i)
-        row = tl.load(values + tl.cast(i, tl.int64) * m + j, mask=j < m, other=0.0)
-        total += tl.where(weight != 0, weight * row, 0.0)
-    tl.store(out + k.to(tl.int64) * m + j, total, mask=j < m)
+@jitted("weights", "values", "n", "m", "columns", "rank")
+def _combine(weights, values, out, n, m, columns, rank, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr):
+    """A warp a combination: what they share they read together. The rows ahead are read before they are wanted."""
+    wide = tl.cast(n, tl.int64)
+    lane = tl.arange(0, HEIGHT * WIDTH)
+    k = (tl.program_id(0) // columns) * HEIGHT + lane // WIDTH
+    j = (tl.program_id(0) % columns) * WIDTH + lane % WIDTH
+    mask = (k < rank) & (j < m)
+    own = weights + k * wide
+    total = tl.zeros((HEIGHT * WIDTH,), tl.float32)
+    for first in range(0, n, AHEAD):
+        factors = ()
+        rows = ()
+        for ahead in tl.static_range(AHEAD):
+            i = first + ahead
+            there = mask & (tl.zeros_like(k) + i < n)
+            factors += (tl.load(own + i, mask=there, other=0.0),)  # type: ignore[assignment]
+            rows += (tl.load(values + tl.cast(i, tl.int64) * m + j, mask=there, other=0.0),)  # type: ignore[assignment]
+        for ahead in tl.static_range(AHEAD):
+            total += tl.where(factors[ahead] != 0, factors[ahead] * rows[ahead], 0.0)
+    tl.store(out + k.to(tl.int64) * m + j, total, mask=mask)

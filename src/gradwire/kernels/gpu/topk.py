@@ -1,8 +1,8 @@
 """The largest magnitudes of each segment, exactly: of equal ones the first, all in order of position.
 
 Magnitudes are compared as the 31 bits that they are. Where every segment is one tile, one program finds the bits of the
-smallest magnitude to be chosen, one after another, and writes what is chosen. Else the smallest is found digit by digit
-from histograms of all tiles; then tiles are counted, and each writes to where those before it end.
+smallest magnitude to be chosen, one after another, and writes what is chosen. Else all tiles together find it; then
+each counts, and writes to where those before it end.
 """
 
 from __future__ import annotations
@@ -13,55 +13,30 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
+from gradwire.kernels.gpu._edges import COUNTED, LOWER, PEAK, STATE, WANT, WANTED, arrives_last, find_edges, wanted_of
 from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, compensated, magnitude_bits, tile_of
-from gradwire.kernels.gpu._launch import jitted, launch, tiles_of, warps
+from gradwire.kernels.gpu._launch import jitted, launch, tiles_of
 from gradwire.layout import Block, Int64Array
 
-_DIGITS = ((20, 11), (10, 10), (0, 10))
-"""Where digits of a magnitude begin, and their bits, from the highest."""
+_TILES = tl.constexpr(1024)
+"""Tiles whose places are found at once."""
 
 
 def topk_select(block: Block, source: Compensated, counts: Int64Array, positions: Tensor, values: Tensor) -> None:
     gradient, residual, beta, gamma = source
-    tiles, device, keep = tiles_of(block, gradient.device), gradient.device, residual is not None
-    memory, wanted = gradient if residual is None else residual, tiles.wanted(counts)
-    shape = {"WIDTH": tiles.width, "ALIGNED": tiles.aligned, "warps": warps(tiles.width)}
+    tiles, keep = tiles_of(block, gradient.device), residual is not None
+    memory = gradient if residual is None else residual
     if tiles.whole:
-        arguments = (tiles.table, gradient, memory, wanted, positions, values, beta, gamma)
-        launch(_select, tiles.count, *arguments, **shape, KEEP=keep)
+        arguments = (tiles.table, gradient, memory, tiles.wanted(counts), positions, values, beta, gamma)
+        launch(_select, tiles.count, *arguments, **tiles.shape, KEEP=keep)
         return
-    segments = block.segment_count
-    peaks = torch.zeros(segments, dtype=torch.int32, device=device)
-    smallest, ties = torch.zeros_like(peaks), wanted[:, 0].int()
-    for number, (shift, bits) in enumerate(_DIGITS):
-        histograms = torch.zeros(segments << bits, dtype=torch.int32, device=device)
-        arguments = (tiles.table, gradient, memory, smallest, peaks, histograms, beta, gamma)
-        launch(_count_digits, tiles.count, *arguments, **shape, KEEP=keep, FIRST=not number, SHIFT=shift, BITS=bits)
-        launch(_find_digit, segments, histograms, smallest, ties, BITS=bits)
-    found = (tiles.table, memory, wanted, smallest, ties, peaks)
-    numbers = torch.empty(2 * tiles.count, dtype=torch.int32, device=device)
-    launch(_count_chosen, tiles.count, *found, numbers, **shape)
-    places = torch.empty(2 * tiles.count, dtype=torch.int64, device=device)
-    launch(_find_places, segments, tiles.segments, tiles.runs, wanted, ties, peaks, numbers, places)
-    launch(_write_chosen, tiles.count, *found, places, positions, values, **shape)
-
-
-@triton.jit
-def _largest_and_ties(table, source, wanted, smallest, ties, peaks, WIDTH: tl.constexpr, ALIGNED: tl.constexpr):
-    """Which values of a tile are chosen in any case, which may be, how many of those, the values, and positions.
-
-    In a segment that is not finite the first are chosen, and all are NaN.
-    """
-    start, count, position, segment, _ = tile_of(table, ALIGNED)
-    i = tl.arange(0, WIDTH)
-    mask = i < count
-    t = tl.load(source + start + i, mask=mask, other=0.0)
-    finite = tl.broadcast_to(tl.load(peaks + segment + tl.arange(0, 1)), (WIDTH,)) < INFINITE
-    edge = tl.load(smallest + segment)
-    bits = magnitude_bits(t)
-    tied = mask & ((bits == edge) | (finite == 0))
-    some = tl.where(finite, tl.load(ties + segment), tl.load(wanted + 2 * segment).to(tl.int32))
-    return mask & finite & (bits > edge), tied, some, tl.where(finite, t, float("nan")), position + i
+    wanted = wanted_of(tiles, counts)
+    states, peaks = find_edges(tiles, source, wanted)
+    numbers = torch.empty(tiles.count, dtype=torch.int32, device=gradient.device)
+    places = torch.empty(2 * tiles.count, dtype=torch.int64, device=gradient.device)
+    found = (tiles.table, memory, wanted, states, peaks, numbers, places)
+    launch(_count_chosen, tiles.count, *found, tiles.segments, tiles.runs, **tiles.shape)
+    launch(_write_chosen, tiles.count, *found, positions, values, **tiles.shape)
 
 
 @triton.jit
@@ -107,82 +82,66 @@ def _select(
     _store_chosen(chosen, at, tl.where(finite, t, float("nan")), position + i, positions, values)
 
 
-@jitted("beta", "gamma")
-def _count_digits(
+@triton.jit
+def _largest_and_ties(t, mask, finite, edge):
+    """Which values of a tile are larger than the edge, and which may be chosen: with its magnitude.
+
+    In a segment that is not finite these are all.
+    """
+    bits = magnitude_bits(t)
+    return mask & finite & (bits > edge), mask & ((bits == edge) | (finite == 0))
+
+
+@triton.jit
+def _state_of(wanted, states, segment, WIDTH: tl.constexpr):
+    """For each place of a tile whether its segment is finite; the edge, and how many with its magnitude are chosen."""
+    state = states + STATE * segment
+    peak = tl.load(state + PEAK)
+    some = tl.where(peak < INFINITE, tl.load(state + WANT), tl.load(wanted + WANTED * segment).to(tl.int32))
+    return tl.zeros((WIDTH,), tl.int32) + peak < INFINITE, tl.load(state + LOWER), some
+
+
+@triton.jit
+def _count_chosen(
     table,
-    gradient,
-    residual,
-    smallest,
+    source,
+    wanted,
+    states,
     peaks,
-    histograms,
-    beta,
-    gamma,
-    KEEP: tl.constexpr,
-    FIRST: tl.constexpr,
-    SHIFT: tl.constexpr,
-    BITS: tl.constexpr,
+    numbers,
+    places,
+    segments,
+    runs,
     WIDTH: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Counts the digits of those that have the digits before; the first time leaves ``t`` in the residual."""
+    """Counts what is larger than the edge, in the lower half of a number, and what equals it, in the upper half."""
     start, count, _, segment, _ = tile_of(table, ALIGNED)
+    finite, edge, some = _state_of(wanted, states, segment, WIDTH)
     i = tl.arange(0, WIDTH)
-    mask = i < count
-    if FIRST:
-        t, r = compensated(gradient, residual, start + i, mask, beta, gamma, KEEP)
-        if KEEP:
-            tl.store(residual + start + i, tl.where(tl.abs(t) < INFINITY, t, r), mask=mask)
-        bits = magnitude_bits(t)
-        tl.atomic_max(peaks + segment, tl.max(bits, axis=0), sem="relaxed")
-    else:
-        bits = magnitude_bits(tl.load(residual + start + i, mask=mask, other=0.0))
-        mask = mask & ((bits >> (SHIFT + BITS)) == tl.load(smallest + segment))
-    digit = tl.arange(0, 1 << BITS)
-    counted = tl.histogram((bits >> SHIFT) & ((1 << BITS) - 1), 1 << BITS, mask=mask)
-    tl.atomic_add(histograms + (segment << BITS) + digit, counted, mask=counted > 0, sem="relaxed")
+    peak = tl.zeros((WIDTH,), tl.int32) + tl.load(peaks + tl.program_id(0))
+    mask = (i < count) & ((peak >= edge) | (finite == 0))
+    t = tl.load(source + start + i, mask=mask, other=0.0)
+    largest, tied = _largest_and_ties(t, mask, finite, edge)
+    tl.store(numbers + tl.program_id(0), tl.sum(largest.to(tl.int32) + (tied.to(tl.int32) << 16), axis=0))
+    row = wanted + WANTED * segment
+    if arrives_last(states + STATE * segment + COUNTED, tl.load(row + 2)):
+        first = tl.load(runs + tl.load(segments + segment))
+        _find_places(numbers, places, first, tl.load(row + 2), tl.load(row + 1), some)
 
 
 @triton.jit
-def _find_digit(histograms, smallest, ties, BITS: tl.constexpr):
-    """Appends the next digit of the smallest magnitude, and takes what is larger from those that are wanted."""
-    segment = tl.program_id(0).to(tl.int64)
-    digit = tl.arange(0, 1 << BITS)
-    counted = tl.load(histograms + (segment << BITS) + digit)
-    want = tl.load(ties + segment)
-    reaching = tl.cumsum(counted, axis=0, reverse=True)
-    found = tl.sum((reaching >= want).to(tl.int32), axis=0) - 1
-    larger = tl.sum(tl.where(digit > found, counted, 0), axis=0)
-    tl.store(ties + segment, want - larger)
-    tl.store(smallest + segment, (tl.load(smallest + segment) << BITS) | found)
-
-
-@triton.jit
-def _count_chosen(table, source, wanted, smallest, ties, peaks, numbers, WIDTH: tl.constexpr, ALIGNED: tl.constexpr):
-    largest, tied, _, _, _ = _largest_and_ties(table, source, wanted, smallest, ties, peaks, WIDTH, ALIGNED)
-    tile = tl.program_id(0).to(tl.int64)
-    tl.store(numbers + 2 * tile, tl.sum(largest.to(tl.int32), axis=0))
-    tl.store(numbers + 2 * tile + 1, tl.sum(tied.to(tl.int32), axis=0))
-
-
-@triton.jit
-def _find_places(segments, runs, wanted, ties, peaks, numbers, places):
+def _find_places(numbers, places, first, count, at, some):
     """For each tile of a segment: where its first choice goes, and how many ties lie before it."""
-    segment = tl.program_id(0).to(tl.int64)
-    one = tl.arange(0, 1)
-    finite = tl.load(peaks + segment + one) < INFINITE
-    some = tl.where(finite, tl.load(ties + segment + one), tl.load(wanted + 2 * segment + one).to(tl.int32))
-    at = tl.load(wanted + 2 * segment + 1 + one)
-    before = tl.zeros((1,), tl.int32)
-    last = tl.load(runs + tl.load(segments + segment + 1))
-    i = tl.arange(0, 256)
-    for first in range(tl.load(runs + tl.load(segments + segment)), last, 256):
-        mask = first + i < last
-        largest = tl.load(numbers + 2 * (first + i), mask=mask, other=0)
-        tied = tl.load(numbers + 2 * (first + i) + 1, mask=mask, other=0)
+    before = some * 0
+    for done in range(0, count, _TILES):
+        i = done + tl.arange(0, _TILES)
+        number = tl.load(numbers + first + i, mask=i < count, other=0, cache_modifier=".cg")
+        tied = number >> 16
         earlier = before + tl.cumsum(tied, axis=0) - tied
-        chosen = largest + tl.minimum(tl.maximum(some - earlier, 0), tied)
-        tl.store(places + 2 * (first + i), at + tl.cumsum(chosen, axis=0) - chosen, mask=mask)
-        tl.store(places + 2 * (first + i) + 1, earlier.to(tl.int64), mask=mask)
+        chosen = (number & 0xFFFF) + tl.minimum(tl.maximum(some - earlier, 0), tied)
+        tl.store(places + 2 * (first + i), at + tl.cumsum(chosen, axis=0) - chosen, mask=i < count)
+        tl.store(places + 2 * (first + i) + 1, earlier.to(tl.int64), mask=i < count)
         before += tl.sum(tied, axis=0)
         at += tl.sum(chosen, axis=0)
 
@@ -192,17 +151,28 @@ def _write_chosen(
     table,
     source,
     wanted,
-    smallest,
-    ties,
+    states,
     peaks,
+    numbers,
     places,
     positions,
     values,
     WIDTH: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    largest, tied, some, t, place = _largest_and_ties(table, source, wanted, smallest, ties, peaks, WIDTH, ALIGNED)
+    start, count, position, segment, _ = tile_of(table, ALIGNED)
     tile = tl.program_id(0).to(tl.int64)
-    rank = tl.load(places + 2 * tile + 1) + tl.cumsum(tied.to(tl.int32), axis=0)
-    chosen = largest | (tied & (rank <= some))
-    _store_chosen(chosen, tl.load(places + 2 * tile), t, place, positions, values)
+    finite, edge, some = _state_of(wanted, states, segment, WIDTH)
+    number = tl.load(numbers + tile)
+    left = tl.maximum(some - tl.load(places + 2 * tile + 1).to(tl.int32), 0)
+    if (number & 0xFFFF) + tl.minimum(number >> 16, left) > 0:
+        i = tl.arange(0, WIDTH)
+        mask = i < count
+        t = tl.load(source + start + i, mask=mask, other=0.0)
+        largest, tied = _largest_and_ties(t, mask, finite, edge)
+        upto = tl.cumsum(largest.to(tl.int32) + (tied.to(tl.int32) << 16), axis=0)
+        chosen = largest | (tied & ((upto >> 16) <= left))
+        at = tl.load(places + 2 * tile) - 1
+        further = (upto & 0xFFFF) + tl.minimum(upto >> 16, left)
+        tl.store(values + at + further, tl.where(finite, t, float("nan")), mask=chosen)
+        tl.store(positions + at + further, position + i, mask=chosen)

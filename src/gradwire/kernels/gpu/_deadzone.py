@@ -1,0 +1,87 @@
+"""What both sides of a dead zone's codes know: their tables, classes and activities."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.deferred import placed
+from gradwire.kernels.reference import deadzone, deadzone_codes
+
+SIDE_BY_SIDE = 32
+"""Tiles, or stretches of codes, that a program goes through, a lane each."""
+
+NEGATIVE_LEVEL = tl.constexpr(1 << 30)
+AS_IT_IS = tl.constexpr(-1)
+ROUNDING = tl.constexpr(deadzone.ROUNDING)
+THRESHOLD = tl.constexpr(deadzone.THRESHOLD)
+LARGEST = tl.constexpr(deadzone.LARGEST)
+LIMIT = tl.constexpr(deadzone.LIMIT)
+MEMORY = tl.constexpr(deadzone.MEMORY)
+LEAST_ACTIVE = tl.constexpr(-64 * 64)
+MOST_ACTIVE = tl.constexpr(64 * deadzone_codes.LEVEL_CLASSES)
+CONTEXTS = tl.constexpr(deadzone_codes.CONTEXTS)
+QUIETEST = tl.constexpr(deadzone_codes.QUIETEST)
+LEVEL_BITS = tl.constexpr(deadzone_codes.LEVEL_BITS)
+RAW = tl.constexpr(deadzone_codes.RAW)
+ESCAPE = tl.constexpr(deadzone_codes.ESCAPE)
+ESCAPED_BITS = tl.constexpr(deadzone_codes.ESCAPED_BITS)
+LONGEST = tl.constexpr(deadzone_codes.LONGEST)
+CODE = tl.constexpr((1 << deadzone_codes.LONGEST) - 1)
+ESCAPED = tl.constexpr((1 << deadzone_codes.ESCAPED_BITS) - 1)
+
+
+@lru_cache
+def code_tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Lengths and words of symbols, and what bits say, each by context, as ``int32``."""
+    lengths, words, symbols = (placed(each.astype(np.int32).ravel(), device) for each in deadzone_codes.codes())
+    return lengths, words, symbols
+
+
+@triton.jit
+def class_of(number):
+    """See the reference's; of numbers below 2**24, by the exponent and the highest bit of the mantissa."""
+    found = (number.to(tl.float32).to(tl.int32, bitcast=True) >> 22) - 255
+    return tl.maximum(found, 0)
+
+
+@triton.jit
+def width_of(number):
+    """How many bits say which number of a class it is."""
+    return tl.maximum(((number + 1) >> 1) - 1, 0)
+
+
+@triton.jit
+def first_of(number):
+    """The first number of a class."""
+    first = (2 + ((number + 1) & 1)).to(tl.int64) << width_of(number).to(tl.int64)
+    return tl.where(number > 0, first, 1)
+
+
+@triton.jit
+def ones(width):
+    """So many bits, all of them set."""
+    return (tl.full(width.shape, 1, tl.int64) << width.to(tl.int64)) - 1
+
+
+@triton.jit
+def context_of(activity):
+    return tl.minimum(tl.maximum((activity >> 6) - QUIETEST, 0), CONTEXTS - 1)
+
+
+@triton.jit
+def following(activity, gap_class, level_class):
+    return activity + (((level_class - gap_class) * 64 - activity) >> MEMORY)
+
+
+@triton.jit
+def stands_for(level, first, second, others, step):
+    """The magnitude of a level."""
+    offset = tl.where(level == 1, first, tl.where(level == 2, second, others))
+    magnitude = (level.to(tl.float32) + offset) * step
+    return tl.where(magnitude > LARGEST, LARGEST, magnitude)

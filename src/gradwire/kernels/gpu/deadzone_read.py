@@ -1,0 +1,183 @@
+"""Codes of gaps and levels, read: where one begins is known when the one before is, so that a lane reads a tile."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.kernels.gpu._deadzone import (
+    AS_IT_IS,
+    CODE,
+    ESCAPE,
+    ESCAPED,
+    ESCAPED_BITS,
+    LEVEL_BITS,
+    LONGEST,
+    NEGATIVE_LEVEL,
+    RAW,
+    SIDE_BY_SIDE,
+    code_tables,
+    context_of,
+    first_of,
+    following,
+    ones,
+    stands_for,
+    width_of,
+)
+from gradwire.kernels.gpu._jitted import negated, tile_of
+from gradwire.kernels.gpu._launch import jitted, launch, tiles_of
+from gradwire.kernels.reference.deadzone import HEAD
+from gradwire.kernels.reference.deadzone import tiles_of as number_of_tiles
+from gradwire.layout import Block
+
+ROOM = 2**29
+"""Bytes that levels take while they are read: of so many rows at once as it holds, and of one at least."""
+
+TURNS = 8
+"""Codes that a lane reads before the program looks whether any is left."""
+
+
+def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weight: float) -> None:
+    if not block.numel:
+        return
+    tiles, device, head = tiles_of(block, out.device), out.device, 4 * block.segment_count
+    count, rows = number_of_tiles(block, tile), len(payloads)
+    programs, at_once = triton.cdiv(count, SIDE_BY_SIDE), max(min(rows, ROOM // (8 * block.numel)), 1)
+    _, _, symbols = code_tables(device)
+    levels = torch.empty(at_once, block.numel, dtype=torch.int32, device=device)
+    raw = torch.empty(at_once, block.numel, dtype=torch.float32, device=device)
+    for first in range(0, rows, at_once):
+        words = payloads[first : first + at_once].view(torch.int32)
+        sizes = words[:, (head + HEAD) // 4 :][:, :count].long() & 0xFFFFFFFF
+        body = words[:, (head + HEAD) // 4 + count :]
+        levels.zero_()
+        read = (sizes.cumsum(1), sizes, body, body.shape[1], body.stride(0), symbols, tile, count, block.numel)
+        launch(_read, len(words) * programs, *read, programs, levels, raw, LANES=SIDE_BY_SIDE, TURNS=TURNS, warps=1)
+        steps, points = words.view(torch.float32), payloads[first:, head:]
+        added = (tiles.table, tiles.bases, levels, raw, block.numel, steps, words.stride(0), points, out)
+        last = weight if first + len(words) == rows else 1.0
+        launch(_add, tiles.count, *added, len(words), last, FIRST=not first, **tiles.shape)
+
+
+@triton.jit
+def _from(low, high, width):
+    """32 bits of 64, from one of the lower half on."""
+    return (low >> width.to(tl.uint32)) | ((high << 1) << (31 - width).to(tl.uint32))
+
+
+@jitted("sizes", "words", "count_of_words", "stride", "tile", "count", "numel", "programs")
+def _read(
+    stops,
+    sizes,
+    words,
+    count_of_words,
+    stride,
+    symbols,
+    tile,
+    count,
+    numel,
+    programs,
+    levels,
+    raw,
+    LANES: tl.constexpr,
+    TURNS: tl.constexpr,
+):
+    """Leaves the level of each value that is sent, with its sign, or that it is sent as it is.
+
+    A code, what it says of the gap and of the level are 86 bits at most, which are read at once: where the next code
+    begins is known when its symbol is.
+    """
+    row = (tl.program_id(0) // programs).to(tl.int64)
+    lane = (tl.program_id(0) % programs) * LANES + tl.arange(0, LANES)
+    mask = lane < count
+    words += row * stride
+    levels += row * numel
+    raw += row * numel
+    size = tl.load(sizes + row * count + lane, mask=mask, other=0)
+    begin = tl.load(stops + row * count + lane, mask=mask, other=0) - size
+    word = begin >> 5
+    shift = (begin & 31).to(tl.int32)
+    first = lane.to(tl.int64) * tile
+    end = tl.minimum(first + tile, numel)
+    place = first - 1
+    activity = tl.zeros((LANES,), tl.int32)
+    live = mask & (size > 0)
+    while tl.max(live.to(tl.int32), axis=0) > 0:
+        for _ in range(TURNS):
+            w0 = tl.load(words + word, mask=live & (word < count_of_words), other=0).to(tl.uint32, bitcast=True)
+            w1 = tl.load(words + word + 1, mask=live & (word + 1 < count_of_words), other=0).to(tl.uint32, bitcast=True)
+            w2 = tl.load(words + word + 2, mask=live & (word + 2 < count_of_words), other=0).to(tl.uint32, bitcast=True)
+            w3 = tl.load(words + word + 3, mask=live & (word + 3 < count_of_words), other=0).to(tl.uint32, bitcast=True)
+            w0 = _from(w0, w1, shift)
+            w1 = _from(w1, w2, shift)
+            w2 = _from(w2, w3, shift)
+            entry = tl.load(symbols + (context_of(activity) << LONGEST) + (w0 & CODE).to(tl.int32))
+            width = entry >> LONGEST
+            symbol = entry & CODE
+            escaped = symbol == ESCAPE
+            symbol = tl.where(escaped, ((w0 >> width.to(tl.uint32)) & ESCAPED).to(tl.int32), symbol)
+            width += tl.where(escaped, ESCAPED_BITS, 0)
+            gap_class = symbol >> LEVEL_BITS
+            level_class = symbol & RAW
+            activity = following(activity, gap_class, level_class)
+            as_it_is = level_class == RAW
+            gap_width = width_of(gap_class)
+            level_width = width_of(level_class)
+            taken = width + gap_width + tl.where(as_it_is, 32, level_width + 1)
+            w0 = _from(w0, w1, width)
+            w1 = _from(w1, w2, width)
+            place += first_of(gap_class) + (w0.to(tl.int64) & ones(gap_width))
+            w0 = _from(w0, w1, gap_width)
+            level = (first_of(level_class) + ((w0 >> 1).to(tl.int64) & ones(level_width))).to(tl.int32)
+            level = tl.where((w0 & 1) != 0, level | NEGATIVE_LEVEL, level)
+            live = live & (place < end)
+            tl.store(levels + place, tl.where(as_it_is, AS_IT_IS, level), mask=live)
+            tl.store(raw + place, w0.to(tl.float32, bitcast=True), mask=live & as_it_is)
+            size -= taken
+            shift += taken
+            word += shift >> 5
+            shift = shift & 31
+            live = live & (size > 0)
+
+
+@jitted("numel", "steps", "stride", "points", "rows", "weight")
+def _add(
+    table,
+    bases,
+    levels,
+    raw,
+    numel,
+    steps,
+    stride,
+    points,
+    out,
+    rows,
+    weight,
+    FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    start, count, _, segment, _ = tile_of(table, ALIGNED)
+    i = tl.arange(0, WIDTH)
+    mask = i < count
+    base = tl.load(bases + tl.program_id(0)).to(tl.int64)
+    total = tl.zeros((WIDTH,), tl.float32)
+    if not FIRST:
+        total = tl.load(out + start + i, mask=mask, other=0.0)
+    for row in range(rows):
+        apart = tl.cast(row, tl.int64) * stride
+        at = tl.cast(row, tl.int64) * numel + base + i
+        word = tl.load(levels + at, mask=mask, other=0)
+        step = tl.broadcast_to(tl.load(steps + apart + segment + tl.arange(0, 1)), (WIDTH,))
+        first = (tl.load(points + 4 * apart).to(tl.float32) - 128) * 0.00390625
+        second = (tl.load(points + 4 * apart + 1).to(tl.float32) - 128) * 0.00390625
+        others = (tl.load(points + 4 * apart + 2).to(tl.float32) - 128) * 0.00390625
+        level = word & (NEGATIVE_LEVEL - 1)
+        coarse = negated(stands_for(level, first, second, others, step), (word & NEGATIVE_LEVEL) != 0)
+        as_it_is = word == AS_IT_IS
+        value = tl.load(raw + at, mask=mask & as_it_is, other=coarse)
+        value = tl.where(step == step, tl.where(word == 0, 0.0, value), float("nan"))
+        total += value
+    tl.store(out + start + i, total * weight, mask=mask)
