@@ -57,7 +57,7 @@ PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "dead zone: sample": [("_sample", 37)],
     "dead zone: round by chance": [("_dither", 4)],
     "dead zone: encode with residual": [("_count", 4), ("_collect", 4), ("_follow", 1), ("_write", 1), ("_take", 4)],
-    "dead zone: decode 8": 8 * [("_read", 1), ("_add", 4)],
+    "dead zone: decode 8": [("_read", 8), ("_add", 4)],
     "rank 4: split rows": [("_project", 4 * 95), ("_add_multiples", 95)],
     "rank 4: add product": [("_add_multiples", 95)],
     "rank 4: combine rows": [("_combine", 3)],
