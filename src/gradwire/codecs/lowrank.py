@@ -175,6 +175,8 @@ def room(length: int) -> float:
 
 def scaled(factors: Factors) -> Factors:
     """The rows of all factors, as :func:`scaled_rows`."""
+    if at_once := kernels.at_once("scale_each", factors[0].device):
+        return list(at_once(factors))
     return [scaled_rows(rows) for rows in factors]
 
 
@@ -185,6 +187,8 @@ def orthonormal_rows(rows: Tensor) -> Tensor:
 
 def orthonormal(factors: Factors) -> Factors:
     """The rows of all factors, as :func:`orthonormal_rows`."""
+    if at_once := kernels.at_once("orthonormalise_each", factors[0].device):
+        return list(at_once(factors))
     bases = [rows.clone() for rows in factors]
     for basis in bases:
         kernels.orthonormalise(basis)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from interpreted import by_the_gpu  # noqa: F401
 
-from gradwire.kernels import gpu, reference
+from gradwire.codecs import lowrank
+from gradwire.kernels import dispatch, gpu, reference
 from guarded import copied, release
 
 SHAPES = [(1, 1, 1), (2, 1, 300), (3, 4, 4), (2, 5, 777), (1, 9, 130), (1, 3, 4500)]
@@ -40,6 +43,29 @@ def test_orthonormal_rows_are_the_reference_s(shape: tuple[int, int, int], kind:
     assert torch.equal(expected.view(torch.int32)[1:], rows.view(torch.int32)[1:])
     assert torch.equal(expected.isnan(), rows.isnan())
     assert torch.equal(expected.nan_to_num(), rows.nan_to_num())
+
+
+def spoilt(factors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """With a row of zeros, tiny, huge and infinite values among them."""
+    factors[1][0, 0] = 0
+    factors[3][0] *= 2.0**-140
+    factors[3][1] *= 2.0**124
+    factors[4][0, 2, 7] = torch.inf
+    return factors
+
+
+@pytest.mark.parametrize("name", ["orthonormal", "scaled"])
+def test_matrices_of_all_shapes_at_once(name: str) -> None:
+    function, factors = getattr(lowrank, name), spoilt([of(shape, seed) for seed, shape in enumerate(SHAPES)])
+    given = [each.clone() for each in factors]
+    found = function(factors)
+    with mock.patch.object(dispatch, "overrides", return_value={}):
+        expected = function(factors)
+    for own, specified, kept, before in zip(found, expected, factors, given, strict=True):
+        assert torch.equal(own.isnan(), specified.isnan())
+        nan = own.isnan()
+        assert torch.equal(own.masked_fill(nan, 0).view(torch.int32), specified.masked_fill(nan, 0).view(torch.int32))
+        assert torch.equal(kept, before)
 
 
 @pytest.mark.parametrize("end", [True, False])

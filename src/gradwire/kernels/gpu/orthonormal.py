@@ -5,14 +5,19 @@ Row by row, all reflections that a row needs: while it is reflected by one, its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gradwire import exact
+from gradwire.deferred import placed
 from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, magnitude_bits
-from gradwire.kernels.gpu._launch import jitted, launch
+from gradwire.kernels.gpu._launch import launch
 
 WIDEST = 4096
 """Values of a row that a program holds at once, at most."""
@@ -22,10 +27,46 @@ _NEWTON_STEPS = tl.constexpr(exact.NEWTON_STEPS)
 
 
 def orthonormalise(rows: Tensor) -> None:
-    k, r, n = rows.shape
-    left = torch.empty((k, r + 1, n), dtype=torch.float64, device=rows.device)
-    width = min(max(triton.next_power_of_2(n), 256), WIDEST)
-    launch(_orthonormalise, k, rows, left, r, n, HEIGHT=triton.next_power_of_2(r), WIDTH=width, warps=8)
+    rows.copy_(orthonormalise_each([rows])[0])
+
+
+def orthonormalise_each(factors: Sequence[Tensor]) -> list[Tensor]:
+    """What becomes of the rows of all matrices, ``float32[k, r, n]`` of each shape, in one launch."""
+    shapes = tuple(tuple(rows.shape) for rows in factors)
+    flat, (matrices, _) = torch.cat([rows.reshape(-1) for rows in factors]), _tables(shapes, factors[0].device)
+    left = flat.new_empty(sum(k * (r + 1) * n for k, r, n in shapes), dtype=torch.float64)
+    height = triton.next_power_of_2(max(r for _, r, _ in shapes))
+    width = min(max(triton.next_power_of_2(max(n for _, _, n in shapes)), 256), WIDEST)
+    launch(_orthonormalise, len(matrices), flat, left, matrices, HEIGHT=height, WIDTH=width, warps=8)
+    return _apart(flat, factors)
+
+
+def scale_each(factors: Sequence[Tensor]) -> list[Tensor]:
+    """The rows of all matrices, each divided by the power of two above its sum of magnitudes, in one launch."""
+    shapes = tuple(tuple(rows.shape) for rows in factors)
+    flat, (_, rows) = torch.cat([rows.reshape(-1) for rows in factors]), _tables(shapes, factors[0].device)
+    launch(_scale, len(rows), flat, rows, WIDTH=1024)
+    return _apart(flat, factors)
+
+
+def _apart(flat: Tensor, factors: Sequence[Tensor]) -> list[Tensor]:
+    parts = torch.split(flat, [rows.numel() for rows in factors])
+    return [part.view(rows.shape) for part, rows in zip(parts, factors, strict=True)]
+
+
+@lru_cache(maxsize=1024)
+def _tables(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where matrices lie, one after another, and their rows.
+
+    Returns:
+        ``int64[M, 4]``: first element of a matrix, the same where there is a row more, rows, and values of a row; and
+        ``int64[R, 2]``: first element of a row, and its values.
+    """
+    _, r, n = (np.repeat(side, [k for k, _, _ in shapes]) for side in np.array(shapes, np.int64).T)
+    first, more = (np.cumsum(size) - size for size in (r * n, (r + 1) * n))
+    number = np.arange(r.sum()) - np.repeat(np.cumsum(r) - r, r)
+    rows = np.stack((np.repeat(first, r) + number * np.repeat(n, r), np.repeat(n, r)), axis=1)
+    return placed(np.stack((first, more, r, n), axis=1), device), placed(rows, device)
 
 
 @triton.jit
@@ -53,12 +94,15 @@ def _to_half(square):
     return _power(-((_exponent(square) + 1) >> 1))
 
 
-@jitted("r", "n")
-def _orthonormalise(rows, left, r, n, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+@triton.jit
+def _orthonormalise(rows, left, matrices, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     """As the reference; a row is divided by powers of two only, so that it may be multiplied by all of them at once."""
-    wide = tl.cast(n, tl.int64)
-    rows += tl.program_id(0) * r * wide
-    left += tl.program_id(0) * (r + 1) * wide
+    matrix = matrices + 4 * tl.program_id(0)
+    rows += tl.load(matrix)
+    left += tl.load(matrix + 1)
+    r = tl.load(matrix + 2).to(tl.int32)
+    wide = tl.load(matrix + 3)
+    n = wide.to(tl.int32)
     number = tl.arange(0, HEIGHT)
     gains = tl.zeros((HEIGHT,), tl.float64)
     peaks = tl.zeros((1,), tl.int32)
@@ -90,6 +134,30 @@ def _orthonormalise(rows, left, r, n, HEIGHT: tl.constexpr, WIDTH: tl.constexpr)
             t = tl.load(own + c, mask=c < n, other=0.0).to(tl.float32)
             tl.store(rows + j * wide + c, tl.where(peaks < INFINITE, t, float("nan")), mask=c < n)
         tl.debug_barrier()
+
+
+@triton.jit
+def _scale(values, rows, WIDTH: tl.constexpr):
+    """See ``scaled_rows`` of the codecs; a row that is not finite stays."""
+    row = values + tl.load(rows + 2 * tl.program_id(0))
+    n = tl.load(rows + 2 * tl.program_id(0) + 1).to(tl.int32)
+    c = tl.arange(0, WIDTH)
+    peak = tl.zeros((1,), tl.int32)
+    for first in range(0, n, WIDTH):
+        bits = magnitude_bits(tl.load(row + first + c, mask=first + c < n, other=0.0))
+        peak = tl.maximum(peak, tl.max(bits, axis=0, keep_dims=True))
+    finite = peak < INFINITE
+    top = _exponent(tl.where(finite, peak, 0).to(tl.float32, bitcast=True).to(tl.float64))
+    share = _exponent(tl.zeros((1,), tl.float64) + n)
+    total = tl.zeros((1,), tl.float64)
+    for first in range(0, n, WIDTH):
+        t = tl.abs(tl.load(row + first + c, mask=first + c < n, other=0.0))
+        t = tl.where(t < INFINITY, t, 0.0).to(tl.float64) * _power(-top) * _power(-share)
+        total += tl.sum(t + _TO_GRID - _TO_GRID, axis=0, keep_dims=True)
+    unit = _power(tl.where(finite & (total > 0), -(_exponent(total) + top + share), 0))
+    for first in range(0, n, WIDTH):
+        t = tl.load(row + first + c, mask=first + c < n, other=0.0).to(tl.float64) * unit
+        tl.store(row + first + c, t.to(tl.float32), mask=first + c < n)
 
 
 @triton.jit
