@@ -50,12 +50,8 @@ class Tiles:
 
     def __init__(self, blocks: tuple[Block, ...], device: torch.device) -> None:
         start, length, position = np.concatenate([block.runs for block in blocks]).T
-        before = np.cumsum([0, *(len(block.runs) for block in blocks)])
-        moved = (block.segments[1:] + first for block, first in zip(blocks, before[:-1], strict=True))
-        segments = np.concatenate(([0], *moved))
-        counts = -(-length // CHUNK)
-        ends = np.concatenate(([0], np.cumsum(counts)))
-        run = np.repeat(np.arange(len(counts)), counts)
+        before, segments, ends = _bounds(blocks)
+        run = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         first = (np.arange(len(run)) - ends[run]) * CHUNK
         numel = np.minimum(CHUNK, length[run] - first)
         streams = np.concatenate([block.streams for block in blocks]).view(np.int64)[run]
@@ -73,7 +69,6 @@ class Tiles:
         self._payloads: dict[tuple[Code, int], Tensor] = {}
         self.segment_tiles = np.diff(ends[segments])
         self.table = self._moved(table)
-        self.segments, self.runs = self._moved(segments), self._moved(ends)
         self.numels = self._moved(np.concatenate([block.segment_numels for block in blocks]))
 
     @property
@@ -99,6 +94,16 @@ class Tiles:
                 segments += block.segment_count
             self._payloads[code, stride] = self._moved(np.array(places))
         return self._payloads[code, stride]
+
+    @cached_property
+    def segments(self) -> Tensor:
+        """See above; where every segment is one tile nobody asks."""
+        return self._moved(_bounds((self._block, *self._others))[1])
+
+    @cached_property
+    def runs(self) -> Tensor:
+        """The same."""
+        return self._moved(_bounds((self._block, *self._others))[2])
 
     @property
     def steps(self) -> int:
@@ -160,6 +165,14 @@ class Tiles:
 
     def _moved(self, values: np.ndarray[Any, Any]) -> Tensor:
         return placed(np.ascontiguousarray(values, dtype=np.int64), self._device)
+
+
+def _bounds(blocks: tuple[Block, ...]) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """The first run of each block, of each segment, and the first tile of each run; and where the last ones end."""
+    before = np.cumsum([0, *(len(block.runs) for block in blocks)])
+    moved = (block.segments[1:] + first for block, first in zip(blocks, before[:-1], strict=True))
+    counts = [-(-block.runs[:, 1] // CHUNK) for block in blocks]
+    return before, np.concatenate(([0], *moved)), np.concatenate(([0], np.cumsum(np.concatenate(counts))))
 
 
 _tiles: WeakKeyDictionary[Block, dict[tuple[object, ...], Tiles]] = WeakKeyDictionary()

@@ -26,7 +26,7 @@ from gradwire.kernels.gpu._jitted import (
 )
 from gradwire.kernels.gpu._launch import Tiles, jitted, launch
 
-AT_ONCE = tl.constexpr(8)
+AT_ONCE = tl.constexpr(16)
 """Rows of lanes that are loaded before the first is added."""
 
 

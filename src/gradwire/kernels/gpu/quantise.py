@@ -25,7 +25,7 @@ from gradwire.layout import Block
 WIDEST_WITH_SUMS = 512
 """A tile that is measured and written by one program, if its measure is a sum: more would leave warps idle."""
 
-AT_ONCE = 4
+AT_ONCE = 2
 """Payloads of which codes are loaded before the first are added."""
 
 CODES: dict[type, Callable[[Any], Jitted]] = {}

@@ -13,7 +13,7 @@ from gradwire.kernels.reference import subspace
 from gradwire.layout import Block
 
 _WIDTH = 256
-_WARP, _TOGETHER, _AHEAD = 32, 4, 32
+_WARP, _TOGETHER, _AHEAD = 32, 4, 64
 """Columns of a warp, combinations that a program makes at most, and rows that are read before they are added."""
 
 _LARGEST_COORDINATE = tl.constexpr(subspace.LARGEST_COORDINATE)

@@ -15,8 +15,11 @@ from torch import Tensor
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._edges import COUNTED, LOWER, PEAK, STATE, WANT, WANTED, arrives_last, find_edges, wanted_of
 from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, compensated, magnitude_bits, tile_of
-from gradwire.kernels.gpu._launch import jitted, launch, tiles_of
+from gradwire.kernels.gpu._launch import jitted, launch, tiles_of, warps
 from gradwire.layout import Block, Int64Array
+
+PART = 1024
+"""Values of a tile that are written at once: for more there are too few registers."""
 
 _TILES = tl.constexpr(1024)
 """Tiles whose places are found at once."""
@@ -36,7 +39,8 @@ def topk_select(block: Block, source: Compensated, counts: Int64Array, positions
     places = torch.empty(2 * tiles.count, dtype=torch.int64, device=gradient.device)
     found = (tiles.table, memory, wanted, states, peaks, numbers, places)
     launch(_count_chosen, tiles.count, *found, tiles.segments, tiles.runs, **tiles.shape)
-    launch(_write_chosen, tiles.count, *found, positions, values, **tiles.shape)
+    part = min(tiles.width, PART)
+    launch(_write_chosen, tiles.count, *found, positions, values, **tiles.shape | {"warps": warps(part) * 2}, PART=part)
 
 
 @triton.jit
@@ -159,20 +163,25 @@ def _write_chosen(
     values,
     WIDTH: tl.constexpr,
     ALIGNED: tl.constexpr,
+    PART: tl.constexpr,
 ):
     start, count, position, segment, _ = tile_of(table, ALIGNED)
     tile = tl.program_id(0).to(tl.int64)
-    finite, edge, some = _state_of(wanted, states, segment, WIDTH)
+    finite, edge, some = _state_of(wanted, states, segment, PART)
     number = tl.load(numbers + tile)
     left = tl.maximum(some - tl.load(places + 2 * tile + 1).to(tl.int32), 0)
     if (number & 0xFFFF) + tl.minimum(number >> 16, left) > 0:
-        i = tl.arange(0, WIDTH)
-        mask = i < count
-        t = tl.load(source + start + i, mask=mask, other=0.0)
-        largest, tied = _largest_and_ties(t, mask, finite, edge)
-        upto = tl.cumsum(largest.to(tl.int32) + (tied.to(tl.int32) << 16), axis=0)
-        chosen = largest | (tied & ((upto >> 16) <= left))
         at = tl.load(places + 2 * tile) - 1
-        further = (upto & 0xFFFF) + tl.minimum(upto >> 16, left)
-        tl.store(values + at + further, tl.where(finite, t, float("nan")), mask=chosen)
-        tl.store(positions + at + further, position + i, mask=chosen)
+        before = tl.zeros((1,), tl.int32)
+        for first in range(0, WIDTH, PART):
+            i = first + tl.arange(0, PART)
+            mask = i < count
+            t = tl.load(source + start + i, mask=mask, other=0.0)
+            largest, tied = _largest_and_ties(t, mask, finite, edge)
+            own = largest.to(tl.int32) + (tied.to(tl.int32) << 16)
+            upto = before + tl.cumsum(own, axis=0)
+            before += tl.sum(own, axis=0, keep_dims=True)
+            chosen = largest | (tied & ((upto >> 16) <= left))
+            further = (upto & 0xFFFF) + tl.minimum(upto >> 16, left)
+            tl.store(values + at + further, tl.where(finite, t, float("nan")), mask=chosen)
+            tl.store(positions + at + further, position + i, mask=chosen)
