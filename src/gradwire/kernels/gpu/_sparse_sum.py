@@ -17,25 +17,25 @@ from gradwire.layout import Int64Array
 _WIDTH = 256
 _PIECE = tl.constexpr(128)
 _PART = tl.constexpr(1024)
+NOWHERE = tl.constexpr(2**63 - 1)
+"""No position."""
+
 _OWNERS = 256
 """Programs that go through all positions where these do not ascend."""
 
 
 def sum_rows(tiles: Tiles, positions: Tensor, values: Tensor, counts: Int64Array, out: Tensor, weight: float) -> Tensor:
-    """Writes ``weight * sum`` to all of the tiles; the number of the first position that lies in no run, if any.
-
-    Counted row by row, all of each row; beyond the last one if all lie in runs.
-    """
-    device, (rows, most) = out.device, positions.shape
+    """Writes ``weight * sum`` to all of the tiles; the least position that lies in no run, :data:`NOWHERE` if none."""
+    device, rows = out.device, len(positions)
     starts = torch.empty(rows * (tiles.count + 1), dtype=torch.int32, device=device)
-    bad = torch.full((2,), positions.numel(), dtype=torch.int64, device=device)
+    bad = torch.full((2,), NOWHERE.value, dtype=torch.int64, device=device)
     given = (positions, values, positions.stride(0), values.stride(0), tiles.asked("rows", counts, lambda: counts))
     launch(_find_starts, triton.cdiv(len(starts), _WIDTH), tiles.table, tiles.count, starts, *given, rows, WIDTH=_WIDTH)
     shape = {"WIDTH": tiles.width, "ALIGNED": tiles.aligned}
     launch(_sum_tile, tiles.count, tiles.table, tiles.count, starts, *given, rows, bad, out, weight, **shape)
     owners = min(_OWNERS, tiles.count)
     again = (tiles.table, tiles.count, triton.cdiv(tiles.count, owners), tiles.places, len(tiles.places), tiles.steps)
-    launch(_sum_again, owners, *again, *given, rows, most, bad, out, weight, **shape)
+    launch(_sum_again, owners, *again, *given, rows, bad, out, weight, **shape)
     return bad[0]
 
 
@@ -106,7 +106,7 @@ def _sum_tile(
     tl.atomic_min(bad + 1, 0, mask=worst > 0, sem="relaxed")
 
 
-@jitted("tiles", "each", "runs", "steps", "stride", "values_stride", "rows", "most", "weight", "values")
+@jitted("tiles", "each", "runs", "steps", "stride", "values_stride", "rows", "weight", "values")
 def _sum_again(
     table,
     tiles,
@@ -120,7 +120,6 @@ def _sum_again(
     values_stride,
     counts,
     rows,
-    most,
     bad,
     out,
     weight,
@@ -150,10 +149,9 @@ def _sum_again(
                     run = run_of(places, 0, runs, steps, position, 3)
                     offset = position - tl.load(places + 3 * run)
                     inside = (offset >= 0) & (offset < tl.load(places + 3 * run + 1))
-                    number = tl.cast(row, tl.int64) * most + piece + i
                     outside = mask & (inside == 0)
                     if tl.program_id(0) == 0:
-                        tl.atomic_min(bad, tl.min(tl.where(outside, number, rows * most), axis=0), sem="relaxed")
+                        tl.atomic_min(bad, tl.min(tl.where(outside, position, NOWHERE), axis=0), sem="relaxed")
                     mask = mask & inside & (position >= begin) & (position < end)
                     value = tl.load(values + tl.cast(row, tl.int64) * values_stride + piece + i, mask=mask, other=0.0)
                     at = out + tl.load(places + 3 * run + 2) + offset

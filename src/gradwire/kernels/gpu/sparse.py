@@ -17,7 +17,7 @@ from torch import Tensor
 from gradwire.deferred import learn
 from gradwire.kernels.gpu._jitted import COLUMNS, INFINITY, hash32, key_of_run, mix64, run_of
 from gradwire.kernels.gpu._launch import halves, jitted, launch, tiles_of
-from gradwire.kernels.gpu._sparse_sum import sum_rows
+from gradwire.kernels.gpu._sparse_sum import NOWHERE, sum_rows
 from gradwire.kernels.reference import sparse
 from gradwire.kernels.reference.sparse import lies_in_no_run
 from gradwire.layout import Block, Int64Array
@@ -51,7 +51,7 @@ def scatter_sum(
     if len(counts) > 1 and counts.any():
         _refuse_if_empty(block, positions[int(counts.argmax())])
         bad = sum_rows(tiles_of(block, out.device), positions, values, counts, out, weight)
-        _expect_none(block, positions.view(-1), bad)
+        _expect_none(block, bad)
         return
     for part in block.parts(out):
         part.zero_()
@@ -73,12 +73,12 @@ def _refuse_if_empty(block: Block, positions: Tensor) -> None:
         raise lies_in_no_run(block, int(positions[0]))
 
 
-def _expect_none(block: Block, positions: Tensor, bad: Tensor) -> None:
-    """Has PayloadError raised if there is a number of a position that lies in no run."""
+def _expect_none(block: Block, bad: Tensor) -> None:
+    """Has PayloadError raised if a position, the least of all that do, lies in no run."""
 
     def check(found: Tensor) -> None:
-        if int(found) < positions.numel():
-            raise lies_in_no_run(block, int(positions[int(found)]))
+        if int(found) != NOWHERE.value:
+            raise lies_in_no_run(block, int(found))
 
     learn(bad, check)
 
@@ -90,10 +90,10 @@ def _at(operation: int, block: Block, buffer: Tensor, positions: Tensor, values:
         return
     _refuse_if_empty(block, positions)
     tiles = tiles_of(block, buffer.device)
-    bad = torch.full((), count, dtype=torch.int64, device=buffer.device)
+    bad = torch.full((), NOWHERE.value, dtype=torch.int64, device=buffer.device)
     arguments = (tiles.places, len(block.runs), tiles.steps, positions, count, buffer, values, bad, weight)
     launch(_visit, triton.cdiv(count, _WIDTH), *arguments, OPERATION=operation, WIDTH=_WIDTH)
-    _expect_none(block, positions, bad)
+    _expect_none(block, bad)
 
 
 @jitted("runs", "steps", "positions", "count", "values", "weight")
@@ -116,8 +116,8 @@ def _visit(
     run = run_of(places, 0, runs, steps, position, 3)
     offset = position - tl.load(places + 3 * run)
     inside = tl.maximum(tl.minimum(offset, tl.load(places + 3 * run + 1) - 1), 0)
-    first = tl.min(tl.where(mask & (offset != inside), i, count), axis=0)
-    tl.atomic_min(bad, first, mask=first < count, sem="relaxed")
+    least = tl.min(tl.where(mask & (offset != inside), position, NOWHERE), axis=0)
+    tl.atomic_min(bad, least, mask=least < NOWHERE, sem="relaxed")
     at = buffer + tl.load(places + 3 * run + 2) + inside
     if OPERATION == 0:
         tl.store(values + i, tl.load(at, mask=mask, other=0.0), mask=mask)
