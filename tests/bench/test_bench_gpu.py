@@ -84,7 +84,7 @@ def test_every_part_runs(part: str) -> None:
             found[subject] = find()
     assert len(found) >= (1 if part == "ranks" else 4)
     for subject, result in found.items():
-        if part.partition(":")[0] in ("bits", "waits", "memory", "ranks"):
+        if part.partition(":")[0] in ("bits", "methods", "waits", "memory", "ranks"):
             assert result["reached"], (subject, result)
         elif part.startswith("kernels"):
             assert result["of_copy"] > 0, subject
