@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,19 +24,25 @@ from gradwire_bench.placement import Device
 from gradwire_bench.suite import ledger
 
 PARTS: dict[str, float] = {
-    "kernels:25000000": 150.0,
-    "step:ResNet-50": 70.0,
-    "step:GPT-2 124M": 80.0,
     "bits": 110.0,
-    "methods": 60.0,
-    "waits": 40.0,
-    "memory": 40.0,
+    "methods": 110.0,
+    "waits": 80.0,
+    "memory": 60.0,
+    "ranks": 110.0,
+    "kernels:25000000": 100.0,
+    "step:ResNet-50": 120.0,
+    "step:GPT-2 124M": 120.0,
     "overlap:ResNet-50": 40.0,
-    "ranks": 90.0,
     "kernels:125000000": 70.0,
     "kernels:1000000": 50.0,
 }
-"""What is worth most first, and how many seconds each may take."""
+"""How many seconds each may take."""
+
+BESIDE: dict[str, int] = {"bits": 5, "methods": 4, "waits": 1, "memory": 1, "ranks": 1}
+"""Parts that time nothing, which run at the same time, and in how many processes: most of it is compiling."""
+
+CORES = 4
+"""Of the processor, for each of these processes at least, but for one of each part."""
 
 SECONDS = 450.0
 """All of them."""
@@ -48,7 +56,7 @@ Told = Callable[[str], None]
 
 
 def measure(device: Device, told: Told, keep: Callable[[Record], None], parts: Sequence[str] = tuple(PARTS)) -> None:
-    """Runs each part in a process of its own; what crashes or hangs loses nothing but itself.
+    """Runs each part in processes of its own; what crashes or hangs loses nothing but itself.
 
     Args:
         device: ``"cuda"``, or ``"cpu"`` to see that all of it runs, with sizes from which nothing is to be learnt.
@@ -56,9 +64,34 @@ def measure(device: Device, told: Told, keep: Callable[[Record], None], parts: S
         keep: Given every record as it comes.
         parts: Of :data:`PARTS`.
     """
-    end = time.monotonic() + SECONDS
+    end, lock, errors = time.monotonic() + SECONDS, threading.Lock(), list[BaseException]()
+
+    def kept(record: Record) -> None:
+        with lock:
+            keep(record)
+
+    def run(part: _Part) -> None:
+        try:
+            part.measure(min(end, time.monotonic() + PARTS[part.name]))
+        except BaseException as error:  # which the thread that waits raises
+            errors.append(error)
+
+    threads = []
+    for part, processes in BESIDE.items():
+        of = max(min(processes, (os.cpu_count() or 1) // CORES), 1)
+        threads += [
+            threading.Thread(target=run, args=(_Part(part, device, told, kept, (share, of)),), daemon=True)
+            for share in range(of if part in parts else 0)
+        ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     for part in parts:
-        _Part(part, device, told, keep).measure(min(end, time.monotonic() + PARTS[part]))
+        if part not in BESIDE and not errors:
+            run(_Part(part, device, told, kept))
+    if errors:
+        raise errors[0]
 
 
 @dataclass
@@ -70,6 +103,7 @@ class _Part:
         device: Where.
         told: As of :func:`measure`.
         keep: The same.
+        share: Which of its subjects: of so many the one with a number, as of all that follow.
         machine: What they say of the device.
         known: Subjects that were begun.
         begun: The one that has not ended; empty if there is none.
@@ -79,6 +113,7 @@ class _Part:
     device: Device
     told: Told
     keep: Callable[[Record], None]
+    share: tuple[int, int] = (0, 1)
     machine: dict[str, Any] = field(default_factory=dict)
     known: list[str] = field(default_factory=list)
     begun: str = ""
@@ -88,7 +123,7 @@ class _Part:
         while True:
             before, error = len(self.known), "no time was left for it"
             if (left := end - time.monotonic()) > 0:
-                job = {"part": self.name, "device": self.device, "skipped": self.known}
+                job = {"part": self.name, "device": self.device, "skipped": self.known, "share": self.share}
                 try:
                     launch.launch(WORKER, job, 1, launch.NO_LINK, self._take, timeout=left, silence=SILENCE)
                     return

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from functools import cache, partial
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -182,12 +182,13 @@ def facts(device: torch.device) -> dict[str, Any]:
     }
 
 
-def main(name: str, kind: placement.Device, skipped: list[str]) -> int:
-    """Measures what is not skipped."""
+def main(name: str, kind: placement.Device, skipped: list[str], share: tuple[int, int]) -> int:
+    """Measures what is not skipped, of a share."""
     device = placement.place(kind)
     own.load()
     emit("machine", facts=facts(device))
-    for subject, find in subjects(name, device):
+    first, of = share
+    for subject, find in islice(subjects(name, device), first, None, of):
         if subject in skipped:
             continue
         emit("begun", subject=subject)
@@ -212,4 +213,4 @@ def _is_lost(device: torch.device) -> bool:
 
 if __name__ == "__main__":
     job = json.loads(sys.argv[1])
-    sys.exit(main(job["part"], job["device"], job["skipped"]))
+    sys.exit(main(job["part"], job["device"], job["skipped"], job["share"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 from gradwire_bench.cell import Record
@@ -42,10 +41,17 @@ def claims(part: str) -> dict[str, str]:
             return {}
 
 
+def by_part(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Records of each part; of some they came in turns."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.cell.workload, []).append(record)
+    return found
+
+
 def verdicts(records: Sequence[Record]) -> Iterator[str]:
     """A line for each target: whether it is reached, by how many of what was held to it, and what misses it."""
-    for part, group in groupby(records, key=lambda record: record.cell.workload):
-        own = list(group)
+    for part, own in by_part(records).items():
         for name, claim in claims(part).items():
             held = [each for each in own if not name or each.result.get("group") == name]
             judged = [each for each in held if each.result.get("reached") is not None]
@@ -69,9 +75,9 @@ def lines(records: Sequence[Record]) -> Iterator[str]:
     if records:
         yield ""
         yield ", ".join(f"{name} {_value(value)}" for name, value in records[0].machine.items())
-    for part, group in groupby(records, key=lambda record: record.cell.workload):
+    for part, own in by_part(records).items():
         yield f"\n{part}"
-        for record in group:
+        for record in own:
             yield f"  {record.cell.method:36} {record.error or _figures(record.result)}"
 
 
