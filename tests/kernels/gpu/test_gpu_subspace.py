@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from interpreted import by_the_gpu  # noqa: F401
 from torch import Tensor
 
-from gradwire.kernels import Compensated, Places, gpu, reference
-from gradwire.layout import Block, Granularity, Slot
+from gradwire.codecs.quantize import SubspaceDeadZone
+from gradwire.kernels import Compensated, Places, dispatch, gpu, reference
+from gradwire.layout import Block, Granularity, Slot, flat_slots
+from gradwire.memory import Feedback, Store
 from guarded import copied, guarded, release
 from kernel_inputs import GRADIENTS, normal, same
 
@@ -83,6 +87,42 @@ def test_products_are_added_only_if_a_flag_holds(wanted: bool) -> None:
     gpu.add_products(table, normal(3), normal(4), values, added)
     gpu.add_products(table, normal(3), normal(4), values, out, torch.tensor(wanted))
     assert same(out, added if wanted else normal(2)[:NUMEL])
+
+
+SLOTS = flat_slots([("a", (12, 40)), ("vector", (7,)), ("b", (9, 16)), ("c", (12, 40)), ("few", (2, 30))])
+
+
+def steps(owners: int) -> list[Tensor]:
+    """What is written, averaged, remembered and learnt in three steps, the last of values that are not finite."""
+    numel, block = SLOTS[-1].stop, Block.cut(SLOTS, Granularity("model", rows=True))
+    codec = SubspaceDeadZone(0.8, 3).installed(Store(torch.device("cpu")), SLOTS, numel)
+    blocks, feedback, found = list(block.shards(owners)), Feedback(torch.zeros(numel), 0.9, 0.7), []
+    payloads = torch.zeros(owners, max(map(codec.payload_bytes, blocks)), dtype=torch.uint8)
+    for step in range(3):
+        gradient, average = normal(step)[:numel].clone() ** 3, torch.empty(numel)
+        if step == 2:
+            gradient[100] = torch.inf
+        if owners > 1:
+            codec.encode_each(blocks, gradient, feedback, payloads, 0)
+            codec.decode_each(blocks, payloads, average)
+        else:
+            codec.encode(block, gradient, feedback, payloads[0], 0)
+            codec.decode(block, payloads, average, 0.5)
+        kept = feedback.residual
+        assert kept is not None
+        bases = [each.basis for each in codec.directions.values()]
+        found += [each.clone() for each in (payloads, average, kept, *bases)]
+    return found
+
+
+@pytest.mark.parametrize("owners", [1, 3])
+def test_the_codec_has_the_bits_of_the_reference(owners: int) -> None:
+    """Also where owners have parts of rows."""
+    ours = steps(owners)
+    with mock.patch.object(dispatch, "overrides", return_value={}):
+        theirs = steps(owners)
+    for found, known in zip(ours, theirs, strict=True):
+        assert same(found, known)
 
 
 @pytest.mark.parametrize("end", [True, False])
