@@ -34,6 +34,9 @@ HIGH, WIDE = 16, 64
 _WARP, _AHEAD = 32, 32
 """Columns of a warp, and rows that are read before they are added."""
 
+_COLUMNS = 8
+"""Of a lane that are read before they are added."""
+
 _LONG = 1024
 
 _FIELDS = tl.constexpr(places.FIELDS)
@@ -118,7 +121,7 @@ def split_rows_each(rows: Places, source: Compensated, basis: Tensor, coordinate
     values, keeps = (gradient, gradient if residual is None else residual, beta, gamma), residual is not None
     products = tables.products
     arguments = (products, tables.matrices, *values, basis, coordinates)
-    launch(_project, len(products), *arguments, KEEP=keeps, HEIGHT=TOGETHER, warps=TOGETHER)
+    launch(_project, len(products), *arguments, KEEP=keeps, HEIGHT=TOGETHER, AHEAD=_COLUMNS, warps=TOGETHER)
     _add(tables, values, keeps, coordinates, basis, -1.0, out, None)
 
 
@@ -177,7 +180,17 @@ def _sums_of_lanes(lanes, HEIGHT: tl.constexpr):
 
 @jitted("gradient", "residual", "beta", "gamma", "basis", "coordinates")
 def _project(
-    pieces, matrices, gradient, residual, beta, gamma, basis, coordinates, KEEP: tl.constexpr, HEIGHT: tl.constexpr
+    pieces,
+    matrices,
+    gradient,
+    residual,
+    beta,
+    gamma,
+    basis,
+    coordinates,
+    KEEP: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Products of a row and directions: element ``j`` is added in lane ``j % LANES``, in order."""
     row, start, n, m, number = _place_of(pieces, matrices)
@@ -189,11 +202,17 @@ def _project(
     k = below + lane // LANES
     by = basis + tl.load(row + 6) + k.to(tl.int64) * m
     total = tl.zeros((HEIGHT * LANES,), tl.float64)
-    for column in tl.range(0, m, LANES, loop_unroll_factor=8):
-        j = column + lane % LANES
-        mask = (k < rank) & (j < m)
-        t, _ = compensated(gradient, residual, first + j, mask, beta, gamma, KEEP)
-        total += t.to(tl.float64) * tl.load(by + j, mask=mask, other=0.0).to(tl.float64)
+    for column in range(0, m, AHEAD * LANES):
+        values = ()
+        factors = ()
+        for ahead in tl.static_range(AHEAD):
+            j = column + ahead * LANES + lane % LANES
+            mask = (k < rank) & (j < m)
+            t, _ = compensated(gradient, residual, first + j, mask, beta, gamma, KEEP)
+            values += (t,)  # type: ignore[assignment]
+            factors += (tl.load(by + j, mask=mask, other=0.0),)  # type: ignore[assignment]
+        for ahead in tl.static_range(AHEAD):
+            total += values[ahead].to(tl.float64) * factors[ahead].to(tl.float64)
     exact = _sums_of_lanes(total, HEIGHT)
     exact = tl.where(tl.abs(exact) < _LARGEST_COORDINATE, exact, 0.0)
     k = below + tl.arange(0, HEIGHT)
