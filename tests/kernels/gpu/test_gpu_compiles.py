@@ -142,6 +142,16 @@ def test_all_shards_take_the_launches_of_one() -> None:
     assert [len(each) for each in (written, read)] == [3, 1]
 
 
+def test_all_matrices_take_the_launches_of_one() -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: gpu.split_rows_each(PLACES, Compensated(normal(), normal(1)), normal(2), normal(3), normal(4)),
+        lambda: gpu.add_products(PLACES, normal(), normal(1), normal(2), normal(3)),
+        lambda: gpu.combine_rows_each(PLACES, normal(), normal(1), normal(2)),
+        lambda: gpu.weights_each(PLACES, normal(), normal(1)),
+    ]
+    assert [len(launched(call)) for call in calls] == [2, 1, 1, 1]
+
+
 WIDE = {
     "accumulate": ("_leave", ("ld.global.v4", "st.global.v4")),
     "narrow": ("_narrow", ("ld.global.v4", "st.global.v2")),
