@@ -85,7 +85,8 @@ def test_a_gpu_gives_the_bits_of_the_cpu(name: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU of its own")
 @pytest.mark.parametrize(
-    ("name", "route"), [("qsgd", "sharded"), ("topk", "gather"), ("acpsgd", None), ("gtopk", None)]
+    ("name", "route"),
+    [("qsgd", "sharded"), ("subspace", "sharded"), ("topk", "gather"), ("acpsgd", None), ("gtopk", None)],
 )
 def test_what_is_sent_may_go_through_the_host(name: str, route: str | None) -> None:
     """As over gloo: the collectives see the host's memory only, and averages are the same."""

@@ -19,6 +19,7 @@ from gradwire.local import LocalWorld
 from gradwire.memory import Feedback, Store
 from kernel_inputs import GRADIENTS, same
 
+CPU = torch.device("cpu")
 OFFSET = 3
 WHOLE = Granularity("model")
 
@@ -167,6 +168,22 @@ def test_what_is_written_for_all_owners_is_what_is_written_for_each(owners: int,
         codecs[1]._learn(averages[1])
         for one, other in zip(codecs[0].directions.values(), codecs[1].directions.values(), strict=True):
             assert torch.equal(one.basis, other.basis)
+
+
+def test_directions_stay_when_there_are_more_or_fewer() -> None:
+    """Those of several matrices lie in one buffer, and are kept by their names nevertheless."""
+    slots, store = flat_slots([("a", (40, 60)), ("vector", (70,)), ("b", (48, 35)), ("c", (40, 60))]), Store(CPU)
+    for seed, directions in enumerate(SubspaceDeadZone(0.1, 3).installed(store, slots, 9000).directions.values()):
+        directions.basis.copy_(draw(*directions.basis.shape, seed=seed))
+    before = store.state()["basis"]
+    assert {name: tuple(basis.shape) for name, basis in before.items()} == {"a": (3, 60), "b": (3, 35), "c": (3, 60)}
+    more = SubspaceDeadZone(0.1, 4).installed(store, slots[::-1], 9000).directions
+    for name, basis in before.items():
+        assert torch.equal(more[name].basis[:3], basis)
+        assert not more[name].basis[3:].any()
+    fewer = SubspaceDeadZone(0.1, 2).installed(store, slots, 9000).directions
+    for name, basis in before.items():
+        assert torch.equal(fewer[name].basis, basis[:2])
 
 
 def test_bytes_are_those_of_the_dead_zone() -> None:

@@ -26,6 +26,7 @@ from gradwire.kernels.dispatch import by_device
 from gradwire.kernels.dispatch import by_reference as by_reference
 from gradwire.kernels.dispatch import for_each as for_each
 from gradwire.kernels.dispatch import shortcoming as shortcoming
+from gradwire.kernels.places import Places as Places
 
 accumulate = by_device(reference.accumulate)
 add_product = by_device(reference.add_product)

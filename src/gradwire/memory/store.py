@@ -52,10 +52,16 @@ class Store:
         numel: int,
         kind: Kind = Kind.MEAN,
         dtype: torch.dtype = torch.float32,
+        fits: bool = False,
     ) -> Tensor:
-        """A buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first."""
+        """A buffer of ``numel`` elements that keeps every slot's values under ``field``; zeros at first.
+
+        What was kept with more or fewer rows is fitted if told so, as by :meth:`stacked`.
+        """
         buffer = self._zeros(numel, dtype)
         for slot in slots:
+            if fits:
+                self._fit(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape))
             self._keep(field, slot.name, buffer[slot.offset : slot.stop].view(slot.shape), buffer, _zero, kind)
         self.layouts += 1
         return buffer

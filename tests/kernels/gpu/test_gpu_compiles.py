@@ -14,13 +14,14 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from compiling import check, launched
 
-from gradwire.kernels import Code, Compensated, codes, gpu, payload_bytes
+from gradwire.kernels import Code, Compensated, Places, codes, gpu, payload_bytes
 from gradwire.kernels.reference import deadzone_payload_bytes, elias_fano_bytes
 from gradwire.layout import Block, Granularity, Slot
 from kernel_inputs import KEY, block_of, counts_of, normal
 
 LONG = Block.cut([Slot("weight", (8192,), 0)], Granularity("layer"))
 SMALL = LONG.divided(512)
+PLACES = Places.of([(0, 7, 100, 4, 0, 7, 0), (700, 9, 50, 2, 28, 9, 400)])
 
 CODES = {
     "sm_90": (
@@ -89,6 +90,8 @@ CALLS: dict[str, Callable[[Block], object]] = {
         gpu.split_rows(block, Compensated(normal(), normal(1), 0.9, 1.0), thin(128), thin(64), normal(2)),
         gpu.add_product(block, thin(64), thin(128), normal(1), normal(2)),
         gpu.combine_rows(block, thin(64), normal(1), thin(128)),
+        gpu.add_products(PLACES, normal(), normal(1), normal(2), normal(3), torch.tensor(True)),
+        gpu.weights_each(PLACES, normal(), normal(1)),
     ),
     "topk": lambda block: gpu.topk_select(
         block, Compensated(normal(), normal(1), 0.9, 1.0), counts_of(block, 0.1), places(block), normal()
@@ -137,6 +140,16 @@ def test_all_shards_take_the_launches_of_one() -> None:
     written = launched(lambda: gpu.encode_each(code, shards, Compensated(normal(), normal(1)), payloads, KEY))
     read = launched(lambda: gpu.decode_each(code, shards, payloads, normal()))
     assert [len(each) for each in (written, read)] == [3, 1]
+
+
+def test_all_matrices_take_the_launches_of_one() -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: gpu.split_rows_each(PLACES, Compensated(normal(), normal(1)), normal(2), normal(3), normal(4)),
+        lambda: gpu.add_products(PLACES, normal(), normal(1), normal(2), normal(3)),
+        lambda: gpu.combine_rows_each(PLACES, normal(), normal(1), normal(2)),
+        lambda: gpu.weights_each(PLACES, normal(), normal(1)),
+    ]
+    assert [len(launched(call)) for call in calls] == [2, 1, 1, 1]
 
 
 WIDE = {

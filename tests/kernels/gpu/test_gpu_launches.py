@@ -58,8 +58,8 @@ PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "dead zone: round by chance": [("_dither", 4)],
     "dead zone: encode with residual": [("_count", 4), ("_collect", 4), ("_follow", 1), ("_write", 1), ("_take", 4)],
     "dead zone: decode 8": [("_read", 8), ("_add", 4)],
-    "rank 4: split rows": [("_project", 4 * 95), ("_add_multiples", 95)],
-    "rank 4: add product": [("_add_multiples", 95)],
+    "rank 4: split rows": [("_project", 95), ("_add_multiples", 6 * 2)],
+    "rank 4: add product": [("_add_multiples", 6 * 2)],
     "rank 4: combine rows": [("_combine", 3)],
 }
 """Kernels and how many programs of them, in the order of their launches."""

@@ -11,121 +11,19 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.lowrank import as_rows, gains, orthonormal_rows, scaled_rows
 from gradwire.codecs.quantize.deadzone import DeadZone
+from gradwire.codecs.quantize.directions import WHOLE, Directions, Rows, Subspaces, Together
+from gradwire.deferred import Count, Flag, at_hand, placed
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
 from gradwire.kernels.reference.deadzone import HEAD
-from gradwire.layout import ALIGNMENT, Block, Granularity, Slot
-from gradwire.memory import Feedback, Kind, Store
-from gradwire.randomness import gaussian
+from gradwire.layout import ALIGNMENT, Block, Slot
+from gradwire.memory import Feedback, Store
 
 MOST_BITS = 72.0
 """More than the codes of a value take."""
 
 MOST_RANK = 64
-
-WHOLE = Granularity("model")
-
-
-@dataclass(frozen=True, eq=False)
-class Directions:
-    """A few directions in the space of a matrix's rows, the same on every rank; or none.
-
-    Attributes:
-        block: The matrix, ``[n, m]``.
-        basis: ``float32[r, m]``: orthonormal rows, all zero as long as nothing is known.
-        drawn: ``float32[r, n]``: weights of rows that begin a direction.
-        read: ``float32[r, n]``: coordinates of an average's rows as all ranks have read them.
-        mine: ``float32[r, n]``: of this worker's rows, while they are written for several owners.
-    """
-
-    block: Block
-    basis: Tensor
-    drawn: Tensor
-    read: Tensor
-    mine: Tensor
-
-    @classmethod
-    def of(cls, slot: Slot, rank: int, store: Store) -> Directions:
-        """A parameter's; its basis is kept under its name."""
-        rank = rank if gains(slot.shape, rank) else 0
-        n, m = as_rows(slot.shape) if rank else (1, slot.numel)
-        start, drawn = torch.zeros(rank, m, dtype=torch.float32), gaussian(slot.stream, rank * n).view(rank, n)
-        (basis,) = store.stacked("basis", [slot.name], lambda _: start, Kind.SHARED) if rank else [start]
-        drawn = drawn.to(store.device)
-        read, mine = torch.zeros_like(drawn), torch.zeros_like(drawn)
-        return cls(Block.cut([slot], WHOLE), basis.to(store.device), drawn, read, mine)
-
-    def within(self, origin: int, slot: Slot, first: int) -> Rows:
-        """Some of its rows; what an owner has of a matrix of fewer rows than owners is a row without directions.
-
-        Args:
-            origin: Of the first element in the matrix.
-            slot: Where they lie.
-            first: Of their coordinates among those of all matrices.
-        """
-        rank, m = self.basis.shape
-        if not rank or origin % m or slot.numel % m:
-            return Rows(self, slot, self.basis[:0].reshape(0, slot.numel), 0, 1, first)
-        return Rows(self, slot, self.basis, origin // m, slot.numel // m, first)
-
-    def learn(self, average: Tensor) -> None:
-        """One step of subspace iteration on an average, by its coordinates as all ranks have read them.
-
-        A direction of which there was nothing is begun anew, as a random combination of rows (Halko et al. 2011,
-        arXiv:0909.4061).
-        """
-        if not len(self.basis):
-            return
-        weights = torch.where((self.read != 0).any(1, keepdim=True), self.read, self.drawn)
-        found = torch.empty_like(self.basis)
-        kernels.combine_rows(self.block, scaled_rows(weights), average, found)
-        (basis,) = orthonormal_rows(found[None])
-        self.basis.copy_(torch.where(basis.isfinite().all(), basis, self.basis))
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of a matrix that a block has.
-
-    Attributes:
-        directions: The matrix's.
-        slot: Where they lie.
-        basis: The directions' that they have.
-        origin: The first of them.
-        count: How many.
-        first: Of their coordinates among those of all matrices.
-    """
-
-    directions: Directions
-    slot: Slot
-    basis: Tensor
-    origin: int
-    count: int
-    first: int
-
-    @cached_property
-    def block(self) -> Block:
-        """They alone."""
-        return Block.cut([self.slot], WHOLE)
-
-    @property
-    def stop(self) -> int:
-        """One past the last coordinate."""
-        return self.first + self.basis.shape[0] * self.count
-
-    def own(self, coordinates: Tensor) -> Tensor:
-        """Theirs of all matrices' coordinates, ``float32[r, count]``."""
-        return coordinates[self.first : self.stop].view(self.basis.shape[0], self.count)
-
-    def add(self, coordinates: Tensor, values: Tensor, out: Tensor) -> None:
-        """``out`` is ``values`` and what coordinates stand for."""
-        kernels.add_product(self.block, self.own(coordinates), self.basis, values, out)
-
-    def of(self, matrix: Tensor) -> Tensor:
-        """Theirs of the coordinates of their matrix's rows, ``float32[r, count]``."""
-        return matrix[: self.basis.shape[0], self.origin : self.origin + self.count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,30 +32,33 @@ class Home:
 
     Attributes:
         rows: Of all matrices.
+        subspaces: Theirs and others'.
         work: Values as in the block's buffer, and at its end all coordinates.
         whole: The coordinates and then the values of ``work``, as one segment.
         layout: The same as two segments, or one if there are no coordinates.
     """
 
     rows: tuple[Rows, ...]
+    subspaces: Subspaces
     work: Tensor
     whole: Block
     layout: Block
 
     @classmethod
-    def of(cls, block: Block, directions: Mapping[str, Directions], work: Tensor) -> Home:
+    def of(cls, block: Block, subspaces: Subspaces, work: Tensor) -> Home:
         """For a block."""
         rows: list[Rows] = []
         for (start, length, _), origin, slot in zip(
             block.runs.tolist(), block.origins.tolist(), block.slot_of_run.tolist(), strict=True
         ):
             lies = Slot(block.slots[slot].name, (length,), start)
-            rows.append(directions[lies.name].within(origin, lies, rows[-1].stop if rows else 0))
+            rows.append(subspaces.directions[lies.name].within(origin, lies, rows[-1].stop if rows else 0))
         extra = rows[-1].stop if rows else 0
         coordinates = [Slot("coordinates", (extra,), len(work) - extra)] if extra else []
         whole = Block.cut([*coordinates, *(each.slot for each in rows)], WHOLE)
         return cls(
             rows=tuple(rows),
+            subspaces=subspaces,
             work=work,
             whole=whole,
             layout=replace(whole, segments=np.array([0, 1, len(whole.runs)])) if extra else whole,
@@ -174,9 +75,14 @@ class Home:
         return Block.dense("coordinates", np.array([each.stop for each in self.rows[-1:]]))
 
     @cached_property
-    def directed(self) -> tuple[Rows, ...]:
+    def together(self) -> Together:
+        """All rows."""
+        return Together(self.rows, self.subspaces.bases)
+
+    @cached_property
+    def directed(self) -> Together:
         """Those that have coordinates."""
-        return tuple(each for each in self.rows if len(each.basis))
+        return Together(tuple(each for each in self.rows if len(each.basis)), self.subspaces.bases)
 
     @cached_property
     def coordinates(self) -> Tensor:
@@ -188,10 +94,28 @@ class Home:
         extra = sum(each.stop for each in self.rows[-1:])
         return bits * (self.whole.numel - extra) / self.whole.numel if extra else bits
 
-    def add(self, coordinates: Tensor) -> None:
-        """Adds to the values at work what coordinates stand for."""
-        for each in self.directed:
-            each.add(coordinates, self.work, self.work)
+    @cached_property
+    def indices(self) -> Tensor:
+        """``int64``: where each of the coordinates is among those of all matrices."""
+        numbers = torch.arange(len(self.subspaces.read), device="cpu")
+        parts = [each.in_matrix.own(numbers).flatten() for each in self.directed.rows]
+        return placed(torch.cat(parts).numpy() if parts else np.empty(0, np.int64), self.work.device)
+
+    def take(self, of_all: Tensor) -> None:
+        """Has at work those of some coordinates of all matrices."""
+        if not at_hand(of_all):
+            torch.index_select(of_all, 0, self.indices, out=self.coordinates)
+            return
+        for each in self.directed.rows:
+            each.own(self.coordinates).copy_(each.in_matrix.own(of_all))
+
+    def give(self, coordinates: Tensor, of_all: Tensor) -> None:
+        """Has among coordinates of all matrices these."""
+        if not at_hand(of_all):
+            of_all.index_copy_(0, self.indices, coordinates)
+            return
+        for each in self.directed.rows:
+            each.in_matrix.own(of_all).copy_(each.own(coordinates))
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +131,7 @@ class Rounded:
         steps: Of the coordinates.
         points: Of levels.
         room: Bits for the rest.
+        finite: Whether all values are.
     """
 
     home: Home
@@ -217,6 +142,7 @@ class Rounded:
     steps: Tensor
     points: tuple[int, int, int]
     room: int
+    finite: bool | Flag
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,16 +156,18 @@ class SubspaceDeadZone(DeadZone):
         bits: For each value, with the coordinates' share.
         rank: Directions of each matrix that is larger than its factors of that rank.
         slots: The parameters that it belongs to, once it is installed.
-        directions: Theirs, by name.
+        subspaces: Their directions.
         work: Room for values and coordinates of any block.
         homes: What there is for each block.
+        for_owners: How matrices are split for blocks of several owners.
     """
 
     rank: int = 4
     slots: tuple[Slot, ...] = ()
-    directions: Mapping[str, Directions] = field(default_factory=dict)
-    work: Tensor | None = None
+    subspaces: Subspaces | None = None
+    work: Tensor = field(default_factory=lambda: torch.empty(0))
     homes: dict[Block, Home] = field(default_factory=dict)
+    for_owners: dict[tuple[Block, ...], tuple[Together, bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -250,10 +178,15 @@ class SubspaceDeadZone(DeadZone):
 
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> SubspaceDeadZone:
         """With directions of each parameter, and a buffer to work in."""
-        directions = {slot.name: Directions.of(slot, self.rank, store) for slot in slots}
-        room = numel + ALIGNMENT * len(slots) + sum(each.drawn.numel() for each in directions.values())
+        subspaces = Subspaces.of(slots, self.rank, store)
+        room = numel + ALIGNMENT * len(slots) + subspaces.drawn.numel()
         work = torch.zeros(room, dtype=torch.float32, device=store.device)
-        return replace(self, slots=tuple(slots), directions=directions, work=work, homes={})
+        return replace(self, slots=tuple(slots), subspaces=subspaces, work=work, homes={}, for_owners={})
+
+    @property
+    def directions(self) -> Mapping[str, Directions]:
+        """Of each parameter, by name."""
+        return self._subspaces.directions
 
     def payload_bytes(self, block: Block) -> int:
         """As many as without coordinates."""
@@ -262,52 +195,42 @@ class SubspaceDeadZone(DeadZone):
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Splits rows, rounds coordinates by a step that suits both parts, and the rest by one that fits."""
-        home, source = self._home(block), feedback.source(gradient)
-        for each in home.rows:
-            kernels.split_rows(each.block, source, each.basis, each.own(home.coordinates), home.work)
+        home = self._home(block)
+        home.together.split(feedback.source(gradient), home.coordinates, home.work)
         rounded = self._round(home, payload)
-        home.add(rounded.left)
+        home.directed.add(rounded.left, home.work, home.work)
         self._write(rounded, block, gradient, feedback)
 
     def encode_each(
         self, blocks: Sequence[Block], gradient: Tensor, feedback: Feedback, payloads: Tensor, key: int
     ) -> None:
         """The same, but that rows are split, and get what coordinates are off by, matrix by matrix."""
-        homes = [self._home(block) for block in blocks]
-        self._split(homes, feedback.source(gradient))
-        rounded = []
+        subspaces, homes, rounded = self._subspaces, [self._home(block) for block in blocks], []
+        mine, work = subspaces.mine, homes[0].work
+        together, torn = self._split_for(blocks)
+        if torn:
+            mine.zero_()
+        together.split(feedback.source(gradient), mine, work)
         for block, home, payload in zip(blocks, homes, payloads, strict=True):
-            for each in home.directed:
-                each.own(home.coordinates).copy_(each.of(each.directions.mine))
+            home.take(mine)
             size = self.payload_bytes(block)
             payload[size:] = 0
             rounded.append(self._round(home, payload[:size]))
-            for each in home.directed:
-                each.of(each.directions.mine).copy_(each.own(rounded[-1].left))
-        for directions in self.directions.values():
-            if len(directions.basis):
-                kernels.add_product(directions.block, directions.mine, directions.basis, homes[0].work, homes[0].work)
+            home.give(rounded[-1].left, mine)
+        subspaces.directed.add(mine, work, work)
         for block, written in zip(blocks, rounded, strict=True):
             self._write(written, block, gradient, feedback)
 
-    def _split(self, homes: Sequence[Home], source: kernels.Compensated) -> None:
-        """Leaves the coordinates of all rows with their matrix; some that owners have only parts of have none."""
-        work, rows = homes[0].work, [each for home in homes for each in home.rows]
-        torn = {
-            each.directions.block: each.directions
-            for each in rows
-            if each.basis.shape[0] < each.directions.basis.shape[0]
-        }
-        for each in self.directions.values():
-            if each.block in torn:
-                each.mine.zero_()
-            else:
-                kernels.split_rows(each.block, source, each.basis, each.mine, work)
-        for part in rows if torn else ():
-            if part.directions.block in torn:
-                coordinates = torch.empty_like(part.of(part.directions.mine), memory_format=torch.contiguous_format)
-                kernels.split_rows(part.block, source, part.basis, coordinates, work)
-                part.of(part.directions.mine).copy_(coordinates)
+    def _split_for(self, blocks: Sequence[Block]) -> tuple[Together, bool]:
+        """Rows as they are split for owners; and whether some that they have only parts of have no coordinates."""
+        key = tuple(blocks)
+        if key not in self.for_owners:
+            rows = [each for block in blocks for each in self._home(block).rows]
+            torn = {each.directions for each in rows if each.basis.shape[0] < each.directions.basis.shape[0]}
+            whole = [each.rows for each in self.directions.values() if each not in torn]
+            parts = [each.in_matrix for each in rows if each.directions in torn]
+            self.for_owners[key] = Together((*whole, *parts), self._subspaces.bases), bool(torn)
+        return self.for_owners[key]
 
     def _round(self, home: Home, payload: Tensor) -> Rounded:
         """Rounds the coordinates at work."""
@@ -316,10 +239,12 @@ class SubspaceDeadZone(DeadZone):
         room = 8 * deadzone_room(home.layout, tile, payload)
         sample = kernels.deadzone_sample(home.whole, home.work, scales, room)
         step, points = kernels.deadzone_step(home.whole, sample, tile, room)
-        left = coordinates.clone()
-        if len(left):
-            room = max(room - self._off(home, left, scales * step, points), 0)
-        return Rounded(home, payload, coordinates, left, scales, scales * step, points, room)
+        left, steps, finite = coordinates.clone(), scales * step, scales.isfinite().all()
+        if not len(left):
+            return Rounded(home, payload, coordinates, left, scales, steps, points, room, finite)
+        taken = self._off(home, left, steps, points)
+        bits, known = torch.stack((taken, finite.to(taken.dtype))).tolist()  # at once, as the host waits for them
+        return Rounded(home, payload, coordinates, left, scales, steps, points, max(room - bits, 0), bool(known))
 
     def _write(self, rounded: Rounded, block: Block, gradient: Tensor, feedback: Feedback) -> None:
         """Writes a block to whose rest has been added what coordinates are off by."""
@@ -332,13 +257,13 @@ class SubspaceDeadZone(DeadZone):
         kernels.deadzone_encode(home.layout, home.work, True, steps, rounded.points, tile, rounded.payload)
         if feedback.residual is None:
             return
-        if not scales.isfinite().all():
+        if not rounded.finite:
             feedback.compensate(block, gradient)
             return
-        if (unsent := home.coordinates - rounded.left).any():
-            home.add(unsent)
-        for kept, unsent in zip(block.parts(feedback.residual), block.parts(home.work), strict=True):
-            kept.copy_(unsent)
+        if len(rounded.left):
+            home.directed.add_some(home.coordinates - rounded.left, home.work)
+        if kept := block.parts(feedback.residual):
+            torch._foreach_copy_(kept, block.parts(home.work))
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what levels stand for, and learns from it, but from an owner's share."""
@@ -350,36 +275,32 @@ class SubspaceDeadZone(DeadZone):
         """What all owners' payloads stand for, matrix by matrix once all are read, and learns from it."""
         for block, payload in zip(blocks, payloads, strict=True):
             work = self._read(block, payload[None, : self.payload_bytes(block)], 1.0).work
-        for each in self.directions.values():
-            kernels.add_product(each.block, each.read, each.basis, work, out)
+        self._subspaces.whole.add(self._subspaces.read, work, out)
         self._learn(out)
 
     def _sum(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         home = self._read(block, payloads, weight)
-        for each in home.rows:
-            each.add(home.coordinates, home.work, out)
+        home.together.add(home.coordinates, home.work, out)
 
     def _read(self, block: Block, payloads: Tensor, weight: float) -> Home:
         """Has the sums of values and of coordinates at work, and notes the latter."""
         self.check(block, payloads)
         home = self._home(block)
         kernels.deadzone_decode(home.layout, payloads, self._tile(home), home.work, weight)
-        for each in home.directed:
-            each.of(each.directions.read).copy_(each.own(home.coordinates))
+        home.give(home.coordinates, self._subspaces.read)
         return home
 
     def _learn(self, average: Tensor) -> None:
-        for each in self.directions.values():
-            each.learn(average)
+        self._subspaces.learn(average)
 
-    def _off(self, home: Home, coordinates: Tensor, steps: Tensor, points: tuple[int, int, int]) -> int:
+    def _off(self, home: Home, coordinates: Tensor, steps: Tensor, points: tuple[int, int, int]) -> Count:
         """Leaves of coordinates what they are off by as they will be read; returns how many bits their codes take."""
         block, tile = home.alone, self._tile(home)
         size = deadzone_payload_bytes(block, tile, MOST_BITS)
         payload = torch.empty(size, dtype=torch.uint8, device=coordinates.device)
         kernels.deadzone_encode(block, coordinates, True, steps, points, tile, payload)
         edge = size - deadzone_room(block, tile, payload)
-        return int(payload[4 + HEAD : edge].view(torch.int32).sum())
+        return payload[4 + HEAD : edge].view(torch.int32).sum()
 
     def _steps(self, block: Block) -> int:
         """Coordinates have a step, too."""
@@ -389,8 +310,12 @@ class SubspaceDeadZone(DeadZone):
         return deadzone_tile(home.spread(self.bits))
 
     def _home(self, block: Block) -> Home:
-        if self.work is None:
-            raise ConfigurationError("a subspace belongs to parameters; use what installed() returns")
         if block not in self.homes:
-            self.homes[block] = Home.of(block, self.directions, self.work)
+            self.homes[block] = Home.of(block, self._subspaces, self.work)
         return self.homes[block]
+
+    @property
+    def _subspaces(self) -> Subspaces:
+        if self.subspaces is None:
+            raise ConfigurationError("a subspace belongs to parameters; use what installed() returns")
+        return self.subspaces

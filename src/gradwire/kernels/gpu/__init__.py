@@ -29,7 +29,15 @@ from gradwire.kernels.gpu.narrow import narrow
 from gradwire.kernels.gpu.orthonormal import orthonormalise, orthonormalise_each, scale_each
 from gradwire.kernels.gpu.quantise import CODES, decode, decode_each, encode, encode_each
 from gradwire.kernels.gpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
-from gradwire.kernels.gpu.subspace import add_product, combine_rows, split_rows
+from gradwire.kernels.gpu.subspace import (
+    add_product,
+    add_products,
+    combine_rows,
+    combine_rows_each,
+    split_rows,
+    split_rows_each,
+    weights_each,
+)
 from gradwire.kernels.gpu.topk import topk_select
 
 for _code in codes.ALL:  # which its module of the same name here adds to CODES

@@ -59,9 +59,9 @@ class _Tables:
         high, wide = -(-n // SIDE), -(-m // SIDE)
         sizes = (rank * n, rank * m, wide * rank * n, high * rank * m)
         begins = [np.cumsum(size) - size for size in sizes]
-        matrix, tile = _numbered(high * wide)
+        matrix, tile = numbered(high * wide)
         tiles = np.stack((matrix, tile // wide[matrix], tile % wide[matrix]), axis=1)
-        pieces = [np.stack(_numbered(-(-size // LENGTH)), axis=1) for size in sizes[:2]]
+        pieces = [np.stack(numbered(-(-size // LENGTH)), axis=1) for size in sizes[:2]]
         totals = [int(size.sum()) for size in sizes]
         return cls(
             placed(np.stack((np.array(starts, np.int64), n, m, rank, *begins), axis=1), device),
@@ -72,7 +72,7 @@ class _Tables:
         )
 
 
-def _numbered(counts: Int64Array) -> tuple[Int64Array, Int64Array]:
+def numbered(counts: Int64Array) -> tuple[Int64Array, Int64Array]:
     """For so many of each: whose each one is, and the number that it has there."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
