@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gradwire.cost import shapes
 from gradwire.cost.costs import profile
@@ -103,7 +104,8 @@ def break_even(records: Sequence[Record]) -> str:
         sent = [each.wire_bytes for each in predictions]
         rates = [_rounded(8e-9 * each / (BACKWARD * seconds)) for each in sent]
         shares = [row.model.numel * _traffic(each.name) / GPUS["h200"] / seconds for each in ways]
-        shares = [max(each.result["overhead"], 0.0) for each in steps] or shares
+        own = {each.name for each in ways}
+        shares = [max(each.result["overhead"], 0.0) for each in steps if each.cell.method in own] or shares
         where = f"measured, {steps[0].machine['gpu']}" if steps else "assumed"
         of_time = f"{min(shares):.1%} to {max(shares):.1%}, {'measured' if steps else 'computed'}"
         lines.append(_line([f"{name}, {1e3 * seconds:.0f} ms, {where}", *rates, of_time]))
@@ -128,19 +130,31 @@ def measured(records: Sequence[Record]) -> str:
     facts = ("gpu", "driver", "cuda", "nccl", "torch", "triton")
     lines = [f"{first.date[:10]}, {', '.join(f'{each} {machine.get(each)}' for each in facts)}:", ""]
     lines += ["```", first.command, "```", "", *(f"* {each}" for each in verdicts(records)), ""]
-    lines += [_line(["kernel", "M values", "µs", "of a copy", "target"]), "|---|---|---|---|---|"]
-    for each in records:
-        if "of_copy" in each.result:
-            target = each.result["target"]
-            numel = f"{int(each.cell.workload.partition(':')[2]) / 1e6:g}"
-            figures = f"{each.result['microseconds']:.1f}", f"{each.result['of_copy']:.0%}"
-            lines.append(_line([each.cell.method, numel, *figures, "" if target is None else f"{target:.0%}"]))
+    lines += [*_kernels(records)]
     lines += ["", _line(["model", "method", "ms", "over DDP"]), "|---|---|---|---|"]
     for each in records:
         if "overhead" in each.result:
             figures = f"{each.result['milliseconds']:.2f}", f"{each.result['overhead']:+.1%}"
             lines.append(_line([each.cell.workload.partition(":")[2], each.cell.method, *figures]))
     return "\n".join(lines) + "\n"
+
+
+def _kernels(records: Sequence[Record]) -> Iterator[str]:
+    """A line for each kernel: microseconds, and the share of a copy's bandwidth, by numbers of values."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for each in records:
+        if "of_copy" in each.result:
+            numel = int(each.cell.workload.partition(":")[2])
+            found.setdefault(each.cell.method, {})[numel] = each.result
+    sizes = sorted({numel for results in found.values() for numel in results})
+    heads = [f"{numel / 1e6:g} M values, µs" for numel in sizes]
+    yield _line(["kernel", *heads, "of a copy", "target"])
+    yield "|" + "---|" * (len(sizes) + 3)
+    for name, results in found.items():
+        cells = [f"{results[numel]['microseconds']:.0f}" if numel in results else "" for numel in sizes]
+        shares = " / ".join(f"{results[numel]['of_copy']:.0%}" for numel in sizes if numel in results)
+        target = max((result["target"] or 0.0 for result in results.values()), default=0.0)
+        yield _line([name, *cells, shares, f"{target:.0%}" if target else ""])
 
 
 def _line(cells: Sequence[str]) -> str:

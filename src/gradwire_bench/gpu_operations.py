@@ -281,7 +281,7 @@ def dead_zone(block: Block, values: Tensor) -> Iterator[Operation]:
     yield Operation(
         "dead zone: scales with residual",
         "",
-        20,
+        12,
         lambda: scales.copy_(kernels.deadzone_scales(block, Compensated(values, residual, 0.9))),
         (scales, residual),
     )
@@ -310,7 +310,7 @@ def dead_zone(block: Block, values: Tensor) -> Iterator[Operation]:
     yield Operation(
         f"dead zone: decode {ROWS}",
         "",
-        16 * ROWS,
+        8 * ROWS + 4,
         lambda: kernels.deadzone_decode(block, payloads, tile, out, 1 / ROWS),
         (out,),
     )

@@ -22,7 +22,10 @@ def draw(records: Sequence[Record], path: Path) -> None:
     speeds = [each for each in records if each.result.get("target") and "of_copy" in each.result]
     speeds = [each for each in speeds if each.cell.workload == speeds[0].cell.workload]
     steps = [each for each in records if each.result.get("streams")]
-    figure, rows = figure_of((10, 3 + len(speeds) / 6 + 1.2 * len(steps)), 1 + len(steps), 1)
+    heights = [1 + len(speeds) / 7, *[1.4 for _ in steps]]
+    figure, rows = figure_of((10, sum(heights)), len(heights), 1)
+    if grid := rows[0][0].get_gridspec():
+        grid.set_height_ratios(heights)
     _bars(rows[0][0], speeds)
     for (axes,), record in zip(rows[1:], steps, strict=True):
         _streams(axes, record)
@@ -46,4 +49,4 @@ def _streams(axes: Axes, record: Record) -> None:
         colour = BASELINE_COLOUR if place == 0 else COLOURS[place % len(COLOURS)]
         axes.broken_barh([(begin, end - begin) for begin, end in spans], (place - 0.4, 0.8), color=colour)
     axes.set_yticks(range(len(streams)), [f"stream {stream}" for stream in streams], fontsize=7)
-    axes.set_xlabel(f"ms of a step with {record.cell.method}, {record.cell.workload}", fontsize=8)
+    axes.set_xlabel(f"ms of a step of {record.cell.workload.partition(':')[2]} with {record.cell.method}", fontsize=8)

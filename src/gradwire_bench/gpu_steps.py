@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -160,7 +161,7 @@ def waits(task: Task, device: torch.device) -> Iterator[Subject]:
                 _let_the_host_wait(device, False)
                 run()
             except Exception as error:
-                told = "".join(traceback.format_exception(error))
+                told = "".join(traceback.format_exception(error)).replace(f"{Path(gradwire.__file__).parents[1]}/", "")
                 if "synchroniz" not in told:
                     raise
                 return {"reached": False, "found": told[-MOST_TOLD:]}

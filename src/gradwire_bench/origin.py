@@ -37,7 +37,10 @@ def machine() -> dict[str, Any]:
 
 def command() -> str:
     """What was typed."""
-    return shlex.join(["gradwire", *sys.argv[1:]])
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = "" if spec is None else spec.name
+    named = ["python", "-m", module] if module.startswith("gradwire_bench.") else ["gradwire"]
+    return shlex.join([*named, *sys.argv[1:]])
 
 
 def document(kind: str, **content: Any) -> dict[str, Any]:

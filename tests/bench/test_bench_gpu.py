@@ -180,7 +180,8 @@ RECORDS = [
     record("kernels:25000000", "sign: encode", of_copy=0.8, reached=True, **SPEED),
     record("kernels:25000000", "sign: decode 8", of_copy=0.7, reached=False, **SPEED),
     record("kernels:25000000", "dynamic: encode", "RuntimeError: an illegal memory access"),
-    record("step:ResNet-50", "topk", **STEP),
+    record("step:ResNet-50", "acpsgd", **STEP),
+    record("step:ResNet-50", "topk", **(STEP | {"overhead": 0.4, "reached": False})),
     record("overlap:ResNet-50", "topk", streams={"7": [(0.0, 2.0)], "20": [(1.0, 3.0)]}, ours=2.0, beside=0.5),
     record("ranks", "NCCL", reached=False, found="refused"),
     record("ranks", "gloo", reached=True, found=""),
@@ -194,7 +195,7 @@ def test_the_verdicts_come_first() -> None:
     )
     assert said[0].endswith("could not be measured: dynamic: encode")
     assert said[1].startswith("unknown  top-k")
-    assert said[5] == "reached  ResNet-50, a step at world size 1: at most 1% over DDP's: 1 of 1"
+    assert said[5] == "MISSED   ResNet-50, a step at world size 1: at most 1% over DDP's: 1 of 2; not: topk"
     assert said[6].startswith("reached  two ranks on one GPU")
     assert any("an illegal memory access" in line for line in said)
     assert any("gpu a GPU" in line for line in said)
@@ -222,8 +223,8 @@ def test_pages_say_what_was_measured(tmp_path: Path) -> None:
     assert "| ResNet-50, 50 ms, measured, a GPU | 43 |" in pays
     assert "1.0% to 1.0%, measured |" in pays
     assert pays.count("when it pays: begin") == 1
-    assert "| sign: encode | 25 | 100.0 | 80% | 75% |" in benchmarks
-    assert "| ResNet-50 | topk | 50.50 | +1.0% |" in benchmarks
+    assert "| sign: encode | 100 | 80% | 75% |" in benchmarks
+    assert "| ResNet-50 | acpsgd | 50.50 | +1.0% |" in benchmarks
     assert [each.cell for each in gpu_docs.kept(tmp_path)] == [each.cell for each in RECORDS]
     (tmp_path / gpu_docs.PAGE).write_text("no place")
     with mock.patch.object(gpu_docs, "ROWS", {}), pytest.raises(origin.ConfigurationError, match="has no lines"):

@@ -29,7 +29,7 @@ BLOCK = block_of((9001, 70))
 NUMEL = 9001 + 70 + 5
 
 MEASURED = [("_measure_tiles", 4), ("_add_up", 2), ("_write", 4)]
-PROJECTED = [("_project_tiles", 4), ("_add_parts", 2), ("_mark", 2)]
+PROJECTED = [("_add_parts", 2), ("_mark", 2)]
 
 PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "accumulate": [("_leave", 4)],
@@ -50,16 +50,16 @@ PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "integer sums: scales with residual": MEASURED[:2],
     "integer sums: encode with residual": [("_write", 4)],
     "integer sums: decode": [("_decode", 4)],
-    "rank 4: project rows with residual": PROJECTED,
-    "rank 4: project columns with residual": PROJECTED,
-    "rank 4: write product": [("_write", 4)],
+    "rank 4: project rows with residual": [("_project_tiles", 24), *PROJECTED],
+    "rank 4: project columns with residual": [("_project_tiles", 4), *PROJECTED],
+    "rank 4: write product": [("_write", 24)],
     "dead zone: scales with residual": MEASURED[:2],
     "dead zone: sample": [("_sample", 37)],
     "dead zone: round by chance": [("_dither", 4)],
     "dead zone: encode with residual": [("_count", 4), ("_collect", 4), ("_follow", 1), ("_write", 1), ("_take", 4)],
     "dead zone: decode 8": [("_read", 8), ("_add", 4)],
-    "rank 4: split rows": [("_project", 95), ("_add_multiples", 6 * 2)],
-    "rank 4: add product": [("_add_multiples", 6 * 2)],
+    "rank 4: split rows": [("_project", 95), ("_add_multiples", 24)],
+    "rank 4: add product": [("_add_multiples", 24)],
     "rank 4: combine rows": [("_combine", 3)],
 }
 """Kernels and how many programs of them, in the order of their launches."""

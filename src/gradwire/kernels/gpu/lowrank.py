@@ -22,8 +22,8 @@ from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, compensated, magnit
 from gradwire.kernels.gpu._launch import jitted, launch
 from gradwire.layout import Block, Int64Array
 
-SIDE = 64
-"""Rows and columns of a program's tile."""
+TILES = ((4, 256), (64, 64))
+"""Rows and columns of a program's tile, where sums run along rows, or nothing is summed, and where along columns."""
 
 LENGTH = 256
 """Values of a factor that a program handles."""
@@ -41,14 +41,14 @@ class _Tables:
     Attributes:
         matrices: ``int64[M, 8]``: first element, rows, columns, rank, where the factor of the rows begins and that of
             the columns, and where the parts of each begin.
-        tiles: ``int32[T, 3]``: matrix, row of tiles, column of tiles.
+        tiles: Of each kind, ``int32[T, 3]``: matrix, row of tiles, column of tiles.
         pieces: Of the factors of the rows, and of the columns: ``int32[P, 2]``, matrix and first value.
         values: Of the factors of the rows, and of the columns.
         parts: Values that their parts take.
     """
 
     matrices: Tensor
-    tiles: Tensor
+    tiles: tuple[Tensor, ...]
     pieces: tuple[Tensor, ...]
     values: tuple[int, ...]
     parts: tuple[int, ...]
@@ -56,16 +56,19 @@ class _Tables:
     @classmethod
     def of(cls, starts: list[int], shapes: list[tuple[int, int, int]], device: torch.device) -> _Tables:
         n, m, rank = (np.array(side, np.int64) for side in zip(*shapes, strict=True))
-        high, wide = -(-n // SIDE), -(-m // SIDE)
+        wide, high = -(-m // TILES[0][1]), -(-n // TILES[1][0])
         sizes = (rank * n, rank * m, wide * rank * n, high * rank * m)
         begins = [np.cumsum(size) - size for size in sizes]
-        matrix, tile = numbered(high * wide)
-        tiles = np.stack((matrix, tile // wide[matrix], tile % wide[matrix]), axis=1)
+        tiles = []
+        for height, width in TILES:
+            columns = -(-m // width)
+            matrix, tile = numbered(-(-n // height) * columns)
+            tiles.append(np.stack((matrix, tile // columns[matrix], tile % columns[matrix]), axis=1).astype(np.int32))
         pieces = [np.stack(numbered(-(-size // LENGTH)), axis=1) for size in sizes[:2]]
         totals = [int(size.sum()) for size in sizes]
         return cls(
             placed(np.stack((np.array(starts, np.int64), n, m, rank, *begins), axis=1), device),
-            placed(tiles.astype(np.int32), device),
+            tuple(placed(each, device) for each in tiles),
             tuple(placed(each.astype(np.int32), device) for each in pieces),
             tuple(totals[:2]),
             tuple(totals[2:]),
@@ -182,21 +185,23 @@ def _project(tables: _Tables, source: Compensated, fixed: Tensor, side: int) -> 
     gradient, residual, beta, gamma = source
     peaks = torch.zeros(len(tables.matrices), dtype=torch.int32, device=gradient.device)
     parts, computed = (gradient.new_empty(size[side]) for size in (tables.parts, tables.values))
-    tiles, pieces = tables.tiles, tables.pieces[side]
+    tiles, pieces, (height, width) = tables.tiles[side], tables.pieces[side], TILES[side]
     values = gradient, gradient if residual is None else residual
     arguments = (tiles, tables.matrices, *values, fixed, parts, peaks, beta, gamma)
-    launch(_project_tiles, len(tiles), *arguments, KEEP=residual is not None, FACTOR=side, SIDE=SIDE)
+    shape = {"HEIGHT": height, "WIDTH": width, "warps": height * width // 1024}
+    launch(_project_tiles, len(tiles), *arguments, KEEP=residual is not None, FACTOR=side, **shape)
     found = (pieces, tables.matrices, parts, computed, peaks)
-    launch(_add_parts, len(pieces), *found, FACTOR=side, SIDE=SIDE, LENGTH=LENGTH, DEPTH=DEPTH)
+    launch(_add_parts, len(pieces), *found, FACTOR=side, SIDE=height if side else width, LENGTH=LENGTH, DEPTH=DEPTH)
     launch(_mark, len(pieces), pieces, tables.matrices, computed, peaks, FACTOR=side, LENGTH=LENGTH)
     return computed, peaks.lt(INFINITE.value)
 
 
 def _write_all(tables: _Tables, p: Tensor, q: Tensor, out: Tensor | None, residual: Tensor | None) -> None:
+    tiles, (height, width) = tables.tiles[0], TILES[0]
     launch(
         _write,
-        len(tables.tiles),
-        tables.tiles,
+        len(tiles),
+        tiles,
         tables.matrices,
         p,
         q,
@@ -204,20 +209,21 @@ def _write_all(tables: _Tables, p: Tensor, q: Tensor, out: Tensor | None, residu
         p if residual is None else residual,
         STORE=out is not None,
         KEEP=residual is not None,
-        SIDE=SIDE,
+        HEIGHT=height,
+        WIDTH=width,
     )
 
 
 @triton.jit
-def _tile_of(tiles, matrices, SIDE: tl.constexpr):
+def _tile_of(tiles, matrices, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     """The tile's matrix and what is said of it, its rows and columns, and where its elements lie that there are."""
     tile = tiles + 3 * tl.program_id(0).to(tl.int64)
     matrix = tl.load(tile)
     row = matrices + FIELDS * matrix
     n = tl.load(row + 1)
     m = tl.load(row + 2)
-    i = tl.load(tile + 1).to(tl.int64) * SIDE + tl.arange(0, SIDE)
-    j = tl.load(tile + 2).to(tl.int64) * SIDE + tl.arange(0, SIDE)
+    i = tl.load(tile + 1).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT)
+    j = tl.load(tile + 2).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     at = tl.load(row) + i[:, None] * m + j[None, :]
     return matrix, row, i, j, n, m, at, (i < n)[:, None] & (j < m)[None, :]
 
@@ -235,10 +241,11 @@ def _project_tiles(
     gamma,
     KEEP: tl.constexpr,
     FACTOR: tl.constexpr,
-    SIDE: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """Leaves ``t``, and a tile's part of each value of a factor: the rows' (0) or the columns' (1)."""
-    matrix, row, i, j, n, m, at, mask = _tile_of(tiles, matrices, SIDE)
+    matrix, row, i, j, n, m, at, mask = _tile_of(tiles, matrices, HEIGHT, WIDTH)
     t, r = compensated(gradient, residual, at, mask, beta, gamma, KEEP)
     if KEEP:
         tl.store(residual + at, tl.where(tl.abs(t) < INFINITY, t, r), mask=mask)
@@ -322,9 +329,20 @@ def _mark(pieces, matrices, computed, peaks, FACTOR: tl.constexpr, LENGTH: tl.co
 
 
 @jitted("out", "residual")
-def _write(tiles, matrices, p, q, out, residual, STORE: tl.constexpr, KEEP: tl.constexpr, SIDE: tl.constexpr):
+def _write(
+    tiles,
+    matrices,
+    p,
+    q,
+    out,
+    residual,
+    STORE: tl.constexpr,
+    KEEP: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """``out = p.T @ q``, and takes it from the residual where what is left is finite."""
-    _, row, i, j, n, m, at, mask = _tile_of(tiles, matrices, SIDE)
+    _, row, i, j, n, m, at, mask = _tile_of(tiles, matrices, HEIGHT, WIDTH)
     p += tl.load(row + 4) + i
     q += tl.load(row + 5) + j
     total = tl.load(p, mask=i < n, other=0.0)[:, None] * tl.load(q, mask=j < m, other=0.0)[None, :]

@@ -28,7 +28,7 @@ from gradwire.layout import Block, Int64Array
 TOGETHER = 4
 """Directions that a program has at most, a warp for each: what they share they read together."""
 
-HIGH, WIDE = 16, 64
+HIGH, WIDE = 4, 256
 """Rows and columns of a tile."""
 
 _WARP, _AHEAD = 32, 64
