@@ -40,7 +40,8 @@ def _bars(axes: Axes, speeds: Sequence[Record]) -> None:
     axes.set_yticks([-place for place in range(len(speeds))], [each.cell.method for each in speeds], fontsize=7)
     axes.set_xlabel("% of a copy's bandwidth; the mark is the target")
     if speeds:
-        axes.set_title(f"{speeds[0].machine['gpu']}, {speeds[0].cell.workload}", loc="left", fontsize=10)
+        numel = int(speeds[0].cell.workload.partition(":")[2])
+        axes.set_title(f"{speeds[0].machine['gpu']}, {numel / 1e6:g} M values", loc="left", fontsize=10)
 
 
 def _streams(axes: Axes, record: Record) -> None:

@@ -245,6 +245,6 @@ def test_a_picture_or_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(ledger.Ledger(tmp_path / "gpu.jsonl").records()) == 2
     with (
         mock.patch.object(gpu, "measure", lambda device, told, keep: [keep(each) for each in RECORDS]),
-        pytest.raises(origin.ConfigurationError.__mro__[1], match="1 of 7 measurements failed"),
+        pytest.raises(origin.ConfigurationError.__mro__[1], match="1 of 8 measurements failed"),
     ):
         gpu.run(None, None, None, rehearse=True)
