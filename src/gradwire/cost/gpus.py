@@ -1,4 +1,4 @@
-"""Costs on GPUs, computed from what kernels read and write at a share of the memory's speed; none of them measured."""
+"""Costs on GPUs, computed from what kernels read and write, at the shares of a copy's speed that an H200 reached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Traffic:
         encode: Bytes that encoding reads and writes for a value.
         decode: Bytes that the average takes for a value, whatever the number of workers.
         row: Bytes that each worker's payload adds for a value.
-        share: Of a copy's speed that they reach: the targets of the kernels' design.
+        share: Of a copy's speed that they reach: on an H200 with 25 M values, 2026-11-26 (docs/benchmarks.md).
     """
 
     encode: float
@@ -42,14 +42,14 @@ TRAFFIC: Mapping[str, Traffic] = {
     "efsignsgd": Traffic(20.1, 4.0, 1 / 8),
     "onebit": Traffic(20.1, 4.0, 1 / 8),
     "signsgd": Traffic(4.1, 4.0, 1 / 8),
-    "qsgd": Traffic(4.5, 4.0, 1 / 2),
+    "qsgd": Traffic(4.5, 4.0, 1 / 2, 0.6),
     "loco": Traffic(12.5, 4.0, 1 / 2),
-    "qgz": Traffic(4.5, 4.0, 1 / 2),
-    "terngrad": Traffic(8.2, 4.0, 1 / 4, 0.7),
-    "natural": Traffic(9.0, 4.0, 1.0, 0.7),
+    "qgz": Traffic(4.5, 4.0, 1 / 2, 0.6),
+    "terngrad": Traffic(8.2, 4.0, 1 / 4, 0.5),
+    "natural": Traffic(9.0, 4.0, 1.0, 0.75),
     "eightbit": Traffic(9.0, 4.0, 1.0, 0.7),
-    "topk": Traffic(28.0, 4.0, 0.08, 0.6),
-    "dgc": Traffic(36.0, 4.0, 0.01, 0.6),
+    "topk": Traffic(28.0, 4.0, 0.08, 0.45),
+    "dgc": Traffic(36.0, 4.0, 0.01, 0.45),
     "randomk": Traffic(12.0, 4.0, share=0.6),
     "powersgd": Traffic(14.0, 28.0, share=0.5),
     "acpsgd": Traffic(16.0, 12.0, share=0.5),

@@ -209,7 +209,7 @@ class Subspaces:
                 directions[slot.name] = Directions(slot, shapes[slot][1], basis, first, lies.offset)
             else:
                 directions[slot.name] = Directions(slot, 1, bases[:0].view(0, slot.numel), 0, 0)
-        weights = torch.cat([*drawn, torch.empty(0)]).to(store.device)
+        weights = torch.cat([*drawn, torch.empty(0, dtype=torch.float32)]).to(store.device)
         groups = [((len(some), rank, n), (len(some), rank, m)) for (rank, n, m), some in by_shape.items()]
         return cls(directions, groups, bases, weights, torch.zeros_like(weights), torch.zeros_like(weights))
 

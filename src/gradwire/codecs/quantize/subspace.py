@@ -165,7 +165,7 @@ class SubspaceDeadZone(DeadZone):
     rank: int = 4
     slots: tuple[Slot, ...] = ()
     subspaces: Subspaces | None = None
-    work: Tensor = field(default_factory=lambda: torch.empty(0))
+    work: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
     homes: dict[Block, Home] = field(default_factory=dict)
     for_owners: dict[tuple[Block, ...], tuple[Together, bool]] = field(default_factory=dict)
 
