@@ -162,10 +162,13 @@ def run(json: Path | None, plot: Path | None, docs: Path | None, rehearse: bool)
         rehearse: Whether to run everything small on the CPU.
 
     Raises:
-        ConfigurationError: If torch sees no GPU, and neither a rehearsal nor pages were asked for.
+        ConfigurationError: If torch sees no GPU, and neither a rehearsal nor pages were asked for; or if there are no
+            such pages.
         GradwireError: If something could not be measured, when all else is.
     """
     records: list[Record] = []
+    if docs is not None:
+        gpu_docs.check(docs)
     if not (rehearse or torch.cuda.is_available()):
         if docs is None:
             raise ConfigurationError(

@@ -75,19 +75,34 @@ def write(folder: Path, records: Sequence[Record]) -> None:
     """Writes the tables into both pages, and the records beside them.
 
     Raises:
-        ConfigurationError: If a page has no place for its table.
+        ConfigurationError: As of :func:`check`; then nothing is written.
     """
+    places = check(folder)
     if records:
         ledger.write(folder / DATA, records)
-    for page, name, table in ((PAGE, "when it pays", break_even(records)), (TABLES, "on GPUs", measured(records))):
+    for (page, (before, after)), table in zip(places.items(), (break_even(records), measured(records)), strict=True):
+        origin.write_text(page, f"{before}\n{table}{after}")
+
+
+def check(folder: Path) -> dict[Path, tuple[str, str]]:
+    """Each page, and what stands before its table and after it.
+
+    Raises:
+        ConfigurationError: If one is not there or has no place for its table.
+    """
+    places = {}
+    for page, name in ((folder / PAGE, "when it pays"), (folder / TABLES, "on GPUs")):
+        if not page.is_file():
+            raise ConfigurationError(
+                f"there is no {page}; give the folder that has {PAGE} and {TABLES}, as docs of a clone"
+            )
         begin, end = (f"<!-- {name}: {which} -->" for which in ("begin", "end"))
-        before, found, rest = (folder / page).read_text(encoding="utf-8").partition(begin)
+        before, found, rest = page.read_text(encoding="utf-8").partition(begin)
         _, ended, after = rest.partition(end)
         if not (found and ended):
-            raise ConfigurationError(
-                f"{folder / page} has no lines {begin!r} and {end!r}; add them where its table goes"
-            )
-        origin.write_text(folder / page, f"{before}{begin}\n{table}{end}{after}")
+            raise ConfigurationError(f"{page} has no lines {begin!r} and {end!r}; add them where its table goes")
+        places[page] = before + begin, end + after
+    return places
 
 
 def break_even(records: Sequence[Record]) -> str:

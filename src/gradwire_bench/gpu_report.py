@@ -30,7 +30,7 @@ def claims(part: str) -> dict[str, str]:
         case "bits":
             return {"": "bits of every kernel are the CPU's"}
         case "methods":
-            return {"": "averages of every method have the CPU's bits, or are as close as libraries' products"}
+            return {"": "averages of every method have the CPU's bits, or are as close as projections"}
         case "waits":
             return {"": "the host waits for nothing within a step"}
         case "memory":

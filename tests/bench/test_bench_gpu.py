@@ -229,6 +229,12 @@ def test_pages_say_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / gpu_docs.PAGE).write_text("no place")
     with mock.patch.object(gpu_docs, "ROWS", {}), pytest.raises(origin.ConfigurationError, match="has no lines"):
         gpu_docs.write(tmp_path, [])
+    with pytest.raises(origin.ConfigurationError, match=r"there is no .*gpus\.md; give the folder"):
+        gpu.run(None, None, tmp_path / "elsewhere", rehearse=True)
+    (tmp_path / gpu_docs.TABLES).unlink()
+    with pytest.raises(origin.ConfigurationError, match=r"has no lines|there is no"):
+        gpu_docs.write(tmp_path, RECORDS[:1])
+    assert len(gpu_docs.kept(tmp_path)) == len(RECORDS)
 
 
 @without_a_gpu

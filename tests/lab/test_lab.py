@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ import pytest
 
 from gradwire import lab
 from gradwire.errors import LabError
+from gradwire.lab.keeper import receive_message, send_message
 
 shaped = pytest.mark.skipif(not lab.availability().possible, reason=lab.availability().reason)
 
@@ -365,3 +367,11 @@ def test_where_nothing_allows_it_the_way_on_is_told(monkeypatch: pytest.MonkeyPa
             pass
     finally:
         lab.availability.cache_clear()
+
+
+def test_a_side_that_goes_without_reading_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        send_message(ours, {"unread": True})
+        theirs.close()
+        assert receive_message(ours) is None

@@ -40,16 +40,19 @@ def send_message(connection: socket.socket, message: dict[str, Any], descriptors
 
 def receive_message(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Receives one message and the descriptors that came with it; None when the other side has gone."""
-    header, descriptors, _, _ = socket.recv_fds(connection, 4, 2)
-    if len(header) < 4:
-        return None
-    left = int.from_bytes(header, "big")
-    body = bytearray()
-    while len(body) < left:
-        piece = connection.recv(left - len(body))
-        if not piece:
+    try:
+        header, descriptors, _, _ = socket.recv_fds(connection, 4, 2)
+        if len(header) < 4:
             return None
-        body += piece
+        left = int.from_bytes(header, "big")
+        body = bytearray()
+        while len(body) < left:
+            piece = connection.recv(left - len(body))
+            if not piece:
+                return None
+            body += piece
+    except ConnectionResetError:  # it has gone, and had not read all that was said
+        return None
     return json.loads(body), descriptors
 
 

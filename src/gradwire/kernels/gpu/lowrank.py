@@ -169,7 +169,7 @@ def _factors_of(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> _T
 
 
 def _flat(factors: Sequence[Tensor]) -> Tensor:
-    """One after another; where they lie so already, as they are."""
+    """One after another; one alone as it is."""
     first = factors[0]
     return first.reshape(-1) if len(factors) == 1 else torch.cat([factor.reshape(-1) for factor in factors])
 
