@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.deferred import placed
+from gradwire.deferred import shared
 from gradwire.kernels.reference import deadzone, deadzone_codes
 
 SIDE_BY_SIDE = 32
@@ -39,7 +39,7 @@ ESCAPED = tl.constexpr((1 << deadzone_codes.ESCAPED_BITS) - 1)
 @lru_cache
 def code_tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Lengths and words of symbols, and what bits say, each by context, as ``int32``."""
-    lengths, words, symbols = (placed(each.astype(np.int32).ravel(), device) for each in deadzone_codes.codes())
+    lengths, words, symbols = (shared(each.astype(np.int32).ravel(), device) for each in deadzone_codes.codes())
     return lengths, words, symbols
 
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.deferred import shared
 from gradwire.kernels.gpu._jitted import SMALLEST_SCALE, inverse_of
 from gradwire.kernels.gpu._measured import Jitted
 from gradwire.kernels.gpu.quantise import CODES
@@ -26,7 +27,7 @@ _OFFSET = tl.constexpr((1 << CELL_BITS) - 1)
 def _tables(device: torch.device) -> Tensor:
     """``int32``: the cells, then the bits of what the 128 codes of magnitudes stand for."""
     words = np.concatenate((_TABLE, magnitudes().numpy().view(np.uint32)))
-    return torch.from_numpy(words.view(np.int32)).to(device)
+    return shared(words.view(np.int32), device)
 
 
 @triton.jit

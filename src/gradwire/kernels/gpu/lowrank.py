@@ -5,9 +5,10 @@ A product's sums have one order, so its bits are the same on any GPU; those of p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.deferred import Flag, placed
+from gradwire.deferred import Flag, placed, shared
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, compensated, magnitude_bits
 from gradwire.kernels.gpu._launch import jitted, launch
@@ -54,7 +55,7 @@ class _Tables:
     parts: tuple[int, ...]
 
     @classmethod
-    def of(cls, starts: list[int], shapes: list[tuple[int, int, int]], device: torch.device) -> _Tables:
+    def of(cls, starts: list[int], shapes: list[tuple[int, int, int]], move: Callable[[Any], Tensor]) -> _Tables:
         n, m, rank = (np.array(side, np.int64) for side in zip(*shapes, strict=True))
         wide, high = -(-m // TILES[0][1]), -(-n // TILES[1][0])
         sizes = (rank * n, rank * m, wide * rank * n, high * rank * m)
@@ -67,9 +68,9 @@ class _Tables:
         pieces = [np.stack(numbered(-(-size // LENGTH)), axis=1) for size in sizes[:2]]
         totals = [int(size.sum()) for size in sizes]
         return cls(
-            placed(np.stack((np.array(starts, np.int64), n, m, rank, *begins), axis=1), device),
-            tuple(placed(each, device) for each in tiles),
-            tuple(placed(each.astype(np.int32), device) for each in pieces),
+            move(np.stack((np.array(starts, np.int64), n, m, rank, *begins), axis=1)),
+            tuple(move(each) for each in tiles),
+            tuple(move(each.astype(np.int32)) for each in pieces),
             tuple(totals[:2]),
             tuple(totals[2:]),
         )
@@ -93,7 +94,8 @@ def _tables_of(blocks: Sequence[Block], p: Sequence[Tensor], q: Sequence[Tensor]
     if key not in kept:
         each = [shape for shape, count in zip(shapes, counts, strict=True) for _ in range(count)]
         starts = [int(block.runs[0, 0]) for block in blocks]
-        kept[key] = tuple(blocks[1:]), _Tables.of(starts, each, device)  # none of them is another with its id
+        made = _Tables.of(starts, each, partial(placed, device=device))
+        kept[key] = tuple(blocks[1:]), made  # so that none of them is another with its id
     return kept[key][1]
 
 
@@ -118,11 +120,7 @@ def project_rows_each(
     subtract: Sequence[Tensor] | None,
 ) -> Tensor:
     """``project_rows`` of matrices in groups of one shape, whose factors are stacked; returns their flags."""
-    tables, fixed = _tables_of(blocks, p, q), _flat(q)
-    computed, finite = _project(tables, source, fixed, 0)
-    if subtract is not None and source.residual is not None:
-        _write_all(tables, computed, _flat(subtract), None, source.residual)
-    return _handed_out(computed, p, finite)
+    return _project_each(0, blocks, source, p, q, subtract)
 
 
 def project_columns_each(
@@ -133,11 +131,7 @@ def project_columns_each(
     subtract: Sequence[Tensor] | None,
 ) -> Tensor:
     """``project_columns``, as :func:`project_rows_each`."""
-    tables, fixed = _tables_of(blocks, p, q), _flat(p)
-    computed, finite = _project(tables, source, fixed, 1)
-    if subtract is not None and source.residual is not None:
-        _write_all(tables, _flat(subtract), computed, None, source.residual)
-    return _handed_out(computed, q, finite)
+    return _project_each(1, blocks, source, p, q, subtract)
 
 
 def write_products(
@@ -161,11 +155,11 @@ def remember_factors(kept: Sequence[Tensor], found: Sequence[Tensor]) -> list[Te
     return [part.view(each.shape) for part, each in zip(parts, found, strict=True)]
 
 
-@lru_cache(maxsize=1024)
+@cache
 def _factors_of(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> _Tables:
     """Of factors alone, as if of matrices of one column."""
     each = [(n, 1, rank) for count, rank, n in shapes for _ in range(count)]
-    return _Tables.of([0] * len(each), each, device)
+    return _Tables.of([0] * len(each), each, partial(shared, device=device))
 
 
 def _flat(factors: Sequence[Tensor]) -> Tensor:
@@ -174,8 +168,21 @@ def _flat(factors: Sequence[Tensor]) -> Tensor:
     return first.reshape(-1) if len(factors) == 1 else torch.cat([factor.reshape(-1) for factor in factors])
 
 
-def _handed_out(computed: Tensor, to: Sequence[Tensor], finite: Tensor) -> Tensor:
-    parts = computed.split([each.numel() for each in to])
+def _project_each(
+    side: int,
+    blocks: Sequence[Block],
+    source: Compensated,
+    p: Sequence[Tensor],
+    q: Sequence[Tensor],
+    subtract: Sequence[Tensor] | None,
+) -> Tensor:
+    """Fills the factors of a side, of the rows (0) or the columns (1), by those of the other."""
+    tables, to, given = _tables_of(blocks, p, q), (p, q)[side], (q, p)[side]
+    computed, finite = _project(tables, source, _flat(given), side)
+    if subtract is not None and source.residual is not None:
+        back = _flat(subtract)
+        _write_all(tables, *((back, computed) if side else (computed, back)), None, source.residual)
+    parts = torch.split(computed, [each.numel() for each in to])
     torch._foreach_copy_(list(to), [part.view(each.shape) for part, each in zip(parts, to, strict=True)])
     return finite
 

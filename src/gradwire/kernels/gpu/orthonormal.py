@@ -6,7 +6,7 @@ Row by row, all reflections that a row needs: while it is reflected by one, its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire import exact
-from gradwire.deferred import placed
+from gradwire.deferred import shared
 from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, magnitude_bits
 from gradwire.kernels.gpu._launch import launch
 
@@ -54,7 +54,7 @@ def _apart(flat: Tensor, factors: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(rows.shape) for part, rows in zip(parts, factors, strict=True)]
 
 
-@lru_cache(maxsize=1024)
+@cache
 def _tables(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Where matrices lie, one after another, and their rows.
 
@@ -66,7 +66,7 @@ def _tables(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[
     first, more = (np.cumsum(size) - size for size in (r * n, (r + 1) * n))
     number = np.arange(r.sum()) - np.repeat(np.cumsum(r) - r, r)
     rows = np.stack((np.repeat(first, r) + number * np.repeat(n, r), np.repeat(n, r)), axis=1)
-    return placed(np.stack((first, more, r, n), axis=1), device), placed(rows, device)
+    return shared(np.stack((first, more, r, n), axis=1), device), shared(rows, device)
 
 
 @triton.jit
