@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.codecs.quantize.deadzone import DeadZone
 from gradwire.codecs.quantize.directions import WHOLE, Directions, Rows, Subspaces, Together
-from gradwire.deferred import Count, Flag, at_hand, placed
+from gradwire.deferred import Count, Flag, placed
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
 from gradwire.kernels.reference.deadzone import HEAD
@@ -103,19 +103,11 @@ class Home:
 
     def take(self, of_all: Tensor) -> None:
         """Has at work those of some coordinates of all matrices."""
-        if not at_hand(of_all):
-            torch.index_select(of_all, 0, self.indices, out=self.coordinates)
-            return
-        for each in self.directed.rows:
-            each.own(self.coordinates).copy_(each.in_matrix.own(of_all))
+        torch.index_select(of_all, 0, self.indices, out=self.coordinates)
 
     def give(self, coordinates: Tensor, of_all: Tensor) -> None:
         """Has among coordinates of all matrices these."""
-        if not at_hand(of_all):
-            of_all.index_copy_(0, self.indices, coordinates)
-            return
-        for each in self.directed.rows:
-            each.in_matrix.own(of_all).copy_(each.own(coordinates))
+        of_all.index_copy_(0, self.indices, coordinates)
 
 
 @dataclass(frozen=True, eq=False)
