@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -14,6 +17,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'gradwire[gpu]'")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET is not 1: `make test-gpu-kernels`", allow_module_level=True)
+
+import triton.language as tl
+from triton.runtime import interpreter
 
 from gradwire.kernels import dispatch, gpu
 from gradwire.layout import Block
@@ -34,9 +40,24 @@ LONG = block_of((4129, 1, 9001), "bucket")
 
 @pytest.fixture(autouse=True, scope="module")
 def by_the_gpu() -> Iterator[None]:
-    """Calls of kernels run those of the GPU, whatever the device."""
-    with mock.patch.object(dispatch, "overrides", return_value=vars(gpu)), np.errstate(all="ignore"):
+    """Calls of kernels run those of the GPU, whatever the device.
+
+    The interpreter makes Triton's language anew in each call of a function that a kernel calls, which takes longer than
+    the call; here each launch does so once, for all modules.
+    """
+    language = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    once = partial(interpreter._patch_lang, language)
+    with (
+        mock.patch.object(interpreter, "_patch_lang", side_effect=lambda _: once()),
+        mock.patch.object(interpreter.InterpretedFunction, "__call__", called),
+        mock.patch.object(dispatch, "overrides", return_value=vars(gpu)),
+        np.errstate(all="ignore"),
+    ):
         yield
+
+
+def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return function.rewrite()(*args, **kwargs)
 
 
 def of_all_kinds(block: Block) -> Tensor:
