@@ -40,7 +40,9 @@ seeds.
   library, {STEPS["gpt"]:,} steps of {USUAL} x {WORKLOADS["gpt"].batch} pieces of 64 bytes; the score is the loss on
   held-out files, in bits a byte.
 * **language**: a GRU of 114 k parameters, {STEPS["language"]:,} steps of {USUAL} x {WORKLOADS["language"].batch} pieces
-  of the same text; its tables have the lines that `gradwire.compress(model)` takes, and local steps.
+  of the same text; its tables have the lines that `gradwire.compress(model)` takes, and local steps. Plain SGD is in
+  none: at the rate that is best for one seed of dense averages another seed of theirs diverges, so nothing can be held
+  against them.
 
 Tables are of {USUAL} workers but where they say so. More workers take as many steps, and so see more in each: dense
 averages were tuned anew for them.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from gradwire import kernels
+from gradwire import deferred, kernels
 from gradwire.codecs.budget import Budget
 from gradwire.codecs.codec import Codec
 from gradwire.deferred import flag, learn
 from gradwire.errors import ConfigurationError
+from gradwire.kernels.parts import side_by_side
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
 from gradwire.layout import Block, Slot
 from gradwire.memory import Feedback, Remainder, Store
@@ -25,6 +26,29 @@ COARSER = 1 + 1 / 16
 
 FEWEST, MOST = 0.005, 8.0
 """Bits a value."""
+
+
+class Sampled(NamedTuple):
+    """What the step of a block is chosen by, as :func:`gradwire.kernels.deadzone_step` takes it.
+
+    Attributes:
+        block: Which elements.
+        sample: Of them.
+        tile: Elements of a tile.
+        room: Bits.
+    """
+
+    block: Block
+    sample: Tensor
+    tile: int
+    room: int
+
+
+def steps_of(sampled: Sequence[Sampled]) -> list[tuple[float, tuple[int, int, int]]]:
+    """The step and the points of each block; the host waits once for all samples, and has a thread for each of them."""
+    arrived = [deferred.sent_to_host(each.sample) for each in sampled]
+    here = [each._replace(sample=sample()) for each, sample in zip(sampled, arrived, strict=True)]
+    return side_by_side(lambda each: kernels.deadzone_step(*each), here)
 
 
 @dataclass(frozen=True)

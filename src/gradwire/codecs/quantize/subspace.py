@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.quantize.deadzone import DeadZone
+from gradwire.codecs.quantize.deadzone import DeadZone, Sampled, steps_of
 from gradwire.codecs.quantize.directions import WHOLE, Directions, Rows, Subspaces, Together
-from gradwire.deferred import Count, Flag, placed
+from gradwire.deferred import Count, placed
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
 from gradwire.kernels.reference.deadzone import HEAD
@@ -111,30 +111,45 @@ class Home:
 
 
 @dataclass(frozen=True, eq=False)
-class Rounded:
-    """A block whose coordinates are rounded, while the rest is not.
+class Measured:
+    """A block whose rows are split.
 
     Attributes:
         home: What there is for it.
         payload: Where it is written.
-        coordinates: As they were.
-        left: What they are off by, as they will be read.
-        scales: Of all.
+        coordinates: Its own.
+        scales: Of all values and coordinates, as one segment.
+        room: Bits.
+        sample: Of all, by which the step is chosen that suits both.
+    """
+
+    home: Home
+    payload: Tensor
+    coordinates: Tensor
+    scales: Tensor
+    room: int
+    sample: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rounded:
+    """The same once coordinates are rounded, while the rest is not.
+
+    Attributes:
+        of: What was measured.
+        left: What coordinates are off by, as they will be read.
         steps: Of the coordinates.
         points: Of levels.
         room: Bits for the rest.
         finite: Whether all values are.
     """
 
-    home: Home
-    payload: Tensor
-    coordinates: Tensor
+    of: Measured
     left: Tensor
-    scales: Tensor
     steps: Tensor
     points: tuple[int, int, int]
     room: int
-    finite: bool | Flag
+    finite: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,29 +204,30 @@ class SubspaceDeadZone(DeadZone):
         """Splits rows, rounds coordinates by a step that suits both parts, and the rest by one that fits."""
         home = self._home(block)
         home.together.split(feedback.source(gradient), home.coordinates, home.work)
-        rounded = self._round(home, payload)
+        (rounded,) = self._round([self._measure(home, payload)])
         home.directed.add(rounded.left, home.work, home.work)
-        self._write(rounded, block, gradient, feedback)
+        self._write([rounded], [block], gradient, feedback)
 
     def encode_each(
         self, blocks: Sequence[Block], gradient: Tensor, feedback: Feedback, payloads: Tensor, key: int
     ) -> None:
         """The same, but that rows are split, and get what coordinates are off by, matrix by matrix."""
-        subspaces, homes, rounded = self._subspaces, [self._home(block) for block in blocks], []
-        mine, work = subspaces.mine, homes[0].work
+        subspaces, measured = self._subspaces, []
+        mine, work = subspaces.mine, self.work
         together, torn = self._split_for(blocks)
         if torn:
             mine.zero_()
         together.split(feedback.source(gradient), mine, work)
-        for block, home, payload in zip(blocks, homes, payloads, strict=True):
+        for block, payload in zip(blocks, payloads, strict=True):
+            home, size = self._home(block), self.payload_bytes(block)
             home.take(mine)
-            size = self.payload_bytes(block)
             payload[size:] = 0
-            rounded.append(self._round(home, payload[:size]))
-            home.give(rounded[-1].left, mine)
+            measured.append(self._measure(home, payload[:size]))
+        rounded = self._round(measured)
+        for each in rounded:
+            each.of.home.give(each.left, mine)
         subspaces.directed.add(mine, work, work)
-        for block, written in zip(blocks, rounded, strict=True):
-            self._write(written, block, gradient, feedback)
+        self._write(rounded, blocks, gradient, feedback)
 
     def _split_for(self, blocks: Sequence[Block]) -> tuple[Together, bool]:
         """Rows as they are split for owners; and whether some that they have only parts of have no coordinates."""
@@ -224,38 +240,51 @@ class SubspaceDeadZone(DeadZone):
             self.for_owners[key] = Together((*whole, *parts), self._subspaces.bases), bool(torn)
         return self.for_owners[key]
 
-    def _round(self, home: Home, payload: Tensor) -> Rounded:
-        """Rounds the coordinates at work."""
-        tile, coordinates = self._tile(home), home.coordinates.clone()
+    def _measure(self, home: Home, payload: Tensor) -> Measured:
+        """Takes the sample by which coordinates at work are to be rounded."""
         scales = kernels.deadzone_scales(home.whole, kernels.Compensated(home.work))
-        room = 8 * deadzone_room(home.layout, tile, payload)
+        room = 8 * deadzone_room(home.layout, self._tile(home), payload)
         sample = kernels.deadzone_sample(home.whole, home.work, scales, room)
-        step, points = kernels.deadzone_step(home.whole, sample, tile, room)
-        left, steps, finite = coordinates.clone(), scales * step, scales.isfinite().all()
-        if not len(left):
-            return Rounded(home, payload, coordinates, left, scales, steps, points, room, finite)
-        taken = self._off(home, left, steps, points)
-        bits, known = torch.stack((taken, finite.to(taken.dtype))).tolist()  # at once, as the host waits for them
-        return Rounded(home, payload, coordinates, left, scales, steps, points, max(room - bits, 0), bool(known))
+        return Measured(home, payload, home.coordinates.clone(), scales, room, sample)
 
-    def _write(self, rounded: Rounded, block: Block, gradient: Tensor, feedback: Feedback) -> None:
-        """Writes a block to whose rest has been added what coordinates are off by."""
-        home, steps, scales, tile = rounded.home, rounded.steps, rounded.scales, self._tile(rounded.home)
-        if len(rounded.left):
-            home.coordinates.copy_(rounded.coordinates)
-            sample = kernels.deadzone_sample(home.values, home.work, scales, rounded.room)
-            finest, _ = kernels.deadzone_step(home.values, sample, tile, rounded.room)
-            steps = torch.cat((steps, scales * finest))
-        kernels.deadzone_encode(home.layout, home.work, True, steps, rounded.points, tile, rounded.payload)
-        if feedback.residual is None:
-            return
-        if not rounded.finite:
-            feedback.compensate(block, gradient)
-            return
-        if len(rounded.left):
-            home.directed.add_some(home.coordinates - rounded.left, home.work)
-        if kept := block.parts(feedback.residual):
-            torch._foreach_copy_(kept, block.parts(home.work))
+    def _round(self, measured: Sequence[Measured]) -> list[Rounded]:
+        """Rounds coordinates."""
+        found = steps_of([Sampled(each.home.whole, each.sample, self._tile(each.home), each.room) for each in measured])
+        lefts = [each.coordinates.clone() for each in measured]
+        told = []
+        for each, left, (step, points) in zip(measured, lefts, found, strict=True):
+            taken = self._off(each.home, left, each.scales * step, points)
+            told.append(torch.stack((taken, each.scales.isfinite().all().to(taken.dtype))))
+        rounded = zip(measured, lefts, found, torch.stack(told).tolist(), strict=True)  # the host waits once
+        return [
+            Rounded(each, left, each.scales * step, points, max(each.room - bits, 0), bool(finite))
+            for each, left, (step, points), (bits, finite) in rounded
+        ]
+
+    def _write(self, rounded: Sequence[Rounded], blocks: Sequence[Block], gradient: Tensor, feedback: Feedback) -> None:
+        """Writes blocks to whose rest has been added what coordinates are off by."""
+        finest = iter(steps_of([self._sampled_rest(each) for each in rounded if len(each.left)]))
+        for block, each in zip(blocks, rounded, strict=True):
+            of, home, steps = each.of, each.of.home, each.steps
+            if len(each.left):
+                home.coordinates.copy_(of.coordinates)
+                steps = torch.cat((steps, of.scales * next(finest)[0]))
+            kernels.deadzone_encode(home.layout, home.work, True, steps, each.points, self._tile(home), of.payload)
+            if feedback.residual is None:
+                continue
+            if not each.finite:
+                feedback.compensate(block, gradient)
+                continue
+            if len(each.left):
+                home.directed.add_some(home.coordinates - each.left, home.work)
+            if kept := block.parts(feedback.residual):
+                torch._foreach_copy_(kept, block.parts(home.work))
+
+    def _sampled_rest(self, rounded: Rounded) -> Sampled:
+        """What the step of all but coordinates is chosen by."""
+        home, room = rounded.of.home, rounded.room
+        sample = kernels.deadzone_sample(home.values, home.work, rounded.of.scales, room)
+        return Sampled(home.values, sample, self._tile(home), room)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what levels stand for, and learns from it, but from an owner's share."""
@@ -287,6 +316,8 @@ class SubspaceDeadZone(DeadZone):
 
     def _off(self, home: Home, coordinates: Tensor, steps: Tensor, points: tuple[int, int, int]) -> Count:
         """Leaves of coordinates what they are off by as they will be read; returns how many bits their codes take."""
+        if not len(coordinates):
+            return torch.zeros((), dtype=torch.int64, device=coordinates.device)
         block, tile = home.alone, self._tile(home)
         size = deadzone_payload_bytes(block, tile, MOST_BITS)
         payload = torch.empty(size, dtype=torch.uint8, device=coordinates.device)
