@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -106,52 +104,31 @@ def owed(folder: str) -> list[float]:
     return [float(value) for value in torch.cat(means)]
 
 
-def straight(folder: str) -> Any:
-    return weights(with_ray.run(folder, 4, 2, 2))
-
-
-def again(folder: str) -> Any:
-    with_ray.run(folder, 2, 2, 2)
-    result = with_ray.run(folder, 4, 2, 2)
-    return {"weights": weights(result), "metrics": result.metrics}
-
-
-def fewer(folder: str) -> Any:
-    three = with_ray.run(folder, 2, 2, 3)
-    run(looks, folder, 2, leaves=folder, all=True)
+def main(folder: str) -> None:
+    ray.init(num_cpus=3, include_dashboard=False, object_store_memory=100_000_000)
+    straight = with_ray.run(folder + "/straight", 4, 2, 2)
+    with_ray.run(folder + "/again", 2, 2, 2)
+    again = with_ray.run(folder + "/again", 4, 2, 2)
+    three = with_ray.run(folder + "/fewer", 2, 2, 3)
+    run(looks, folder + "/fewer", 2, leaves=folder + "/left", all=True)
     with three.checkpoint.as_directory() as left:
         before = owed(left)
-    return {"owed": [before, owed(folder)], "looked": json.loads(Path(folder, "found.json").read_text())}
-
-
-def empty(folder: str) -> Any:
-    run(saves_no_states, folder, 2)
-    run(looks, folder, 2, leaves=folder, all=False)
-    return json.loads(Path(folder, "found.json").read_text())
-
-
-RUNS = (straight, again, fewer, empty)
-
-
-def main(folder: str) -> None:
-    """All of them side by side, each as a program of its own: a run mostly waits for Ray to begin and to end it."""
-    ray.init(num_cpus=9, include_dashboard=False, object_store_memory=100_000_000)
-    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    programs = {}
-    for each in RUNS:
-        name = each.__name__
-        own = Path(folder, name)
-        own.mkdir()
-        command = [sys.executable, __file__, str(own), name]
-        programs[name] = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    printed = {name: program.communicate()[0] for name, program in programs.items()}
-    print(json.dumps({name: json.loads(lines.splitlines()[-1]) for name, lines in printed.items()}))
+    after = owed(folder + "/left")
+    run(saves_no_states, folder + "/empty", 2)
+    run(looks, folder + "/empty", 2, leaves=folder + "/nothing", all=False)
+    print(
+        json.dumps(
+            {
+                "weights": [weights(each) for each in (straight, again)],
+                "metrics": again.metrics,
+                "looked": json.loads(Path(folder, "left", "found.json").read_text()),
+                "owed": [before, after],
+                "empty": json.loads(Path(folder, "nothing", "found.json").read_text()),
+            },
+            default=str,
+        )
+    )
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        main(sys.argv[1])
-    else:
-        ray.init()
-        (chosen,) = (each for each in RUNS if each.__name__ == sys.argv[2])
-        print(json.dumps(chosen(sys.argv[1]), default=str))
+    main(sys.argv[1])
