@@ -45,7 +45,7 @@ class Sampled(NamedTuple):
 
 
 def steps_of(sampled: Sequence[Sampled]) -> list[tuple[float, tuple[int, int, int]]]:
-    """The step and the points of each block; the host waits once for all samples, and has a thread for each of them."""
+    """The step and the points of each block, found side by side; the host waits once for all samples."""
     arrived = [deferred.sent_to_host(each.sample) for each in sampled]
     here = [each._replace(sample=sample()) for each, sample in zip(sampled, arrived, strict=True)]
     return side_by_side(lambda each: kernels.deadzone_step(*each), here)
