@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from torch import Tensor
 import gradwire
 from gradwire.codecs.lowrank import orthonormal_rows
 from gradwire.codecs.quantize import SubspaceDeadZone
+from gradwire.codecs.quantize.deadzone import steps_of
 from gradwire.engine import Configuration
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import Compensated, cpu, reference
@@ -168,6 +171,18 @@ def test_what_is_written_for_all_owners_is_what_is_written_for_each(owners: int,
         codecs[1]._learn(averages[1])
         for one, other in zip(codecs[0].directions.values(), codecs[1].directions.values(), strict=True):
             assert torch.equal(one.basis, other.basis)
+
+
+@pytest.mark.parametrize("owners", [2, 5])
+def test_the_host_waits_for_the_samples_of_all_owners_at_once(owners: int) -> None:
+    """For those of all their values, then for those of all that is left of them."""
+    slots = flat_slots([("a", (40, 60)), ("b", (48, 30))])
+    codec = SubspaceDeadZone(0.8, 3).installed(Store(torch.device("cpu")), slots, slots[-1].stop)
+    shards = list(Block.cut(slots, Granularity("model", rows=True)).shards(owners))
+    payloads = torch.empty(owners, max(map(codec.payload_bytes, shards)), dtype=torch.uint8)
+    with mock.patch("gradwire.codecs.quantize.subspace.steps_of", side_effect=steps_of) as asked:
+        codec.encode_each(shards, draw(slots[-1].stop, seed=1), Feedback(torch.zeros(slots[-1].stop)), payloads, 0)
+    assert [len(call.args[0]) for call in asked.mock_calls] == [owners, owners]
 
 
 def test_directions_stay_when_there_are_more_or_fewer() -> None:
