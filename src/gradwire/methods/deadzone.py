@@ -47,7 +47,7 @@ class DeadZone(LevelsMethod):
     dense = EVERYTHING
     memory = "residual"
     bias = "contractive"
-    wire_bits = "max(bits * d, 128) + 96 + 32 * (bits * d // 8192)"
+    wire_bits = "max(bits * d, 160) + 64"
 
     bits: float = 0.1
 

@@ -66,7 +66,7 @@ def deadzone_encode(
     ends, most = counts.cumsum(0), min(block.numel, room // LEAST_BITS + 1)
     kind = torch.int32 if block.numel + tile < 2**31 else torch.int64
     elements = torch.full((most,), torch.iinfo(kind).max, dtype=kind, device=device)
-    levels, bits, symbols = torch.empty((3, most), dtype=torch.int32, device=device)
+    levels, bits, symbols = (torch.empty(most, dtype=torch.int32, device=device) for _ in range(3))
     launch(
         *(_collect, tiles.count, tiles.table, values, steps, tiles.bases, ends, most, elements, levels, bits),
         **tiles.shape,

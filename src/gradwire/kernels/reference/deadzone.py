@@ -47,8 +47,11 @@ LARGEST = torch.finfo(torch.float32).max
 HEAD = 4
 """Bytes after the steps: where levels are in their intervals. Then comes the size of each tile."""
 
-TILE_BITS = 2**14
-"""Of the room that a tile has on average, at most. Tiles are read independently of one another."""
+TILE = 2**12
+"""Values of a tile; or bits of its room, where values have less than one.
+
+Tiles are read independently of one another, and what a tile sends one code after the other.
+"""
 
 LEAST_BODY = 16
 """Bytes of codes that there always are, more than any value takes, so that something is sent in every step."""
@@ -140,14 +143,14 @@ def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weig
 
 
 def deadzone_tile(bits: float) -> int:
-    """Elements of a tile: the largest power of two whose room is no more than :data:`TILE_BITS`."""
-    return 1 << int(math.log2(TILE_BITS / bits))
+    """Elements of a tile: :data:`TILE`, or the largest power of two whose room is no more than so many bits."""
+    return 1 << int(math.log2(TILE / min(bits, 1)))
 
 
 def deadzone_payload_bytes(block: Block, tile: int, bits: float) -> int:
-    """Steps, head, tiles, and ``bits`` for each element in whole words, at least :data:`LEAST_BODY`."""
-    body = max(LEAST_BODY, 4 * int(np.ceil(bits * block.numel / 32)))
-    return 4 * block.segment_count + HEAD + 4 * tiles_of(block, tile) + body
+    """Steps, head, and ``bits`` for each element in whole words: a word a tile, and at least :data:`LEAST_BODY`."""
+    tiles = 4 * tiles_of(block, tile)
+    return 4 * block.segment_count + HEAD + max(tiles + LEAST_BODY, 4 * int(np.ceil(bits * block.numel / 32)))
 
 
 def deadzone_room(block: Block, tile: int, payload: Tensor) -> int:
