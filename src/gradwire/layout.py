@@ -28,6 +28,9 @@ from gradwire.granularity import Granularity as Granularity
 ALIGNMENT = 8
 """Every run starts at a multiple of this many positions: one byte of one-bit codes."""
 
+GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Of gradients; in flat buffers they are float32."""
+
 Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 Float64Array = np.ndarray[Any, np.dtype[np.float64]]
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import timedelta
 from typing import Any
 
@@ -145,21 +146,25 @@ def test_ways_of_training() -> None:
     handle.close()
 
 
-def half_precision(dtype: torch.dtype, granularity: str) -> bytes:
+def other_precision(dtype: torch.dtype, granularity: str) -> bytes:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)).to(dtype))
-    gradwire.compress(model, "qsgd", bits=8, granularity=granularity)
+    handle = gradwire.compress(model, "qsgd", bits=8, granularity=granularity)
+    own = gradwire.Synchronizer(copy.deepcopy(model.module), "dense")
     inputs = torch.randn(4, 64, generator=torch.Generator().manual_seed(dist.get_rank())).to(dtype)
     model(inputs).sum().backward()
+    own.synchronize()
+    values = sum(parameter.numel() for parameter in model.parameters())
+    assert handle.stats().dense_bytes == own.stats().dense_bytes == dtype.itemsize * values
     gradients = [parameter.grad for parameter in model.parameters()]
     assert all(gradient is not None and gradient.dtype == dtype for gradient in gradients)
     return torch.cat([gradient.float().view(-1) for gradient in gradients if gradient is not None]).numpy().tobytes()
 
 
 @pytest.mark.parametrize("granularity", ["layer", "model"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_models(pool: Pool, dtype: torch.dtype, granularity: str) -> None:
-    first, second = pool.run(2, half_precision, dtype, granularity)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_models_of_other_precision(pool: Pool, dtype: torch.dtype, granularity: str) -> None:
+    first, second = pool.run(2, other_precision, dtype, granularity)
     assert first == second
 
 

@@ -152,6 +152,11 @@ def kinds_of_gradients() -> None:
         tf.function(sync.average, jit_compile=True)([tf.zeros((50, 30)), None, None])
     assert sync.stats().steps == 6
     sync.close()
+    wide = gradwire.tensorflow.Synchronizer([tf.Variable(tf.zeros(3, tf.float64))], "dense")
+    (average,) = wide.average([tf.fill((3,), tf.cast(rank, tf.float64))])
+    assert average.dtype == tf.float64
+    assert np.array_equal(average.numpy(), np.full(3, 0.5))
+    wide.close()
     with pytest.raises(ConfigurationError, match=r"'0\.Variable' has dtype int32"):
         gradwire.tensorflow.Synchronizer([tf.Variable([1, 2])], "dense")
     other = [tf.Variable(tf.fill((40, 40), float(rank)))]

@@ -18,6 +18,7 @@ from gradwire.attach.given import Named
 from gradwire.engine import Choices, Methods
 from gradwire.engine.guards import Unused
 from gradwire.errors import ConfigurationError, GradwireError
+from gradwire.layout import GRADIENT_DTYPES
 
 ALIGNMENT = 64 // 4
 """``float32`` elements at a multiple of which memory begins that TensorFlow uses as it is; torch's own does."""
@@ -87,7 +88,7 @@ class ArraySynchronizer(Foreign, Bucketed):
         """Shape and dtype of each average: its array's own shape, and the dtype of its gradient unless that is None.
 
         Raises:
-            ConfigurationError: Unless gradients are shaped as their arrays, and of real numbers of up to 32 bits.
+            ConfigurationError: Unless gradients are shaped as their arrays, and of real numbers of 16 to 64 bits.
         """
         kinds = {name: (self.cells[name].shape, self.cells[name].dtype) for name in gradients}
         for name, each in gradients.items():
@@ -99,8 +100,10 @@ class ArraySynchronizer(Foreign, Bucketed):
                     f"the gradient of {name!r} has shape {shape}, the parameter has {wanted}; give one of each "
                     "parameter, in their order"
                 )
-            if dtype not in ("float32", "float16", "bfloat16"):
-                raise ConfigurationError(f"the gradient of {name!r} is {dtype}; give float32, float16 or bfloat16")
+            if getattr(torch, dtype, None) not in GRADIENT_DTYPES:
+                raise ConfigurationError(
+                    f"the gradient of {name!r} is {dtype}; give float32, float16, bfloat16 or float64"
+                )
             kinds[name] = wanted, dtype
         return kinds
 

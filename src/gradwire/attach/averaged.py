@@ -53,6 +53,12 @@ class Averaged:
         """By name."""
         return {name: tuple(each["shape"]) for name, each in self.parameters.items()}
 
+    @cached_property
+    def itemsizes(self) -> dict[str, int]:
+        """Bytes of an element, by name."""
+        dtypes = {name: each["dtype"].removeprefix("torch.") for name, each in self.parameters.items()}
+        return {name: getattr(torch, dtype).itemsize for name, dtype in dtypes.items()}
+
     @property
     def slots(self) -> tuple[Slot, ...]:
         """All of them, one after the other."""

@@ -126,7 +126,7 @@ class Buckets:
             buffer,
             fill=fill,
             hand_on=hand_on,
-            counted=buffer[: _elements(unit.slots)],
+            counted=sum(slot.numel * self._handle.averaged.itemsizes[slot.name] for slot in unit.slots),
             last=unit is self.units[-1],
         )
         return future
@@ -163,11 +163,6 @@ class Bucketed(Handle):
             guarding = Guarding(choices)
             super().__init__(configuration, named(), workers, roll_call, guarding)
         self._buckets = Buckets(self, alignment)
-
-
-def _elements(slots: Sequence[Slot]) -> int:
-    """How many there are, without what lies between."""
-    return sum(slot.numel for slot in slots)
 
 
 def _in_buckets(shapes: Shapes) -> list[Shapes]:

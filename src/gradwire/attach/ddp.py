@@ -27,6 +27,7 @@ from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Methods, configure
 from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError, GradwireError
+from gradwire.layout import GRADIENT_DTYPES
 from gradwire.memory import Memory
 from gradwire.policy import DensePolicy
 from gradwire.wire import Wire
@@ -153,7 +154,7 @@ def compress(
 
     Args:
         model: The wrapped or sharded model, also within what ``torch.compile`` or Lightning Fabric made of it; float32,
-            float16 or bfloat16 parameters, in the memory format in which DDP wrapped them.
+            float16, bfloat16 or float64 parameters, in the memory format in which DDP wrapped them.
         method: A name of ``gradwire.methods.names()``, also with options, as in ``"topk:ratio=0.01,memory=ef21"``; or a
             method object; or one of these for each pattern of parameter names, such as ``{"embed*": "topk:ratio=0.01",
             "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over. A
@@ -249,7 +250,7 @@ def compress(
         theirs = [(name, each) for name, each in parameters_of(model.module) if id(each) not in ignored]
         parameters = [(name, each) for name, each in theirs if each.requires_grad]
         frozen = [(name, each) for name, each in theirs if not each.requires_grad]
-        check_parameters(parameters)
+        check_parameters(parameters, GRADIENT_DTYPES)
         check_wrapped(model, parameters)
         handle = Handle(configuration, parameters, model.process_group, roll_call, guarding)
     averages: Buckets | Collected = Buckets(handle, parameters)

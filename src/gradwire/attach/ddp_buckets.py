@@ -81,7 +81,7 @@ class Buckets:
             wire.keep(future, buffer if staged is buffer else buffer.copy_(staged))
 
         unit = partial(self._unit, index, parameters)
-        engine.average(wire, unit, staged, fill=fill, hand_on=hand_on, counted=buffer, last=last)
+        engine.average(wire, unit, staged, fill=fill, hand_on=hand_on, counted=buffer.nbytes, last=last)
         return future
 
     def _unit(self, index: int, parameters: list[Tensor]) -> Unit:
@@ -157,13 +157,13 @@ class Collected:
             else:
                 self._waiting.append((future, buffer, moves))
             if not last:
-                engine.count(buffer, last)
+                engine.count(buffer.nbytes, last)
             return []
 
         wire.submit(begin, lambda: None)
         if last:
             for unit, flat in zip(self._units, self._flats, strict=True):
-                self._submit(unit, flat, buffer if flat is self._flats[-1] else None)
+                self._submit(unit, flat, buffer.nbytes if flat is self._flats[-1] else None)
         return future
 
     def _follow(self, names: tuple[str, ...], last: bool) -> None:
@@ -189,8 +189,8 @@ class Collected:
             self._wholes[names] = from_dlpack(flats[0][slots[0].offset : slots[-1].stop]) if joined else None
         return self._wholes[names]
 
-    def _submit(self, unit: Unit, flat: Tensor, last: Tensor | None) -> None:
-        """Queues a unit; ``last`` is the step's last bucket, with its last unit."""
+    def _submit(self, unit: Unit, flat: Tensor, last: int | None) -> None:
+        """Queues a unit; ``last`` is how many bytes the step's last bucket has, with its last unit."""
         wire, engine = self._handle.wire, self._handle.engine
 
         def end() -> None:

@@ -151,7 +151,7 @@ class _ShardedAverages:
 
             def collect() -> list[Synchronization]:
                 way.copy_(gradient)
-                engine.count(reduced, False)
+                engine.count(reduced.nbytes, False)
                 return []
 
             wire.submit(collect, lambda: None)
@@ -162,7 +162,7 @@ class _ShardedAverages:
             if staged is not gradient:
                 staged.copy_(gradient)
 
-        engine.average(wire, lambda: way, staged, fill=fill, counted=reduced)
+        engine.average(wire, lambda: way, staged, fill=fill, counted=reduced.nbytes)
         return staged
 
     def _end(self) -> None:
@@ -206,7 +206,7 @@ class _ShardedAverages:
                 if isinstance(part.way, Tensor):
                     part.way.zero_()
 
-        engine.average(wire, lambda: unit, buffer, fill=fill, counted=nothing, last=True, end=end)
+        engine.average(wire, lambda: unit, buffer, fill=fill, counted=0, last=True, end=end)
 
     def _nothing(self) -> Tensor:
         return torch.empty(0, device=self._handle.engine.store.device, dtype=torch.float32)

@@ -13,11 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import is_lazy
 
 from gradwire.errors import ConfigurationError
+from gradwire.layout import GRADIENT_DTYPES
 from gradwire.wire.sibling import backends_of, carrier_of
 
 _log = logging.getLogger("gradwire")
 
-GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PARAMETER_DTYPES = tuple(dtype for dtype in GRADIENT_DTYPES if dtype != torch.float64)
+"""Of parameters that are averaged themselves, in float32: of float64 digits would be lost."""
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
@@ -49,8 +51,8 @@ def check_named(given: object) -> Named:
     return found
 
 
-def check_parameters(parameters: Named) -> None:
-    """Raises ConfigurationError unless all gradients can be averaged."""
+def check_parameters(parameters: Named, dtypes: Sequence[torch.dtype] = PARAMETER_DTYPES) -> None:
+    """Raises ConfigurationError unless all can be averaged, or their gradients."""
     if not parameters:
         raise ConfigurationError("there are no parameters that require gradients; nothing can be averaged")
     device = parameters[0][1].device
@@ -72,10 +74,10 @@ def check_parameters(parameters: Named) -> None:
             raise ConfigurationError(f"parameter {name!r} has no shape yet; have the model take a first batch before")
         if parameter.is_meta:
             raise ConfigurationError(f"parameter {name!r} is on the meta device; materialise the model first")
-        if parameter.dtype not in GRADIENT_DTYPES:
+        if parameter.dtype not in dtypes:
             raise ConfigurationError(
-                f"parameter {name!r} has dtype {parameter.dtype}; gradwire averages gradients of "
-                f"{', '.join(str(dtype) for dtype in GRADIENT_DTYPES)}; convert it, or average it yourself"
+                f"parameter {name!r} has dtype {parameter.dtype}; gradwire averages "
+                f"{', '.join(str(dtype) for dtype in dtypes)} here; convert it, or average it yourself"
             )
         if parameter.device != device:
             raise ConfigurationError(

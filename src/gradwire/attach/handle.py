@@ -42,6 +42,7 @@ from gradwire.engine.nodes import Nodes
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.kernels import by_reference
+from gradwire.layout import GRADIENT_DTYPES
 from gradwire.memory import Memory
 from gradwire.state.form import VERSION, Ranks, check_form
 from gradwire.surroundings import as_on_the_wire
@@ -84,7 +85,7 @@ class Handle(Uncopied):
         roll_call: RollCall,
         guarding: Guarding | None = None,
     ) -> None:
-        check_parameters(parameters)
+        check_parameters(parameters, GRADIENT_DTYPES)
         configuration.check_names([name for name, _ in parameters])
         check_backend(group, parameters[0][1].device)
         check_replicas(parameters, group)

@@ -63,7 +63,7 @@ def _other_orders(view: Tensor) -> list[Tensor]:
 
 
 def _same_bits(view: Tensor, gradient: Tensor) -> bool:
-    whole = torch.int32 if view.dtype == torch.float32 else torch.int16
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[view.itemsize]
     return torch.equal(view.view(whole), gradient.view(whole))
 
 

@@ -209,7 +209,7 @@ class Averages:
             tensor.copy_(flat.mul_(weight).view_as(tensor))
             wire.keep(landed, tensor)
 
-        engine.average(wire, lambda: unit, flat, hand_on=hand_on, counted=tensor)
+        engine.average(wire, lambda: unit, flat, hand_on=hand_on, counted=tensor.nbytes)
         return landed
 
     def wait(self, landed: TensorFuture) -> None:

@@ -211,7 +211,7 @@ class Worker:
                 self._clocked(share, share.synchronize(gradient, engine.step), transport, clocks, number)
                 for share in engine.shares(unit)
             ]
-            engine.count(gradient, number == last)
+            engine.count(gradient.nbytes, number == last)
             try:
                 scheduler.submit(asked, lambda: None, last=number == last)
             except PayloadError as error:

@@ -274,7 +274,7 @@ class Engine:
         *,
         fill: Callable[[], None] = _nothing,
         hand_on: Callable[[], None] = _nothing,
-        counted: Tensor | None = None,
+        counted: int | None = None,
         along: Callable[[], Sequence[Synchronization]] = tuple,
         last: bool = False,
         end: Callable[[], None] = _nothing,
@@ -287,7 +287,7 @@ class Engine:
             gradient: ``float32[numel]``.
             fill: Writes the buffer.
             hand_on: Takes the average from it.
-            counted: The gradients that it stands for, whose bytes are counted, and the step with its last buffer's.
+            counted: Bytes of the gradients that it stands for; they are counted, and the step with its last buffer's.
             along: What else is sent with it.
             last: Whether it is a step's last buffer.
             end: Called at the end of a step whose last buffer it is.
@@ -321,7 +321,7 @@ class Engine:
         """
 
         def begin() -> list[Synchronization]:
-            self.count(torch.empty(0, dtype=torch.float32), True)
+            self.count(0, True)
             return []
 
         def ended() -> None:
@@ -366,9 +366,9 @@ class Engine:
             return all_reduce_bytes(nbytes, self.world_size)
         return all_reduce_bytes(nbytes // nodes.workers, nodes.count)
 
-    def count(self, gradient: Tensor, last: bool) -> None:
-        """Counts a gradient that was taken in, and the step if it is the step's last."""
-        self.meter.dense_bytes += self.dense_bytes(gradient.nbytes)
+    def count(self, nbytes: int, last: bool) -> None:
+        """Counts a gradient of so many bytes that was taken in, and the step if it is the step's last."""
+        self.meter.dense_bytes += self.dense_bytes(nbytes)
         self.under_way = not last
         if last:
             if self.averages_densely:

@@ -12,7 +12,7 @@ from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
-from gradwire.layout import flat_slots
+from gradwire.layout import GRADIENT_DTYPES, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import Memory
 from gradwire.methods import Method
@@ -52,7 +52,7 @@ def roundtrip(
     route, taken here where a method has both, shows one compression.
 
     Args:
-        tensor: float32, float16 or bfloat16 values of any shape; not changed.
+        tensor: float32, float16, bfloat16 or float64 values of any shape; not changed.
         method: A name of ``gradwire.methods.names()`` or a method object.
         granularity: As in :func:`gradwire.compress`.
         route: As in :func:`gradwire.compress`; ``"gather"`` if None and possible.
@@ -86,8 +86,8 @@ def roundtrip(
 
 def check_tensor(name: str, given: object) -> None:
     """Raises ConfigurationError unless it is a tensor that can be compressed."""
-    if not isinstance(given, Tensor) or given.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if not isinstance(given, Tensor) or given.dtype not in GRADIENT_DTYPES:
         kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
-        raise ConfigurationError(f"{name} is of {kind}; give float32, float16 or bfloat16 values")
+        raise ConfigurationError(f"{name} is of {kind}; give float32, float16, bfloat16 or float64 values")
     if given.layout != torch.strided:
         raise ConfigurationError(f"{name} has layout {given.layout}; give a dense one, such as tensor.to_dense()")

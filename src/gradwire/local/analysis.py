@@ -80,8 +80,8 @@ def analyze(
     """Measures what a method does to a model's gradients, without a memory.
 
     Args:
-        gradients: float32, float16 or bfloat16 gradients by parameter name; those that are None or zero everywhere are
-            left out, for they have no relative error.
+        gradients: float32, float16, bfloat16 or float64 gradients by parameter name; those that are None or zero
+            everywhere are left out, for they have no relative error.
         method: A name of ``gradwire.methods.names()`` or a method object.
         owner: As in :func:`gradwire.compress`.
         draws: Steps of randomness to average over, at least 1.

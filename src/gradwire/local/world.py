@@ -135,5 +135,5 @@ def _averaging(engine: Engine, buckets: Sequence[_Bucket], scheduler: Scheduler,
         own = gradient[bucket.start : bucket.start + bucket.unit.numel]
         last = number == len(buckets)
         synchronizations = engine.synchronizations(bucket.unit, own)
-        engine.count(own, last)
+        engine.count(own.nbytes, last)
         yield from scheduler.run(synchronizations, partial(engine.after_decode, bucket.unit, own), last)
