@@ -179,7 +179,7 @@ class AveragingOptimizer(Uncopied, Optimizer):
             self.close()
             raise
         self._names = {parameter: name for name, parameter in named}
-        self._dense_bytes = self._exact.engine.dense_bytes(4 * sum(parameter.numel() for _, parameter in named))
+        self._dense_bytes = self._exact.engine.dense_bytes(sum(parameter.nbytes for _, parameter in named))
         for _, parameter in named:
             self.state[parameter] = self._fresh(parameter)
         self._attached = True
