@@ -24,6 +24,10 @@ as it takes until none is better, since all others begin at theirs."""
 SEEDS = 3
 """Trainings at the best learning rate."""
 
+UNSTEADY = 0.1
+"""A share of the loss, or of the accuracy: seeds that lie further apart tell that some diverge at their learning rate,
+which is then not taken."""
+
 POINTS, SHARE_OF_LOSS = 0.5, 0.01
 """What may be lost against dense averages: percentage points of accuracy for images, a share of the loss for text."""
 
@@ -201,9 +205,13 @@ class Column:
         }
 
     def best(self, candidate: Candidate) -> float:
-        """The best learning rate tried."""
+        """The best learning rate tried, of those at which no seed was seen to diverge."""
         tried = self.tried(candidate)
-        return max(tried, key=lambda rate: tried[rate])
+        return max(tried, key=lambda rate: (self._is_steady(candidate, rate), tried[rate]))
+
+    def _is_steady(self, candidate: Candidate, rate: float) -> bool:
+        scores = self.scores(candidate, rate)
+        return max(scores) - min(scores) <= UNSTEADY * min(scores)
 
     def next(self, candidate: Candidate, start: float, tuned: bool = False) -> Trial | None:
         """The next training, or None if it is settled; ``tuned`` leaves out the first rate's other seeds."""

@@ -22,12 +22,17 @@ from gradwire_bench.workloads import WORKLOADS
 from pool import ranks
 
 
-def settle(best_rate: float) -> list[Done]:
-    """All trainings of a workload and optimizer, if accuracy falls with the distance from the best rate."""
+def settle(best_rate: float, diverges: float = math.inf) -> list[Done]:
+    """All trainings of a workload and optimizer, if accuracy falls with the distance from the best rate.
+
+    From the rate ``diverges`` on all seeds but the first do.
+    """
     done: list[Done] = []
     while wanted := recipes.trials(done, ["image"], ["momentum"], 4):
         trial = wanted[0]
         accuracy = 0.9 - 0.01 * abs(math.log2(trial.learning_rate / best_rate)) + 0.0001 * trial.seed
+        if trial.seed and trial.learning_rate >= diverges:
+            accuracy = 0.1
         sent = 100.0 if trial.method == "ddp" else 10.0
         done.append(Done(trial, Result(accuracy, 1.0, sent, 100.0)))
     return done
@@ -63,6 +68,12 @@ def test_rows_have_the_best_rate_and_what_is_lost():
     slow = next(row for row in others if row.method == "ef21sgdm:ratio=0.05")
     assert slow.learning_rate < 10 * dense.learning_rate  # it moved from where it began
     assert all(row.keeps == (row.lost <= 0.5) for row in others)
+
+
+def test_rates_at_which_a_seed_diverges_are_not_taken():
+    dense = recipes.rows(settle(0.08, diverges=0.04))[0]
+    assert (dense.learning_rate, dense.seeds) == (0.02, SEEDS)
+    assert dense.spread < 0.1
 
 
 def test_numbers_of_workers_have_tables_of_their_own():
