@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
+from torch import Tensor
 
-from gradwire.layout import Int64Array
+from gradwire.layout import Block, Int64Array
 
 FIELDS = 8
 
@@ -27,3 +30,19 @@ class Places:
     def of(cls, rows: Iterable[tuple[int, ...]]) -> Places:
         """By what the table says of each, but the last."""
         return cls(np.array([(*each, 0) for each in rows], np.int64).reshape(-1, FIELDS))
+
+    @classmethod
+    def alone(cls, block: Block, p: Tensor, q: Tensor) -> Places:
+        """Of one matrix, ``p.T @ q``, which has buffers of its own for all that belongs to it."""
+        kept, (rank, n), m = _alone.setdefault(block, {}), p.shape, q.shape[1]
+        if (rank, n, m) not in kept:
+            kept[rank, n, m] = cls.of([(int(block.runs[0, 0]), n, m, rank, 0, n, 0)])
+        return kept[rank, n, m]
+
+    @cached_property
+    def longest(self) -> int:
+        """Elements of the longest row."""
+        return int(self.table[:, 2].max(initial=0))
+
+
+_alone: WeakKeyDictionary[Block, dict[tuple[int, ...], Places]] = WeakKeyDictionary()

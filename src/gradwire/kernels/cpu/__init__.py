@@ -32,7 +32,14 @@ from gradwire.kernels.cpu.rotation import hadamard, rotated_decode, rotated_enco
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_mean, scatter_sum, subtract
 from gradwire.kernels.cpu.statistics import exceedances, magnitude_statistics, sign_counts
-from gradwire.kernels.cpu.subspace import add_product, combine_rows, split_rows
+from gradwire.kernels.cpu.subspace import (
+    add_product,
+    add_products,
+    combine_rows,
+    combine_rows_each,
+    split_rows,
+    split_rows_each,
+)
 from gradwire.kernels.cpu.threshold import collect_local_maxima, collect_reaching, collect_unambiguous
 from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.cpu.zero_runs import zero_runs_decode, zero_runs_encode

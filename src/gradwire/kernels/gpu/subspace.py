@@ -84,7 +84,6 @@ def _groups(host: Int64Array) -> Int64Array:
 
 
 _tables: WeakKeyDictionary[Places, dict[torch.device, _Tables]] = WeakKeyDictionary()
-_alone: WeakKeyDictionary[Block, dict[tuple[int, ...], Places]] = WeakKeyDictionary()
 
 
 def _tables_of(rows: Places, device: torch.device) -> _Tables:
@@ -95,24 +94,16 @@ def _tables_of(rows: Places, device: torch.device) -> _Tables:
     return kept[device]
 
 
-def _places_of(block: Block, p: Tensor, q: Tensor) -> Places:
-    """Of one matrix, which has buffers of its own for all that belongs to it."""
-    kept, (rank, n), m = _alone.setdefault(block, {}), p.shape, q.shape[1]
-    if (rank, n, m) not in kept:
-        kept[rank, n, m] = Places.of([(int(block.runs[0, 0]), n, m, rank, 0, n, 0)])
-    return kept[rank, n, m]
-
-
 def split_rows(block: Block, source: Compensated, basis: Tensor, coordinates: Tensor, out: Tensor) -> None:
-    split_rows_each(_places_of(block, coordinates, basis), source, basis, coordinates, out)
+    split_rows_each(Places.alone(block, coordinates, basis), source, basis, coordinates, out)
 
 
 def add_product(block: Block, p: Tensor, q: Tensor, values: Tensor, out: Tensor) -> None:
-    add_products(_places_of(block, p, q), p, q, values, out)
+    add_products(Places.alone(block, p, q), p, q, values, out)
 
 
 def combine_rows(block: Block, weights: Tensor, values: Tensor, out: Tensor) -> None:
-    combine_rows_each(_places_of(block, weights, out), weights, values, out)
+    combine_rows_each(Places.alone(block, weights, out), weights, values, out)
 
 
 def split_rows_each(rows: Places, source: Compensated, basis: Tensor, coordinates: Tensor, out: Tensor) -> None:
