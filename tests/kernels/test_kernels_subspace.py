@@ -16,11 +16,12 @@ from gradwire.codecs.quantize import SubspaceDeadZone
 from gradwire.codecs.quantize.deadzone import steps_of
 from gradwire.engine import Configuration
 from gradwire.errors import ConfigurationError
-from gradwire.kernels import Compensated, cpu, reference
+from gradwire.kernels import Compensated, cpu, parts, reference
 from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.local import LocalWorld
 from gradwire.memory import Feedback, Store
 from kernel_inputs import GRADIENTS, same
+from matrices import NUMEL, places, taken_apart_and_put_together
 
 CPU = torch.device("cpu")
 OFFSET = 3
@@ -49,6 +50,28 @@ def test_is_the_reference(n: int, m: int, rank: int, remembers: bool, values: st
         assert torch.equal(back[OFFSET + n * m :], draw(n * m + 5, seed=4)[OFFSET + n * m :])
     for compiled, plain in zip(*results, strict=True):
         assert same(*(torch.where(each.isfinite(), each, torch.nan) for each in (compiled, plain)))
+
+
+@pytest.mark.parametrize("apart", [0, 5])
+@pytest.mark.parametrize("kind", ["normal", "nan", "huge", "signed zeros"])
+@pytest.mark.parametrize("remembers", [False, True])
+@pytest.mark.parametrize("threads", [1, 3, 8])
+def test_matrices_of_all_shapes_at_once(apart: int, kind: str, remembers: bool, threads: int) -> None:
+    """However they are cut for threads; nothing between them changes."""
+    values = GRADIENTS[kind].repeat(2)[:NUMEL]
+    torch.set_num_threads(threads)
+    with mock.patch.object(parts, "_least", 8):
+        ours = taken_apart_and_put_together(cpu, apart, values, remembers)
+    torch.set_num_threads(1)
+    for found, known in zip(ours, taken_apart_and_put_together(None, apart, values, remembers), strict=True):
+        assert same(found, known)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_products_are_added_only_if_a_flag_holds(wanted: bool) -> None:
+    table, out = places(), draw(NUMEL, seed=2)
+    cpu.add_products(table, draw(900, seed=3), draw(2000, seed=4), draw(NUMEL, seed=1), out, torch.tensor(wanted))
+    assert torch.equal(out, draw(NUMEL, seed=2)) != wanted
 
 
 def test_splits_into_what_is_within_and_what_is_not() -> None:

@@ -10,63 +10,12 @@ from interpreted import by_the_gpu  # noqa: F401
 from torch import Tensor
 
 from gradwire.codecs.quantize import SubspaceDeadZone
-from gradwire.kernels import Compensated, Places, dispatch, gpu, reference
-from gradwire.layout import Block, Granularity, Slot, flat_slots
+from gradwire.kernels import Compensated, Places, dispatch, gpu
+from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import Feedback, Store
 from guarded import copied, guarded, release
 from kernel_inputs import GRADIENTS, normal, same
-
-MATRICES = [(5, 7, 300, 3), (2200, 20, 33, 4), (2900, 1, 90, 0), (3000, 1, 1, 1), (3010, 40, 70, 6), (5900, 33, 64, 2)]
-"""First element, rows, columns, directions."""
-
-NUMEL = 5900 + 33 * 64
-
-
-def places(apart: int = 0) -> Places:
-    """Coordinates in two directions may be further apart than a matrix has rows."""
-    rows, p, q = [], 2, 3
-    for start, n, m, rank in MATRICES:
-        rows.append((start, n, m, rank, p, n + apart, q))
-        p, q = p + rank * (n + apart), q + rank * m
-    return Places.of(rows)
-
-
-def own(place: list[int], coordinates: Tensor, bases: Tensor) -> tuple[Block, Tensor, Tensor]:
-    """A matrix, its coordinates and its directions."""
-    start, n, m, rank, p, apart, q, _ = place
-    basis = bases[q : q + rank * m].view(rank, m)
-    return (
-        Block.cut([Slot("", (n, m), start)], Granularity("model")),
-        coordinates[p:][: rank * apart].view(rank, apart)[:, :n],
-        basis,
-    )
-
-
-def taken_apart_and_put_together(one_by_one: bool, apart: int, values: Tensor, remembers: bool) -> list[Tensor]:
-    table, source = places(apart), Compensated(values, normal(2) if remembers else None, 0.9, 0.3)
-    coordinates, bases, rest = normal(3)[:900].clone(), normal(4)[:2000], normal(5)[:NUMEL].clone()
-    back, combined = normal(6)[:NUMEL].clone(), normal(7)[:2000].clone()
-    drawn = normal(8)[:900]
-    if not one_by_one:
-        gpu.split_rows_each(table, source, bases, coordinates, rest)
-        gpu.add_products(table, coordinates, bases, rest, back)
-        coordinates[30:100] = 0
-        coordinates[50] = -0.0
-        weights = gpu.weights_each(table, coordinates, drawn)
-        gpu.combine_rows_each(table, weights, back, combined)
-        return [coordinates, rest, back, combined]
-    for place in table.table.tolist():
-        block, found, basis = own(place, coordinates, bases)
-        mine = torch.empty(found.shape)
-        reference.split_rows(block, source, basis, mine, rest)
-        found.copy_(mine)
-        reference.add_product(block, found, basis, rest, back)
-    coordinates[30:100] = 0
-    coordinates[50] = -0.0
-    for place in table.table.tolist():
-        (block, found, _), (_, fresh, sums) = own(place, coordinates, bases), own(place, drawn, combined)
-        reference.combine_rows(block, torch.where((found != 0).any(1, keepdim=True), found, fresh), back, sums)
-    return [coordinates, rest, back, combined]
+from matrices import NUMEL, places, taken_apart_and_put_together
 
 
 @pytest.mark.parametrize("apart", [0, 5])
@@ -75,7 +24,7 @@ def taken_apart_and_put_together(one_by_one: bool, apart: int, values: Tensor, r
 def test_matrices_of_all_shapes_at_once(apart: int, kind: str, remembers: bool) -> None:
     """Nothing between them changes."""
     values = GRADIENTS[kind].repeat(2)[:NUMEL]
-    ours, theirs = (taken_apart_and_put_together(each, apart, values, remembers) for each in (False, True))
+    ours, theirs = (taken_apart_and_put_together(each, apart, values, remembers) for each in (gpu, None))
     for found, known in zip(ours, theirs, strict=True):
         assert same(found, known)
 
