@@ -84,7 +84,7 @@ def test_what_was_named_stays_what_it_is(pool: Pool) -> None:
     )
     assert (
         "saved with method='subspace', this handle has method='deadzone'"
-        in pool.run(2, loaded, states, "recipe:sgd")[0]
+        in pool.run(2, loaded, states, "deadzone:bits=0.1")[0]
     )
 
 
@@ -96,9 +96,10 @@ def test_a_route_may_be_given_with_any_number_of_workers(pool: Pool, route: str)
 
 
 def test_what_a_recipe_takes_with_others_need_not_suit_what_is_given(pool: Pool) -> None:
-    """With many workers it is ``acpsgd``, which gathers nothing and has segments of its own."""
-    for route, granularity in (("gather", None), (None, "model")):
-        assert pool.run(2, chosen, route, granularity)[0]["method"] == "deadzone"
+    """With many workers it is a line that says its route."""
+    assert pool.run(4, chosen, None, None)[0]["route"] == "sharded"
+    assert pool.run(4, chosen, "gather", None)[0]["route"] == "gather"
+    assert pool.run(4, chosen, None, "model")[0]["granularity"] == "model"
 
 
 def chosen(route: str | None, granularity: str | None) -> dict[str, str]:

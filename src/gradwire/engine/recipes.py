@@ -50,8 +50,8 @@ MEASURED_WITH = 4
 
 RECIPES = {
     "sgd": (
-        Recipe("deadzone:bits=0.1", 158.0, -0.04, ("image",), gathered=True),
-        Recipe("acpsgd:rank=4,bits=16", 61.6, 0.16, ("image",)),
+        Recipe("subspace:bits=0.8", 19.9, 0.03, ("image", "language"), gathered=True),
+        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.01, ("image", "language")),
     ),
     "momentum": (
         Recipe("subspace:bits=0.8", 19.9, -0.17, ("image", "language"), gathered=True),
