@@ -188,6 +188,8 @@ def conserved(chosen: Configuration) -> None:
     plain = isinstance(memory, Residual) and (memory.beta, memory.gamma, memory.dtype) == (1, 1, "float32")
     if chosen.method.why_no_mean or not (plain or (own and isinstance(memory, NoMemory))):
         raise SilentError("it has no residual that says what was not sent")
+    if chosen.method.bias == "exact" and chosen.method.error_bound(1):
+        raise SilentError("sums of workers are rounded on the way, which nobody keeps")
     for workers in WORKERS:
         world, balance = LocalWorld(chosen, SLOTS, workers), torch.zeros(SLOTS[-1].stop, dtype=torch.float64)
         for step in range(STEPS):
@@ -230,6 +232,14 @@ def not_finite(chosen: Configuration) -> None:
                 )
             if step > 1 and not average.isfinite().all():
                 raise BrokenError(f"averages were still not finite {step - 1} steps after one value of {bad}")
+
+
+def _usual(chosen: Configuration, *options: str) -> None:
+    """Raises SilentError if an option that the method has is not at its default, of which it declares."""
+    for option in options:
+        usual = getattr(type(chosen.method), option, None)
+        if getattr(chosen.method, option, None) != usual:
+            raise SilentError(f"it is declared of {option}={usual!r}")
 
 
 def _averaged_bits(world: LocalWorld, gradients: list[Tensor]) -> Tensor:
@@ -312,9 +322,11 @@ def class_as_declared(chosen: Configuration) -> None:
 
     Unbiased against the standard error of the mean of 400 draws, pooled over the elements: the error along the vector
     itself is within 5 standard errors (chance of a false alarm below 1e-6), and the squared error of the mean within
-    25 % of the variance of the mean: a bias would add 400 times its square.
+    25 % of the variance of the mean, or 5 standard errors where few draws decide many elements, as of singular
+    vectors: a bias would add 400 times its square.
     """
     if chosen.method.bias == "unbiased":
+        _usual(chosen, "clip")
         vector = _vectors()["Gaussian"].flatten()
         world, draws = _alone(chosen, [_vectors()["Gaussian"]])[0], vector.repeat(DRAWS, 1)
         for draw in draws:
@@ -323,7 +335,10 @@ def class_as_declared(chosen: Configuration) -> None:
         error, variance = draws.mean(0) - vector, draws.var(0) / DRAWS
         along, allowed = abs(float((error * vector).sum())), 5 * float((variance * vector.square()).sum().sqrt())
         square, expected = float(error.square().sum()), float(variance.sum())
-        if along > allowed + 1e-6 * float(vector.square().sum()) or square > 1.25 * expected + 1e-9:
+        apart = draws - draws.mean(0)
+        together = (apart @ apart.T / DRAWS / (DRAWS - 1)).fill_diagonal_(0).square().sum()  # tr(covariance²)
+        spread = max(0.25 * expected, 5 * math.sqrt(2 * float(together)))
+        if along > allowed + 1e-6 * float(vector.square().sum()) or square > expected + spread + 1e-9:
             raise BrokenError(
                 f"the mean of {DRAWS} draws is off by {math.sqrt(square / float(vector.square().sum())):.3g} of the "
                 f"gradient, where chance explains {math.sqrt(expected / float(vector.square().sum())):.3g}"
@@ -364,10 +379,7 @@ def size(chosen: Configuration) -> None:
         raise SilentError(f"it is declared of route={chosen.method.routes[0]!r}")
     if not chosen.method.accepts((SIDE, SIDE)):
         raise SilentError(f"it leaves a matrix of {SIDE} by {SIDE} to dense averages")
-    for coding in ("values", "indices"):
-        usual = getattr(type(chosen.method), coding, None)
-        if getattr(chosen.method, coding, None) != usual:
-            raise SilentError(f"it is declared of {coding}={usual!r}")
+    _usual(chosen, "values", "indices", "warmup", "sync")
     bits = 8 * roundtrip(_vectors()["Gaussian"], chosen.method, route=chosen.route).wire_bytes
     if not 0.9 * declared <= bits <= declared + 160:
         raise BrokenError(
