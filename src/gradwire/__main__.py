@@ -1,10 +1,15 @@
 """``gradwire`` and ``python -m gradwire``, as ``torchrun -m gradwire advise`` needs it."""
 
+import gc
 import sys
 
 
 def main() -> int:
-    """Runs the command line; returns the exit code, also of an interrupt while it is still being imported."""
+    """Runs the command line; returns the exit code, also of an interrupt while it is still being imported.
+
+    What torch's modules hold is no garbage, and looking for some of it would take a third of a short command's time.
+    """
+    gc.set_threshold(10_000)
     try:
         from gradwire import cli
 
@@ -12,6 +17,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    finally:
+        gc.freeze()
 
 
 if __name__ == "__main__":
