@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from gradwire.kernels import codes
+from gradwire.kernels.cpu._stages import CODES
 from gradwire.kernels.cpu.bitmap import bitmap_decode, bitmap_encode
 from gradwire.kernels.cpu.centroids import centroids_decode, centroids_encode
 from gradwire.kernels.cpu.checksum import checksums
@@ -27,7 +28,7 @@ from gradwire.kernels.cpu.narrow import narrow
 from gradwire.kernels.cpu.orthonormal import orthonormalise
 from gradwire.kernels.cpu.quantile import quantile_encode
 from gradwire.kernels.cpu.quantile_decode import quantile_decode
-from gradwire.kernels.cpu.quantise import CODES, decode, encode
+from gradwire.kernels.cpu.quantise import decode, encode
 from gradwire.kernels.cpu.rotation import hadamard, rotated_decode, rotated_encode, rotated_scales, rotated_sums
 from gradwire.kernels.cpu.sketch import sketch, sketch_estimates
 from gradwire.kernels.cpu.sparse import gather, randomk_positions, scatter, scatter_mean, scatter_sum, subtract

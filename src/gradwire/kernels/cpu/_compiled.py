@@ -7,7 +7,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba.core import config
+from numba.core import config, types
 from torch import Tensor
 
 from gradwire.errors import ConfigurationError
@@ -69,12 +69,26 @@ def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         raise ConfigurationError("NUMBA_DISABLE_JIT is set, and the kernels for the CPU must be compiled; unset it")
     try:
-        return keep(numba.njit(nogil=True, cache=True, **options)(function))
+        return _counting(keep(numba.njit(nogil=True, cache=True, **options)(function)))
     except RuntimeError as error:
         raise ConfigurationError(
             f"compiled kernels can be kept neither beside {function.__code__.co_filename} nor in this user's cache: no "
             "folder can be written; set NUMBA_CACHE_DIR to one that can"
         ) from error
+
+
+def _counting(dispatcher: Any) -> Any:
+    """Has its compiled callers take it for all integers where they give it a 0; Numba makes one more for each constant.
+
+    The 0 is what a counter is before Numba sees that it counts; of other constants, and of flags, functions are faster.
+    """
+    template = dispatcher.get_call_template
+
+    def counted(kind: Any) -> Any:
+        return types.unliteral(kind) if kind == types.literal(0) else kind
+
+    dispatcher.get_call_template = lambda args, kws: template([*map(counted, args)], kws)
+    return dispatcher
 
 
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]

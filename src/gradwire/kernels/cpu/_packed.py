@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from gradwire.kernels.code import NINE, TRITS
@@ -69,30 +71,65 @@ def add_bits(packed: UInt8Array, if_clear: np.float32, if_set: np.float32, total
         add_either(total, 8 * byte, packed[byte], if_set, if_clear)
 
 
-@compiled
-def write_codes(bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, t: Float32Array) -> None:
-    """Packs the codes of so many positions as a layout's ``bits`` has it, and those of one bit from the signs of ``t``.
+def write_bits(
+    code: Any, bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, t: Float32Array
+) -> None:
+    """Packs codes of 2, 4 or 8 bits."""
+    pack(codes, count, bits, body[position * bits // 8 :])
 
-    Bytes of digits of base 3 are to be zeros.
-    """
-    whole = min(bits, 8)
+
+def write_signs(
+    code: Any, bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, t: Float32Array
+) -> None:
+    """Packs the signs of ``t``."""
+    pack_signs(t, count, body[position // 8 :])
+
+
+def write_bytes_and_signs(
+    code: Any, bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, t: Float32Array
+) -> None:
+    """Packs codes of 8 bits, and the signs of ``t`` if there are ninth ones."""
+    pack(codes, count, 8, body[position:])
+    if bits == NINE:
+        pack_signs(t, count, body[body.size // NINE * 8 + position // 8 :])
+
+
+def write_trits(
+    code: Any, bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, t: Float32Array
+) -> None:
+    """Adds digits of base 3 to bytes of zeros."""
+    put_trits(body, position, codes[:count])
+
+
+def write_trits_or_bits(
+    code: Any, bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, t: Float32Array
+) -> None:
+    """Packs codes of 4 or 8 bits, or digits of base 3."""
     if bits == TRITS:
         put_trits(body, position, codes[:count])
-    elif bits != 1:
-        pack(codes, count, whole, body[position * whole // 8 :])
-    if bits in (1, NINE):
-        pack_signs(t, count, body[body.size // bits * (bits - 1) + position // 8 :])
+    else:
+        pack(codes, count, bits, body[position * bits // 8 :])
 
 
-@compiled
-def read_codes(bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, parts: Float32Array) -> None:
-    """Unpacks the codes of so many positions, if several are in a byte and are not added up as they are packed.
-
-    Ninth bits become signs of zeros, in ``parts``.
-    """
+def read_bits(
+    code: Any, bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, parts: Float32Array
+) -> None:
+    """Unpacks codes, if several are in a byte and are not added up as they are packed."""
     if bits in (2, 4):
         unpack(body[position * bits // 8 : (position + count) * bits // 8], bits, codes)
+
+
+def read_ninth_bits(
+    code: Any, bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, parts: Float32Array
+) -> None:
+    """Makes ninth bits the signs of zeros, in ``parts``."""
     if bits == NINE:
         words, signs = parts.view(np.uint32), body[body.size // NINE * 8 + position // 8 :]
         for byte in range(count // 8):
             sign_words(words, 8 * byte, signs[byte])
+
+
+def read_nothing(
+    code: Any, bits: int, position: int, count: int, body: UInt8Array, codes: UInt8Array, parts: Float32Array
+) -> None:
+    """For codes that are added up as they are packed."""

@@ -32,6 +32,22 @@ class Piece(NamedTuple):
     origin: int
 
 
+class Packed(NamedTuple):
+    """Where the codes of a piece lie in a payload.
+
+    Attributes:
+        bits: Of each, as a layout has it.
+        row: Which payload it is.
+        body: Its bytes.
+        position: The first one's.
+    """
+
+    bits: int
+    row: int
+    body: UInt8Array
+    position: int
+
+
 class Scratch(NamedTuple):
     """Room for a chunk.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from gradwire.kernels.cpu._compiled import INFINITE, Float32Array
+from gradwire.kernels.cpu._packed import write_trits_or_bits
 from gradwire.kernels.cpu._source import numel, peak
+from gradwire.kernels.cpu._stages import CODES, Compiled, Scratch, Source, add_digits_or_each, sums
 from gradwire.kernels.cpu.qsgd import value_of_level
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source, sums
 from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.ballot import Ballot
 
@@ -42,4 +43,6 @@ def _value(code: Ballot, number: np.int32, one: np.float32, other: np.float32) -
     return np.float32(value_of_level(number, np.int32((1 << (code.bits - 1)) - 1), other))
 
 
-CODES[Ballot] = Compiled(_measure, _number, _value, _units, terms=_magnitude)
+CODES[Ballot] = Compiled(
+    _measure, _number, _value, _units, add=add_digits_or_each, write=write_trits_or_bits, terms=_magnitude
+)

@@ -14,7 +14,7 @@ from gradwire.kernels.cpu._compiled import (
     float_of,
 )
 from gradwire.kernels.cpu._source import peak
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, leave_parts
+from gradwire.kernels.cpu._stages import CODES, Compiled, Piece, Scratch, Source, add_parts, leave_parts
 from gradwire.kernels.reference._torch import SMALLEST_SCALE
 from gradwire.kernels.reference.dynamic import CELL_BITS, Dynamic, cells, magnitudes
 

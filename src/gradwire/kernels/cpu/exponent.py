@@ -6,7 +6,7 @@ import numpy as np
 
 from gradwire.kernels.cpu._compiled import INFINITE, MAGNITUDE, Float32Array, float_of
 from gradwire.kernels.cpu._source import peak
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source
+from gradwire.kernels.cpu._stages import CODES, Compiled, Scratch, Source
 from gradwire.kernels.reference.exponent import ZERO, Exponent
 
 _FRACTION_BITS = np.uint32(23)

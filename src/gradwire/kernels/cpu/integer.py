@@ -8,8 +8,9 @@ from torch import Tensor
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, allocating, array, float_of
 from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of
+from gradwire.kernels.cpu._stages import CODES, Compiled, Scratch
 from gradwire.kernels.cpu.qsgd import level_of, value_of_level
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Payloads, Scratch, put_all, read_all
+from gradwire.kernels.cpu.quantise import Payloads, put_all, read_all
 from gradwire.kernels.reference._torch import CHUNK, LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.integer import Integers
 from gradwire.layout import Block

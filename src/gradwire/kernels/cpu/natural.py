@@ -13,8 +13,9 @@ from gradwire.kernels.cpu._compiled import (
     hash32,
     inlined,
 )
+from gradwire.kernels.cpu._packed import read_ninth_bits, write_bytes_and_signs
 from gradwire.kernels.cpu._source import peak
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts
+from gradwire.kernels.cpu._stages import CODES, Compiled, Piece, Scratch, Source, add_parts
 from gradwire.kernels.reference.natural import DISTANCES, FRACTION_BITS, LARGEST_EXPONENT, Natural
 
 
@@ -94,4 +95,6 @@ def _read_fields(fields: UInt8Array, words: UInt32Array) -> None:
         words[i] = np.uint32(words[i] | np.uint32(field << np.uint32(FRACTION_BITS)) | marked)
 
 
-CODES[Natural] = Compiled(_measure, put=_put, look_up=_look_up, add=add_parts)
+CODES[Natural] = Compiled(
+    _measure, put=_put, look_up=_look_up, add=add_parts, write=write_bytes_and_signs, read=read_ninth_bits
+)

@@ -8,8 +8,8 @@ import numpy as np
 
 from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, compiled, hash32, inlined
 from gradwire.kernels.cpu._source import total
+from gradwire.kernels.cpu._stages import CODES, Compiled, Piece, Scratch, Source, add_parts, leave_parts
 from gradwire.kernels.cpu.qsgd import write_norm
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source, add_parts, leave_parts
 from gradwire.kernels.reference.nonuniform import NonUniform
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from gradwire.kernels.cpu._compiled import Float32Array, float_of
 from gradwire.kernels.cpu._source import total
+from gradwire.kernels.cpu._stages import CODES, Compiled, Scratch, Source, inverse_and_scale
 from gradwire.kernels.cpu.qsgd import write_norm
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source, inverse_and_scale
 from gradwire.kernels.reference.nuqsgd import NUQSGD
 
 

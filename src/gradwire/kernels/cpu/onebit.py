@@ -6,7 +6,7 @@ import numpy as np
 
 from gradwire.kernels.cpu._compiled import Float32Array
 from gradwire.kernels.cpu._source import numel
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source, put_signs, sums
+from gradwire.kernels.cpu._stages import CODES, SIGNS, Compiled, Scratch, Source, sums
 from gradwire.kernels.reference.onebit import OneBit
 
 
@@ -25,4 +25,4 @@ def _value(code: OneBit, number: np.int32, one: np.float32, other: np.float32) -
     return np.float32(other if number else one)
 
 
-CODES[OneBit] = Compiled(_measure, value=_value, put=put_signs, terms=_sides)
+CODES[OneBit] = Compiled(_measure, value=_value, terms=_sides, **SIGNS)

@@ -8,7 +8,7 @@ import numpy as np
 
 from gradwire.kernels.cpu._compiled import Float32Array, float_of, inlined
 from gradwire.kernels.cpu._source import peak, total
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source
+from gradwire.kernels.cpu._stages import CODES, Compiled, Scratch, Source
 from gradwire.kernels.reference._torch import LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.qsgd import QSGD
 

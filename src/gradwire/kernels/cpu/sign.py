@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwire.kernels.cpu._compiled import Float32Array
 from gradwire.kernels.cpu._source import numel, total
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source, put_signs
+from gradwire.kernels.cpu._stages import CODES, SIGNS, Compiled, Scratch, Source
 from gradwire.kernels.reference.sign import Sign
 
 
@@ -24,4 +24,4 @@ def value_of_sign(code: Any, number: np.int32, one: np.float32, other: np.float3
     return np.float32(-one if number else one)
 
 
-CODES[Sign] = Compiled(_measure, value=value_of_sign, put=put_signs)
+CODES[Sign] = Compiled(_measure, value=value_of_sign, **SIGNS)

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, float_of
 from gradwire.kernels.cpu._source import numel, peak
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source, inverse_and_scale, sums
+from gradwire.kernels.cpu._stages import CODES, DIGITS, Compiled, Scratch, Source, inverse_and_scale, sums
 from gradwire.kernels.reference._torch import SMALLEST_SCALE
 from gradwire.kernels.reference.terngrad import SMALLEST_VARIANCE, TernGrad
 
@@ -42,4 +42,4 @@ def value_of_digit(code: Any, number: np.int32, one: np.float32, other: np.float
     return np.float32(other if number > 1 else -other if number < 1 else np.float32(0))
 
 
-CODES[TernGrad] = Compiled(_measure, _number, value_of_digit, inverse_and_scale, terms=_moments)
+CODES[TernGrad] = Compiled(_measure, _number, value_of_digit, inverse_and_scale, terms=_moments, **DIGITS)

@@ -6,7 +6,7 @@ import numpy as np
 
 from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, float_of
 from gradwire.kernels.cpu._source import peak
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Scratch, Source
+from gradwire.kernels.cpu._stages import CODES, DIGITS, Compiled, Scratch, Source
 from gradwire.kernels.cpu.terngrad import value_of_digit
 from gradwire.kernels.reference.threelc import LARGEST_FLOAT, ThreeLC
 
@@ -22,4 +22,4 @@ def _number(code: ThreeLC, t: np.float32, one: np.float32, other: np.float32, ra
     return np.int32(np.int32(t > threshold) + np.int32(1) - np.int32(t < -threshold))
 
 
-CODES[ThreeLC] = Compiled(_measure, _number, value_of_digit)
+CODES[ThreeLC] = Compiled(_measure, _number, value_of_digit, **DIGITS)

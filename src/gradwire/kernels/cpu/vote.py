@@ -6,7 +6,7 @@ import numpy as np
 
 from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, compiled, hash32
 from gradwire.kernels.cpu._source import peak
-from gradwire.kernels.cpu.quantise import CODES, Compiled, Piece, Scratch, Source
+from gradwire.kernels.cpu._stages import CODES, SIGNS, Compiled, Piece, Scratch, Source
 from gradwire.kernels.cpu.sign import value_of_sign
 from gradwire.kernels.reference.vote import Vote
 
@@ -42,4 +42,4 @@ def _vote(t: Float32Array, low_key: np.uint32, high_key: np.uint32, origin: int,
             counter = np.uint32(counter + np.uint32(1))
 
 
-CODES[Vote] = Compiled(_measure, value=value_of_sign, put=_put)
+CODES[Vote] = Compiled(_measure, value=value_of_sign, **SIGNS | {"put": _put})
