@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.codecs.lowrank import orthonormal_rows
+from gradwire.codecs.lowrank import orthonormal
 from gradwire.kernels import Compensated, cpu, reference
 from gradwire.layout import Block, Granularity, Slot
 from together import together
@@ -81,6 +81,6 @@ def test_what_is_left_beyond_float32_stays_out_of_the_residual(by_rows: bool) ->
 
 @pytest.mark.parametrize("rows", [torch.zeros(2, 3, 10), torch.ones(1, 4, 50), draw(3, 2, 6, seed=8)], ids=str)
 def test_orthonormal_rows_even_of_dependent_and_zero_ones(rows: torch.Tensor) -> None:
-    basis = orthonormal_rows(rows)
+    (basis,) = orthonormal([rows])
     identity = torch.eye(rows.shape[1]).expand(len(rows), -1, -1)
     torch.testing.assert_close(basis @ basis.mT, identity, rtol=0, atol=1e-5)

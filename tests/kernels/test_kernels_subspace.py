@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire
-from gradwire.codecs.lowrank import orthonormal_rows
+from gradwire.codecs.lowrank import orthonormal
 from gradwire.codecs.quantize import SubspaceDeadZone
 from gradwire.codecs.quantize.deadzone import steps_of
 from gradwire.engine import Configuration
@@ -77,7 +77,7 @@ def test_products_are_added_only_if_a_flag_holds(wanted: bool) -> None:
 def test_splits_into_what_is_within_and_what_is_not() -> None:
     n, m, rank = 33, 70, 4
     block = Block.cut([Slot("matrix", (n, m), 0)], WHOLE)
-    matrix, (basis,) = draw(n * m, seed=5), orthonormal_rows(draw(1, rank, m, seed=6))
+    matrix, ((basis,),) = draw(n * m, seed=5), orthonormal([draw(1, rank, m, seed=6)])
     coordinates, rest, back = torch.empty(rank, n), torch.empty(n * m), torch.empty(n * m)
     cpu.split_rows(block, Compensated(matrix), basis, coordinates, rest)
     torch.testing.assert_close(coordinates, basis @ matrix.view(n, m).T)
@@ -144,11 +144,11 @@ def test_leaves_no_more_than_there_was(bits: float, scale: float) -> None:
     block = Block.cut(slots, WHOLE)
     for seed in range(8):
         for name, m in (("a", 60), ("b", 8)):
-            (basis,) = orthonormal_rows(draw(1, 3, m, seed=seed))
+            ((basis,),) = orthonormal([draw(1, 3, m, seed=seed)])
             kept = store.get("basis", name)
             assert kept is not None
             kept.copy_(basis)
-        within = (draw(40, 3, seed=seed) @ orthonormal_rows(draw(1, 3, 60, seed=seed))[0]).flatten()
+        within = (draw(40, 3, seed=seed) @ orthonormal([draw(1, 3, 60, seed=seed)])[0][0]).flatten()
         gradient = scale * draw(numel, seed=seed) ** 3
         gradient[: 40 * 60] += 30 * scale * within
         residual, payload = torch.zeros(numel), torch.empty(codec.payload_bytes(block), dtype=torch.uint8)
@@ -171,7 +171,7 @@ def test_what_is_written_for_all_owners_is_what_is_written_for_each(owners: int,
     for codec in codecs:
         for seed, directions in enumerate(codec.directions.values()):
             if len(directions.basis):
-                directions.basis.copy_(orthonormal_rows(draw(1, *directions.basis.shape, seed=seed))[0])
+                directions.basis.copy_(orthonormal([draw(1, *directions.basis.shape, seed=seed)])[0][0])
     shards = [shard for shard in block.shards(owners) if len(shard.runs)]
     together, apart = (Feedback(torch.zeros(numel)) for _ in range(2))
     payloads = torch.full((len(shards), max(map(codecs[0].payload_bytes, shards))), 255, dtype=torch.uint8)
@@ -237,7 +237,7 @@ def test_payloads_are_full_to_a_twentieth(bits: float) -> None:
     n, m = 3000, 400
     slots, store = flat_slots([("w", (n, m))]), Store(torch.device("cpu"))
     codec, block = SubspaceDeadZone(bits, 4).installed(store, slots, n * m), Block.cut(slots, WHOLE)
-    (basis,) = orthonormal_rows(draw(1, 4, m, seed=9))
+    ((basis,),) = orthonormal([draw(1, 4, m, seed=9)])
     kept = store.get("basis", "w")
     assert kept is not None
     kept.copy_(basis)

@@ -180,13 +180,8 @@ def scaled(factors: Factors) -> Factors:
     return [scaled_rows(rows) for rows in factors]
 
 
-def orthonormal_rows(rows: Tensor) -> Tensor:
-    """Orthonormal rows that span at least what ``rows``, ``[k, r, n]``, do."""
-    return orthonormal([rows])[0]
-
-
 def orthonormal(factors: Factors) -> Factors:
-    """The rows of all factors, as :func:`orthonormal_rows`."""
+    """Orthonormal rows that span at least what those of factors, ``[k, r, n]``, do."""
     if at_once := kernels.at_once("orthonormalise_each", factors[0].device):
         return list(at_once(factors))
     bases = [rows.clone() for rows in factors]
