@@ -129,6 +129,24 @@ def test_payloads_are_full_to_a_twentieth(bits: float) -> None:
         assert room_used(gradient, bits) >= 0.95, (numel, room_used(gradient, bits))
 
 
+@pytest.mark.parametrize("columns", [128, 256, 384, 512, 1000])
+@pytest.mark.parametrize("period", [2, 4, 8, 32])
+def test_a_part_of_a_gradient_stands_for_all_of_it_whichever_rows_are_loud(columns: int, period: int) -> None:
+    """As the frequent bytes' of an embedding are, or the last rows would find no room: more bits leave less of them.
+
+    A loud row in two is sent with a signal to noise ratio of 1 at half a bit a value; where fewer are, each gets more.
+    """
+    rows = 2**20 // columns
+    loud = torch.full((rows, 1), 0.02)
+    loud[torch.arange(rows) % period == period - 1] = 1.0
+    gradient = (torch.randn(rows, columns, generator=torch.Generator().manual_seed(3)) * loud).flatten()
+    for bits, most in ((0.5, 0.5), (1.0, 0.2)):
+        left = gradient - decoded_alone(gradient, bits)
+        for part in (gradient.numel(), gradient.numel() // 16):
+            share = float(left[-part:].square().sum() / gradient[-part:].square().sum())
+            assert share < most, (bits, part, share)
+
+
 def test_the_step_of_a_large_gradient_is_found_in_a_part_of_it() -> None:
     block = Block.cut(flat_slots([("w", (2**24,))]), Granularity("model"))
     assert [sampling(block, int(bits * block.numel)) for bits in (0.005, 0.1, 8)] == [2, 26, 128]
