@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import importlib
 import inspect
 import sys
@@ -73,6 +74,21 @@ def test_kernels_can_be_compiled_where_those_they_call_were_loaded() -> None:
     functions = [vars(sys.modules[module])[name] for module, name in compiled()]
     assert functions
     assert [function for function in functions if inspect.isgeneratorfunction(function.py_func)] == []
+
+
+@pytest.mark.parametrize("looked_for", [True, False])
+def test_garbage_is_looked_for_as_before_after_kernels_were_compiled(looked_for: bool) -> None:
+    during = []
+    compile_one = numba.njit(lambda x: x)
+    if not looked_for:
+        gc.disable()
+    try:
+        with compiling.compiling_once():
+            compile_one(1)
+            during.append(gc.isenabled())
+        assert (during, gc.isenabled()) == ([False], looked_for)
+    finally:
+        gc.enable()
 
 
 def test_what_was_rehearsed_is_not_rehearsed_again() -> None:

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import numba
 import pytest
 import torch
 
 from gradwire import kernels
 from gradwire.kernels import Compensated, cpu, dispatch, reference
 from gradwire.kernels.cpu import _disk
+from gradwire.kernels.cpu._compiled import counting
 from kernel_inputs import BLOCKS, KEY, normal
 
 
@@ -85,6 +87,21 @@ def test_importing_compiles_nothing() -> None:
         "assert not {'numba', 'llvmlite', 'triton', 'gradwire.kernels.cpu', 'gradwire.kernels.gpu'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", command], check=True)
+
+
+def test_what_a_counter_begins_with_makes_no_function_of_its_own() -> None:
+    """Numba compiles a called function once for the constant 0, and again for the numbers that follow it."""
+    plus = counting(numba.njit(lambda total, value: total + value))
+
+    @numba.njit
+    def count(most: int) -> int:
+        total = 0
+        for value in range(most):
+            total = plus(total, value)
+        return int(plus(total, 3))
+
+    assert count(3) == 6
+    assert {*map(str, plus.overloads)} == {"(int64, int64)", "(int64, Literal[int](3))"}
 
 
 def test_compiled_kernels_go_with_any_of_their_sources(tmp_path: Path) -> None:

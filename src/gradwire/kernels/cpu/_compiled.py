@@ -69,7 +69,7 @@ def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         raise ConfigurationError("NUMBA_DISABLE_JIT is set, and the kernels for the CPU must be compiled; unset it")
     try:
-        return _counting(keep(numba.njit(nogil=True, cache=True, **options)(function)))
+        return counting(keep(numba.njit(nogil=True, cache=True, **options)(function)))
     except RuntimeError as error:
         raise ConfigurationError(
             f"compiled kernels can be kept neither beside {function.__code__.co_filename} nor in this user's cache: no "
@@ -77,7 +77,7 @@ def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
         ) from error
 
 
-def _counting(dispatcher: Any) -> Any:
+def counting(dispatcher: Any) -> Any:
     """Has its compiled callers take it for all integers where they give it a 0; Numba makes one more for each constant.
 
     The 0 is what a counter is before Numba sees that it counts; of other constants, and of flags, functions are faster.

@@ -22,7 +22,7 @@ SAMPLED_CHUNK = 64
 """Consecutive elements that are looked at."""
 
 SPREAD = 0x9E3779B9
-"""Of 2**32, by which the place of what is looked at moves on: the golden section, so that it goes with no row length."""
+"""Of 2**32, by which the place of what is looked at moves on: the golden section, which goes with no length of rows."""
 
 MARGIN = 63 / 64
 """Share of the room that is aimed at where not all elements were looked at."""
