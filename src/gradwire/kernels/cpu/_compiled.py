@@ -85,7 +85,7 @@ def counting(dispatcher: Any) -> Any:
     template = dispatcher.get_call_template
 
     def counted(kind: Any) -> Any:
-        return types.unliteral(kind) if kind == types.literal(0) else kind
+        return types.unliteral(kind) if kind == types.literal(0) else kind  # type: ignore[no-untyped-call]
 
     dispatcher.get_call_template = lambda args, kws: template([*map(counted, args)], kws)
     return dispatcher
