@@ -54,7 +54,7 @@ PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "rank 4: project columns with residual": [("_project_tiles", 4), *PROJECTED],
     "rank 4: write product": [("_write", 24)],
     "dead zone: scales with residual": MEASURED[:2],
-    "dead zone: sample": [("_sample", 37)],
+    "dead zone: sample": [("_sample", 143)],
     "dead zone: round by chance": [("_dither", 4)],
     "dead zone: encode with residual": [("_count", 4), ("_collect", 4), ("_follow", 1), ("_write", 1), ("_take", 4)],
     "dead zone: decode 8": [("_read", 8), ("_add", 4)],
