@@ -250,6 +250,32 @@ def test_payloads_are_full_to_a_twentieth(bits: float) -> None:
         assert codec.homes[block].coordinates.abs().max() < payload[:4].view(torch.float32), "coordinates come first"
 
 
+@pytest.mark.parametrize("bits", [0.3, 0.8, 4.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_last_values_have_room(bits: float, seed: int) -> None:
+    """Where the step is chosen by all values no value is off by more than it, also the loudest ones, which come last.
+
+    Rows of an embedding are mostly zeros, and the gradient of the last bias is the largest: without the room for it all
+    of that waited for a later step.
+    """
+    shapes = [("users", (400, 16)), ("items", (301, 16)), ("hidden", (64, 32)), ("last", (1, 64)), ("bias", (1,))]
+    slots, store = flat_slots(shapes), Store(CPU)
+    gradient = draw(slots[-1].stop, seed=seed)
+    for slot, seen in zip(slots[:2], (0.25, 0.5), strict=True):
+        rows = gradient[slot.offset : slot.stop].view(slot.shape)
+        rows *= torch.rand(len(rows), 1, generator=torch.Generator().manual_seed(seed)) < seen
+    gradient[slots[-2].offset :] *= 100
+    gradient[-1] = 2000.0
+    codec, block = SubspaceDeadZone(bits, 4).installed(store, slots, len(gradient)), Block.cut(slots, WHOLE)
+    for _ in range(3):  # directions are known from the second on
+        residual, decoded = torch.zeros_like(gradient), torch.empty_like(gradient)
+        payload = torch.empty(codec.payload_bytes(block), dtype=torch.uint8)
+        codec.encode(block, gradient, Feedback(residual), payload, 0)
+        codec.decode(block, payload[None], decoded, 1.0)
+        assert torch.allclose(residual + decoded, gradient, atol=1e-3)
+        assert residual.abs().max() <= payload[:8].view(torch.float32).max() < 2000.0
+
+
 @pytest.mark.parametrize("rank", [0, 65, 1.5, "4"])
 def test_rank_is_checked(rank: object) -> None:
     with pytest.raises(ConfigurationError, match="choose 1 to 64 directions, usually 4"):

@@ -14,7 +14,7 @@ from gradwire.layout import Block, Slot
 from gradwire.memory import Feedback, Remainder, Store
 from gradwire.plain import Plain
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Of all payloads, as ``docs/formats.md`` describes them: another one whenever bytes mean something else."""
 
 

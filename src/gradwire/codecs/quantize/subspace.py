@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.quantize.deadzone import DeadZone, Sampled, steps_of
+from gradwire.codecs.quantize.deadzone import FEWEST, DeadZone, Sampled, steps_of
 from gradwire.codecs.quantize.directions import WHOLE, Directions, Rows, Subspaces, Together
 from gradwire.deferred import Count, placed
 from gradwire.errors import ConfigurationError
@@ -25,6 +25,9 @@ MOST_BITS = 72.0
 
 MOST_RANK = 64
 
+LARGEST_TILE = deadzone_tile(FEWEST)
+"""Elements."""
+
 
 @dataclass(frozen=True, eq=False)
 class Home:
@@ -33,19 +36,21 @@ class Home:
     Attributes:
         rows: Of all matrices.
         subspaces: Theirs and others'.
-        work: Values as in the block's buffer, and at its end all coordinates.
+        work: Values as in the block's buffer, and behind them all coordinates.
+        first: Where in ``work`` the coordinates are.
         whole: The coordinates and then the values of ``work``, as one segment.
-        layout: The same as two segments, or one if there are no coordinates.
+        layouts: What is written, by the elements of a tile.
     """
 
     rows: tuple[Rows, ...]
     subspaces: Subspaces
     work: Tensor
+    first: int
     whole: Block
-    layout: Block
+    layouts: dict[int, Block] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, block: Block, subspaces: Subspaces, work: Tensor) -> Home:
+    def of(cls, block: Block, subspaces: Subspaces, work: Tensor, first: int) -> Home:
         """For a block."""
         rows: list[Rows] = []
         for (start, length, _), origin, slot in zip(
@@ -54,15 +59,21 @@ class Home:
             lies = Slot(block.slots[slot].name, (length,), start)
             rows.append(subspaces.directions[lies.name].within(origin, lies, rows[-1].stop if rows else 0))
         extra = rows[-1].stop if rows else 0
-        coordinates = [Slot("coordinates", (extra,), len(work) - extra)] if extra else []
+        coordinates = [Slot("coordinates", (extra,), first)] if extra else []
         whole = Block.cut([*coordinates, *(each.slot for each in rows)], WHOLE)
-        return cls(
-            rows=tuple(rows),
-            subspaces=subspaces,
-            work=work,
-            whole=whole,
-            layout=replace(whole, segments=np.array([0, 1, len(whole.runs)])) if extra else whole,
-        )
+        return cls(rows=tuple(rows), subspaces=subspaces, work=work, first=first, whole=whole)
+
+    def layout(self, tile: int) -> Block:
+        """The coordinates, with zeros up to a whole tile, and the values, a segment each.
+
+        So what values take is known by themselves, and the last ones have the room that was found for them.
+        """
+        if tile not in self.layouts:
+            filled = -(-self.alone.numel // tile) * tile
+            coordinates = [Slot("coordinates", (filled,), self.first)] if filled else []
+            made = Block.cut([*coordinates, *(each.slot for each in self.rows)], WHOLE)
+            self.layouts[tile] = replace(made, segments=np.array([0, 1, len(made.runs)])) if filled else made
+        return self.layouts[tile]
 
     @cached_property
     def values(self) -> Block:
@@ -87,12 +98,16 @@ class Home:
     @cached_property
     def coordinates(self) -> Tensor:
         """Those at work."""
-        return self.work[len(self.work) - self.alone.numel :]
+        return self.work[self.first : self.first + self.alone.numel]
 
-    def spread(self, bits: float) -> float:
-        """Bits for each value or coordinate, of so many for each value."""
-        extra = sum(each.stop for each in self.rows[-1:])
-        return bits * (self.whole.numel - extra) / self.whole.numel if extra else bits
+    def behind(self, tile: int) -> Tensor:
+        """What follows the coordinates up to a whole tile."""
+        end = self.first + self.alone.numel
+        return self.work[end : end + -self.alone.numel % tile]
+
+    def spread(self, bits: float, among: Block) -> float:
+        """Bits for each element of a block, of so many for each value."""
+        return bits * self.values.numel / among.numel if self.alone.numel else bits
 
     @cached_property
     def indices(self) -> Tensor:
@@ -164,7 +179,7 @@ class SubspaceDeadZone(DeadZone):
         rank: Directions of each matrix that is larger than its factors of that rank.
         slots: The parameters that it belongs to, once it is installed.
         subspaces: Their directions.
-        work: Room for values and coordinates of any block.
+        work: Room for values, coordinates and a tile of any block.
         homes: What there is for each block.
         for_owners: How matrices are split for blocks of several owners.
     """
@@ -186,7 +201,7 @@ class SubspaceDeadZone(DeadZone):
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> SubspaceDeadZone:
         """With directions of each parameter, and a buffer to work in."""
         subspaces = Subspaces.of(slots, self.rank, store)
-        room = numel + ALIGNMENT * len(slots) + subspaces.drawn.numel()
+        room = numel + ALIGNMENT * len(slots) + subspaces.drawn.numel() + LARGEST_TILE
         work = torch.zeros(room, dtype=torch.float32, device=store.device)
         return replace(self, slots=tuple(slots), subspaces=subspaces, work=work, homes={}, for_owners={})
 
@@ -198,7 +213,8 @@ class SubspaceDeadZone(DeadZone):
     def payload_bytes(self, block: Block) -> int:
         """As many as without coordinates."""
         home = self._home(block)
-        return deadzone_payload_bytes(home.layout, self._tile(home), home.spread(self.bits))
+        layout = home.layout(self._tile(home))
+        return deadzone_payload_bytes(layout, self._tile(home), home.spread(self.bits, layout))
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Splits rows, rounds coordinates by a step that suits both parts, and the rest by one that fits."""
@@ -243,7 +259,7 @@ class SubspaceDeadZone(DeadZone):
     def _measure(self, home: Home, payload: Tensor) -> Measured:
         """Takes the sample by which coordinates at work are to be rounded."""
         scales = kernels.deadzone_scales(home.whole, kernels.Compensated(home.work))
-        room = 8 * deadzone_room(home.layout, self._tile(home), payload)
+        room = 8 * deadzone_room(home.layout(self._tile(home)), self._tile(home), payload)
         sample = kernels.deadzone_sample(home.whole, home.work, scales, room)
         return Measured(home, payload, home.coordinates.clone(), scales, room, sample)
 
@@ -266,10 +282,12 @@ class SubspaceDeadZone(DeadZone):
         finest = iter(steps_of([self._sampled_rest(each) for each in rounded if len(each.left)]))
         for block, each in zip(blocks, rounded, strict=True):
             of, home, steps = each.of, each.of.home, each.steps
+            tile = self._tile(home)
             if len(each.left):
                 home.coordinates.copy_(of.coordinates)
+                home.behind(tile).zero_()
                 steps = torch.cat((steps, of.scales * next(finest)[0]))
-            kernels.deadzone_encode(home.layout, home.work, True, steps, each.points, self._tile(home), of.payload)
+            kernels.deadzone_encode(home.layout(tile), home.work, True, steps, each.points, tile, of.payload)
             if feedback.residual is None:
                 continue
             if not each.finite:
@@ -307,7 +325,8 @@ class SubspaceDeadZone(DeadZone):
         """Has the sums of values and of coordinates at work, and notes the latter."""
         self.check(block, payloads)
         home = self._home(block)
-        kernels.deadzone_decode(home.layout, payloads, self._tile(home), home.work, weight)
+        tile = self._tile(home)
+        kernels.deadzone_decode(home.layout(tile), payloads, tile, home.work, weight)
         home.give(home.coordinates, self._subspaces.read)
         return home
 
@@ -327,14 +346,16 @@ class SubspaceDeadZone(DeadZone):
 
     def _steps(self, block: Block) -> int:
         """Coordinates have a step, too."""
-        return self._home(block).layout.segment_count
+        home = self._home(block)
+        return home.layout(self._tile(home)).segment_count
 
     def _tile(self, home: Home) -> int:
-        return deadzone_tile(home.spread(self.bits))
+        return deadzone_tile(home.spread(self.bits, home.whole))
 
     def _home(self, block: Block) -> Home:
         if block not in self.homes:
-            self.homes[block] = Home.of(block, self._subspaces, self.work)
+            first = len(self.work) - self._subspaces.drawn.numel() - LARGEST_TILE
+            self.homes[block] = Home.of(block, self._subspaces, self.work, first)
         return self.homes[block]
 
     @property
