@@ -13,13 +13,20 @@ from gradwire.kernels.reference.deadzone import LIMIT
 from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
 from gradwire.kernels.reference.deadzone_step import (
     HIGHEST_POINT,
+    NEAR,
+    OCTAVE,
+    SAMPLED_CHUNK,
     STEPS,
     chunks_sampled,
     room_of_sample,
+    sampling,
     step_of,
     uniform,
 )
 from gradwire.layout import Block, Int64Array
+
+UNBOUNDED = 1 << 62
+"""Bits."""
 
 _STEPS = np.array([step_of(index) for index in range(STEPS + 1)], np.float32)
 
@@ -37,7 +44,9 @@ def deadzone_step(
     relative, target = array(sample), room_of_sample(block, room, key is not None)
     drawn = np.empty(0, np.float32) if key is None else array(uniform(key, relative.size, sample.device))
     rounded = relative if key is None else np.zeros_like(relative)
-    step = _STEPS[_choose(relative, drawn, rounded, _STEPS, tile, target, codes().lengths)]
+    every = sampling(block, room) if key is None else 1
+    ends = np.zeros(-(-relative.size // SAMPLED_CHUNK) + 1 if every > 1 else 0, np.int64)
+    step = _STEPS[_choose(relative, drawn, rounded, _STEPS, tile, target, every, ends, codes().lengths)]
     points = np.zeros(3, np.int64)
     _points(relative, step, points, np.zeros(3, np.int64))
     return float(step), (int(points[0]), int(points[1]), int(points[2]))
@@ -62,20 +71,36 @@ def _choose(
     steps: Float32Array,
     tile: int,
     target: int,
+    every: int,
+    ends: Int64Array,
     lengths: UInt8Array,
 ) -> int:
     low, high = 0, STEPS
-    while low < high:
-        middle = (low + high) // 2
-        _round(sample, drawn, steps[middle], rounded)
-        if _size(rounded, steps[middle], tile, target, lengths) <= target:
-            high = middle
-        else:
-            low = middle + 1
+    for apart in (NEAR, 0):
+        while high - low > (apart if every > 1 else 0):
+            middle = (low + high) // 2
+            _round(sample, drawn, steps[middle], rounded)
+            if _size(rounded, steps[middle], tile, target, ends, lengths) <= target:
+                high = middle
+            else:
+                low = middle + 1
+        if apart and every > 1:
+            size = _size(sample, steps[high], tile, UNBOUNDED, ends, lengths)
+            target -= _doubt(ends, every, target / max(size, 1))
+            high = min(high + OCTAVE, STEPS)
     _round(sample, drawn, steps[low], rounded)
-    if low > 0 and 2 * _size(rounded, steps[low], tile, target, lengths) < target:
+    if low > 0 and 2 * _size(rounded, steps[low], tile, target, ends, lengths) < target:
         low -= 1
     return low
+
+
+@compiled
+def _doubt(ends: Int64Array, every: int, weight: float) -> int:
+    """Two standard errors of a sample's size, times the weight."""
+    squares = np.int64(0)
+    for i in range(2, ends.size):
+        squares += (ends[i] - 2 * ends[i - 1] + ends[i - 2]) ** 2
+    return int(weight * np.sqrt(2 * squares * (every - 1) / every))
 
 
 @compiled
@@ -87,8 +112,8 @@ def _round(sample: Float32Array, drawn: Float32Array, step: np.float32, rounded:
 
 
 @compiled
-def _size(sample: Float32Array, step: np.float32, tile: int, most: int, lengths: UInt8Array) -> int:
-    """Bits of all codes, or more than ``most``."""
+def _size(sample: Float32Array, step: np.float32, tile: int, most: int, ends: Int64Array, lengths: UInt8Array) -> int:
+    """Bits of all codes, or more than ``most``; those up to the end of each chunk are noted where there is room."""
     inverse, threshold = np.float32(1) / step, threshold_of(step)
     previous, size, activity, end = np.int64(-1), np.int64(0), np.int64(0), np.int64(tile)
     for first in range(0, sample.size, LANES):
@@ -109,6 +134,8 @@ def _size(sample: Float32Array, step: np.float32, tile: int, most: int, lengths:
             previous = place
         if size > most:
             return int(size)
+        if ends.size:
+            ends[first // SAMPLED_CHUNK + 1] = size
     return int(size)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,10 +29,15 @@ SPREAD = 0x9E3779B9
 """Of 2**32, by which the place of what is looked at moves on: the golden section, which goes with no length of rows."""
 
 MARGIN = 63 / 64
-"""Share of the room that is aimed at where not all elements were looked at."""
+"""Share of the room that is aimed at where values are rounded by chance, which is drawn anew once the step is known."""
 
-STEPS = 45 * 256
-"""Steps to choose from, 256 an octave, from :data:`FINEST` on."""
+OCTAVE = 256
+
+STEPS = 45 * OCTAVE
+"""Steps to choose from, so many an octave, from :data:`FINEST` on."""
+
+NEAR = 64
+"""Steps that a step may be away where it is asked by how much a sample may be off."""
 
 FINEST = 2.0**-20
 """Relative to the mean magnitude of a segment."""
@@ -62,8 +71,9 @@ def deadzone_step(
 ) -> tuple[float, tuple[int, int, int]]:
     """The finest step under which codes have room, by a sample of the values.
 
-    Where that leaves more than half of the room empty, because many values are alike, it is one step finer, and the
-    last ones find no room.
+    By a sample that is not all of them room is aimed at that is two standard errors of its size smaller. Where that
+    leaves more than half of the room empty, because many values are alike, it is one step finer, and the last ones
+    find no room.
 
     Args:
         block: Which elements.
@@ -78,12 +88,11 @@ def deadzone_step(
     target = room_of_sample(block, room, key is not None)
     drawn = None if key is None else uniform(key, sample.numel(), sample.device)
     low, high = 0, STEPS
-    while low < high:
-        middle = (low + high) // 2
-        if _size(_rounded(sample, middle, drawn), middle, tile, target) <= target:
-            high = middle
-        else:
-            low = middle + 1
+    if drawn is None and (every := sampling(block, room)) > 1:
+        low, high = _between(sample, drawn, tile, target, low, high, NEAR)
+        target -= _doubt(sample, high, tile, every, target)
+        high = min(high + OCTAVE, STEPS)
+    low, _ = _between(sample, drawn, tile, target, low, high, 0)
     if low and 2 * _size(_rounded(sample, low, drawn), low, tile, target) < target:
         low -= 1
     return step_of(low), _points(sample, low)
@@ -119,9 +128,10 @@ def chunks_sampled(block: Block, room: int) -> Int64Array:
 
 
 def room_of_sample(block: Block, room: int, drawn: bool) -> int:
-    """Bits that the codes of a sample may take; what is drawn is another time drawn otherwise."""
+    """Bits that the codes of a sample may take, of the share of the room that is its own."""
     taken = int(chunks_sampled(block, room)[:, 1].sum())
-    return room if taken == block.numel and not drawn else int(room * (taken / max(block.numel, 1)) * MARGIN)
+    share = room * (taken / max(block.numel, 1))
+    return int(share * MARGIN) if drawn else room if taken == block.numel else int(share)
 
 
 def step_of(index: int) -> float:
@@ -151,20 +161,52 @@ def _rounded(sample: Tensor, index: int, drawn: Tensor | None) -> Tensor:
     return sample if drawn is None else (sample * (1 / step) + drawn).floor() * step
 
 
+def _between(
+    sample: Tensor, drawn: Tensor | None, tile: int, target: int, low: int, high: int, apart: int
+) -> tuple[int, int]:
+    """Between which two, no further apart, the number of the finest step is whose codes take no more."""
+    while high - low > apart:
+        middle = (low + high) // 2
+        if _size(_rounded(sample, middle, drawn), middle, tile, target) <= target:
+            high = middle
+        else:
+            low = middle + 1
+    return low, high
+
+
 def _size(sample: Tensor, index: int, tile: int, most: int) -> int:
     """Bits of all codes, or more than ``most``."""
-    step = torch.tensor(step_of(index), dtype=torch.float32)
-    places = (sample >= step * THRESHOLD).nonzero()[:, 0]
-    levels = levels_of(sample[places] * (1 / step)).tolist()
-    coder, size, lengths = Coder(), 0, codes().lengths
-    for place, level in zip(places.tolist(), levels, strict=True):
-        gap_class, _, gap_width = class_of(coder.gap_to(place, tile))
-        level_class, _, width = (RAW, 0, 31) if level == LIMIT else class_of(level)
-        size += int(lengths[coder.context, gap_class * LEVEL_CLASSES + level_class]) + gap_width + 1 + width
-        coder.heard(gap_class, level_class)
+    size = 0
+    for _, bits in _sizes(sample, index, tile):
+        size += bits
         if size > most:
             break
     return size
+
+
+def _doubt(sample: Tensor, index: int, tile: int, every: int, target: int) -> int:
+    """Two standard errors, of a sample of one chunk of so many whose codes are to take so many bits.
+
+    By what chunks that follow one another differ: how sizes change from layer to layer is no chance.
+    """
+    bits = [0] * -(-sample.numel() // SAMPLED_CHUNK)
+    for place, taken in _sizes(sample, index, tile):
+        bits[place // SAMPLED_CHUNK] += taken
+    squares = sum((after - before) ** 2 for before, after in pairwise(bits))
+    return int(target / max(sum(bits), 1) * math.sqrt(2 * squares * (every - 1) / every))
+
+
+def _sizes(sample: Tensor, index: int, tile: int) -> Iterator[tuple[int, int]]:
+    """Where codes are, and how many bits each takes."""
+    step = torch.tensor(step_of(index), dtype=torch.float32)
+    places = (sample >= step * THRESHOLD).nonzero()[:, 0]
+    levels = levels_of(sample[places] * (1 / step)).tolist()
+    coder, lengths = Coder(), codes().lengths
+    for place, level in zip(places.tolist(), levels, strict=True):
+        gap_class, _, gap_width = class_of(coder.gap_to(place, tile))
+        level_class, _, width = (RAW, 0, 31) if level == LIMIT else class_of(level)
+        yield place, int(lengths[coder.context, gap_class * LEVEL_CLASSES + level_class]) + gap_width + 1 + width
+        coder.heard(gap_class, level_class)
 
 
 def _points(sample: Tensor, index: int) -> tuple[int, int, int]:
