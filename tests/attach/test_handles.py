@@ -89,6 +89,8 @@ def test_what_is_refused_keeps_no_threads_of_the_backend() -> None:
 @ranks(4)
 def test_a_closed_handle_of_shards_keeps_no_threads_of_the_backend() -> None:
     """With a rollback those who hold other shards are asked, too."""
+    open_things()  # what earlier tests left ends
+    dist.barrier()
     counts = []
     for rollback in (False, True):
         model = hsdp()
