@@ -105,9 +105,9 @@ class Home:
         end = self.first + self.alone.numel
         return self.work[end : end + -self.alone.numel % tile]
 
-    def spread(self, bits: float, among: Block) -> float:
-        """Bits for each element of a block, of so many for each value."""
-        return bits * self.values.numel / among.numel if self.alone.numel else bits
+    def spread(self, bits: float) -> float:
+        """Bits for each value or coordinate, of so many for each value."""
+        return bits * self.values.numel / self.whole.numel if self.alone.numel else bits
 
     @cached_property
     def indices(self) -> Tensor:
@@ -211,10 +211,10 @@ class SubspaceDeadZone(DeadZone):
         return self._subspaces.directions
 
     def payload_bytes(self, block: Block) -> int:
-        """As many as without coordinates."""
+        """As many as without coordinates, but for their step; a tile that zeros fill up is within them."""
         home = self._home(block)
-        layout = home.layout(self._tile(home))
-        return deadzone_payload_bytes(layout, self._tile(home), home.spread(self.bits, layout))
+        step = 4 if home.alone.numel else 0
+        return step + deadzone_payload_bytes(home.whole, self._tile(home), home.spread(self.bits))
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Splits rows, rounds coordinates by a step that suits both parts, and the rest by one that fits."""
@@ -350,7 +350,7 @@ class SubspaceDeadZone(DeadZone):
         return home.layout(self._tile(home)).segment_count
 
     def _tile(self, home: Home) -> int:
-        return deadzone_tile(home.spread(self.bits, home.whole))
+        return deadzone_tile(home.spread(self.bits))
 
     def _home(self, block: Block) -> Home:
         if block not in self.homes:
