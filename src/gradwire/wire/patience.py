@@ -46,6 +46,10 @@ class Patience:
     of the rank that the transfer is to or from, or of all that have a part in the collective. Of these one may have
     ended well, with the others soon to follow, so they are given as long again.
 
+    A collective that fails leaves gloo without the memory that others still send its data to. From such a connection it
+    reads no more, and does not even find it closed (``Pair::prepareRead``), so that who waits for a transfer over it
+    is told that all are there. So who calls the roll also asks whether a collective has failed.
+
     Waiting for a collective may stop and begin again. Waiting for a transfer may not, since gloo closes all connections
     when it takes too long: a thread of its own does it, which is left behind if it never ends.
 
@@ -111,9 +115,18 @@ class Patience:
             threading.Thread(target=_outwait, args=left, name="gradwire left", daemon=True).start()
 
     def _forget(self) -> None:
-        """Lets go of collectives that have ended, and of their tensors."""
-        while self._collectives and self._collectives[0].is_completed():
-            self._collectives.popleft()
+        """Lets go of collectives that have ended well, and of their tensors."""
+        with suppress(RuntimeError):
+            while self._collectives and self._collectives[0].is_completed():
+                self._collectives[0].wait()
+                self._collectives.popleft()
+
+    def _ask(self, ranks: Sequence[int]) -> None:
+        """Raises RuntimeError if one of some ranks is gone, or a collective has failed."""
+        for work in self._collectives:
+            if work.is_completed():
+                work.wait()
+        self._call_roll(ranks)
 
     def _wait(
         self,
@@ -131,7 +144,7 @@ class Patience:
                 continue
             asked = awaited()
             try:
-                self._call_roll(asked)
+                self._ask(asked)
             except RuntimeError:
                 if self._ends(ended, min(grace(waited), left)):
                     return
