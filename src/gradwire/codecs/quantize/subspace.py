@@ -16,7 +16,7 @@ from gradwire.codecs.quantize.directions import WHOLE, Directions, Rows, Subspac
 from gradwire.deferred import Count, placed
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
-from gradwire.kernels.reference.deadzone import HEAD, tiles_of
+from gradwire.kernels.reference.deadzone import HEAD
 from gradwire.layout import ALIGNMENT, Block, Slot
 from gradwire.memory import Feedback, Store
 
@@ -211,12 +211,10 @@ class SubspaceDeadZone(DeadZone):
         return self._subspaces.directions
 
     def payload_bytes(self, block: Block) -> int:
-        """As many as without coordinates, but for their step and the size of a tile that zeros make more."""
+        """As many as without coordinates, but for their step; a tile that zeros fill up is within them."""
         home = self._home(block)
-        whole, tile = home.whole, self._tile(home)
-        written = home.layout(tile)
-        more = written.segment_count - whole.segment_count + tiles_of(written, tile) - tiles_of(whole, tile)
-        return deadzone_payload_bytes(whole, tile, home.spread(self.bits)) + 4 * more
+        step = 4 if home.alone.numel else 0
+        return step + deadzone_payload_bytes(home.whole, self._tile(home), home.spread(self.bits))
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Splits rows, rounds coordinates by a step that suits both parts, and the rest by one that fits."""
