@@ -19,7 +19,7 @@ Methods = str | dict[str, str]
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(96, 64), nn.Linear(64, 8))
+    return nn.Sequential(nn.Linear(96, 64), nn.Linear(64, 24))
 
 
 def some_steps(states: list[State] | None, method: Methods, route: str | None, scales: list[float]) -> tuple[Any, ...]:
