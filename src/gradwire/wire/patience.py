@@ -109,10 +109,8 @@ class Patience:
         self._transfers.put(None)
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
-        self._forget()
-        if self._collectives:
-            left = (tuple(self._collectives), held)
-            threading.Thread(target=_outwait, args=left, name="gradwire left", daemon=True).start()
+        if left := [work for work in self._collectives if not work.is_completed()]:
+            threading.Thread(target=_outwait, args=(left, held), name="gradwire left", daemon=True).start()
 
     def _forget(self) -> None:
         """Lets go of collectives that have ended well, and of their tensors."""
