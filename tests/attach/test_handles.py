@@ -42,12 +42,13 @@ def step(model: nn.Module, handle: gradwire.Handle) -> None:
 
 def open_things() -> tuple[int, int]:
     """This handle's threads and all file descriptors, once those that are about to end have ended."""
-    gc.collect()
-    threads = 0
+    threads, ending = 0, -1
     for _ in range(100):
+        gc.collect()
         threads = sum(thread.name == "gradwire" for thread in threading.enumerate())
-        if not threads:
+        if not threads and gloo_threads() == ending:
             break
+        ending = gloo_threads()
         time.sleep(0.05)
     return threads, len(os.listdir("/proc/self/fd"))
 
