@@ -157,6 +157,16 @@ def test_a_stuck_collective_that_nobody_waited_for_holds_the_group() -> None:
     assert alive() is None
 
 
+def test_closing_begins_no_thread_for_what_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the interpreter ends none begins, and who starts one waits for ever."""
+    patience, failed = Patience(all_there, LIMIT), Never()
+    patience.for_collective(failed, [1])
+    failed.failure = "Connection closed by peer"
+    failed.ends.set()
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started"))
+    patience.close(None)
+
+
 def test_collectives_that_have_ended_are_let_go_of() -> None:
     patience = Patience(all_there, LIMIT)
     work = Never()

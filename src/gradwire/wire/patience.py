@@ -109,6 +109,7 @@ class Patience:
         self._transfers.put(None)
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
+        self._forget()
         if left := [work for work in self._collectives if not work.is_completed()]:
             threading.Thread(target=_outwait, args=(left, held), name="gradwire left", daemon=True).start()
 
