@@ -80,16 +80,17 @@ def test_a_rank_that_has_had_its_part_may_go() -> None:
 
 def test_who_waits_for_a_transfer_hears_of_a_collective_that_has_failed() -> None:
     """Of its connection gloo may say nothing then."""
-    transfer, collective = Never(), Never()
+    transfer, collective, later = Never(), Never(), Never()
     patience = Patience(all_there, LIMIT)
     wait = patience.for_transfers([transfer], [1])
     patience.for_collective(collective, [1, 2])
     collective.failure = "Connection closed by peer"
     collective.ends.set()
-    patience.for_collective(Never(), [1, 2])
+    patience.for_collective(later, [1, 2])
     with pytest.raises(RuntimeError, match="closed by peer"):
         wait()
     transfer.ends.set()
+    later.ends.set()
     patience.close(None)
 
 
