@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -113,26 +114,41 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def holders(namespace: str) -> list[str]:
-    """Processes that are in a network namespace or hold it open."""
+@pytest.fixture
+def owner(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is in the environment of this test's processes and of no other: labs beside it come and go."""
+    monkeypatch.setenv("OPENED_BY", uuid.uuid4().hex)
+    return f"OPENED_BY={os.environ['OPENED_BY']}"
+
+
+def holders(namespace: str, owner: str) -> list[str]:
+    """An owner's processes that are in a network namespace or hold it open.
+
+    Another's may be in one of the same name: the kernel gives the number of one that is gone to the next.
+    """
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            links = [process / "ns/net", *(process / "fd").iterdir()]
-            found += [process.name for link in links if os.readlink(link) == namespace]
+            if owner.encode() in (process / "environ").read_bytes().split(b"\0"):
+                links = [process / "ns/net", *(process / "fd").iterdir()]
+                found += [process.name for link in links if os.readlink(link) == namespace]
         except OSError:
             continue
     return found
 
 
-def assert_gone_soon(reports: list[list[str]], interfaces: set[str]) -> None:
+def assert_gone_soon(reports: list[list[str]], interfaces: set[str], owner: str) -> None:
     pids = [int(pid) for report in reports for pid in report[:2]]
-    namespaces = [report[2] for report in reports]
+
+    def held() -> list[tuple[str, list[str]]]:
+        found = [(report[2], holders(report[2], owner)) for report in reports]
+        return [(namespace, by) for namespace, by in found if by]
+
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and (any(map(is_running, pids)) or any(map(holders, namespaces))):
+    while time.monotonic() < deadline and (any(map(is_running, pids)) or held()):
         time.sleep(0.02)
     assert not [pid for pid in pids if is_running(pid)]
-    assert not [(namespace, holders(namespace)) for namespace in namespaces if holders(namespace)]
+    assert not held()
     assert set(os.listdir("/sys/class/net")) == interfaces
 
 
@@ -286,7 +302,7 @@ class TestShaped:
             opened.run(["echo", "on"], on_line=lambda *_: read.append(len(opened.counters())))
         assert read == [2, 2]
 
-    def test_leaving_it_leaves_nothing(self) -> None:
+    def test_leaving_it_leaves_nothing(self, owner: str) -> None:
         interfaces = set(os.listdir("/sys/class/net"))
         reports: list[list[str]] = []
 
@@ -297,10 +313,10 @@ class TestShaped:
 
         with pytest.raises(EOFError), lab.Lab(workers=2, rate="1gbit") as opened:
             opened.run([*PYTHON, REPORTS_AND_WAITS], on_line=hear)
-        assert_gone_soon(reports, interfaces)
+        assert_gone_soon(reports, interfaces, owner)
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-    def test_a_signal_to_who_opened_it_leaves_nothing(self, number: signal.Signals) -> None:
+    def test_a_signal_to_who_opened_it_leaves_nothing(self, number: signal.Signals, owner: str) -> None:
         interfaces = set(os.listdir("/sys/class/net"))
         command = [sys.executable, "-c", OPENS_A_LAB]
         with subprocess.Popen(
@@ -314,12 +330,12 @@ class TestShaped:
             assert process.stdout is not None
             assert process.stderr is not None
             reports = [process.stdout.readline().split() for _ in range(2)]
-            assert all(holders(report[2]) for report in reports)
+            assert all(holders(report[2], owner) for report in reports)
             process.send_signal(number)
             errors = process.stderr.read()
         assert process.returncode == -number
         assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
-        assert_gone_soon(reports, interfaces)
+        assert_gone_soon(reports, interfaces, owner)
 
     @pytest.mark.usefixtures("begun_quickly")
     def test_gloo_runs_in_it(self) -> None:
