@@ -211,7 +211,7 @@ def a_gpu() -> Iterator[Elsewhere]:
     def sent_to_host(values: Tensor) -> Callable[[], Tensor]:
         return lambda: here(values).clone()
 
-    def scratch(store: Store, numel: int) -> Tensor:
+    def scratch(store: Store, numel: int, purpose: str = "") -> Tensor:
         return torch.empty(numel, dtype=torch.float32, device=store.device)
 
     with (

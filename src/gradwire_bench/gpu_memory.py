@@ -32,6 +32,7 @@ KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any], float]] = {
     ),
     "efsignsgd, sharded": ("efsignsgd", {}, {"route": "sharded"}, 4.0 + 4.0 / WORKERS),
     "topk, sharded": ("topk", {"ratio": 0.01}, {"route": "sharded"}, 4.0 + 4.0 / WORKERS),
+    "subspace, sharded": ("subspace", {"bits": 0.8}, {"route": "sharded"}, 8.0 + 4.0 / WORKERS),
     "topk, dgc": ("topk", {"ratio": 0.01}, {"route": "gather", "memory": "dgc"}, 8.0),
     "topk, ef21": ("topk", {"ratio": 0.01}, {"route": "gather", "memory": "ef21"}, 8.0),
 }
@@ -50,8 +51,7 @@ def kept(side: int, device: torch.device) -> Iterator[Subject]:
             world.average(gradients)
         gc.collect()
         stored = sum(
-            sum(each.nbytes for each in (*store.buffers(), *store.singles().values()))
-            + store.scratch(0).untyped_storage().nbytes()
+            sum(each.nbytes for each in (*store.buffers(), *store.singles().values())) + store.scratch_nbytes
             for store in (engine.store for engine in world.engines)
         )
         found = (_allocated(device) - before if device.type == "cuda" else stored) / values

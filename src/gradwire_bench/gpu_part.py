@@ -60,7 +60,7 @@ def subjects(name: str, device: torch.device) -> Iterator[Subject]:
         case "methods":
             return gpu_methods.averages(device)
         case "memory":
-            return gpu_memory.kept(512 if small else 4096, device)
+            return gpu_memory.kept(1024 if small else 4096, device)
         case _:
             return gpu_ranks.ranks(device)
 

@@ -43,7 +43,7 @@ class Store:
         self.layouts = 0
         self._kinds: dict[str, Kind] = {}
         self._firsts: dict[tuple[str, str], Callable[[str], Tensor]] = {}
-        self._scratch = torch.empty(0, dtype=torch.float32, device=device)
+        self._scratch: dict[str, Tensor] = {}
 
     def flat(
         self,
@@ -69,15 +69,22 @@ class Store:
     def _zeros(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(numel, dtype=dtype, device=self.device)
 
-    def scratch(self, numel: int) -> Tensor:
-        """A float32 buffer that shares its memory with others: who writes to it may not let them run."""
-        if (had := self._scratch.numel()) < numel:  # what a kernel has read by NumPy can never grow
-            self._scratch = torch.empty(max(numel, 2 * had), dtype=torch.float32, device=self.device)
-        return self._scratch[:numel]
+    def scratch(self, numel: int, purpose: str = "") -> Tensor:
+        """A float32 buffer that shares its memory with others of its purpose: who writes to it may not let them run."""
+        kept = self._scratch.get(purpose)
+        had = 0 if kept is None else kept.numel()
+        if kept is None or had < numel:  # what a kernel has read by NumPy can never grow
+            kept = self._scratch[purpose] = torch.empty(max(numel, 2 * had), dtype=torch.float32, device=self.device)
+        return kept[:numel]
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Bytes of what such buffers share now."""
+        return sum(each.nbytes for each in self._scratch.values())
 
     def renew_scratch(self) -> None:
         """The next one shares no memory with those before, which they keep for as long as they are in use."""
-        self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
+        self._scratch.clear()
 
     def stacked(
         self,

@@ -21,10 +21,9 @@ class LevelsMethod(CodecMethod):
     """Levels of one step in as many bits as asked for, which buckets share so that all have the same step."""
 
     def _installed(self, codec: Codec, context: Context) -> Codec:
-        home = super()._installed(codec, context)
-        if context.granularity.scope != "bucket" or not isinstance(home, Levels):
-            return home
-        return home.sharing(context.store, context.block.slots, context.world_size)
+        if context.granularity.scope == "bucket" and isinstance(codec, Levels):
+            codec = codec.sharing(context.store, context.block.slots, context.world_size)
+        return super()._installed(codec, context)
 
 
 @register("deadzone")

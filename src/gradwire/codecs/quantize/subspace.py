@@ -25,9 +25,6 @@ MOST_BITS = 72.0
 
 MOST_RANK = 64
 
-LARGEST_TILE = deadzone_tile(FEWEST)
-"""Elements."""
-
 
 @dataclass(frozen=True, eq=False)
 class Home:
@@ -180,6 +177,7 @@ class SubspaceDeadZone(DeadZone):
         slots: The parameters that it belongs to, once it is installed.
         subspaces: Their directions.
         work: Room for values, coordinates and a tile of any block.
+        first: Where in ``work`` the coordinates are.
         homes: What there is for each block.
         for_owners: How matrices are split for blocks of several owners.
     """
@@ -188,6 +186,7 @@ class SubspaceDeadZone(DeadZone):
     slots: tuple[Slot, ...] = ()
     subspaces: Subspaces | None = None
     work: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
+    first: int = 0
     homes: dict[Block, Home] = field(default_factory=dict)
     for_owners: dict[tuple[Block, ...], tuple[Together, bool]] = field(default_factory=dict)
 
@@ -199,11 +198,15 @@ class SubspaceDeadZone(DeadZone):
             )
 
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> SubspaceDeadZone:
-        """With directions of each parameter, and a buffer to work in."""
-        subspaces = Subspaces.of(slots, self.rank, store)
-        room = numel + ALIGNMENT * len(slots) + subspaces.drawn.numel() + LARGEST_TILE
-        work = torch.zeros(room, dtype=torch.float32, device=store.device)
-        return replace(self, slots=tuple(slots), subspaces=subspaces, work=work, homes={}, for_owners={})
+        """With directions of each parameter, and a buffer to work in, which all buckets share.
+
+        There are fewer coordinates than values, so that each has half of the bits or more, as which a tile is largest.
+        """
+        subspaces, first = Subspaces.of(slots, self.rank, store), numel + ALIGNMENT * len(slots)
+        fewest = (self.bits if self.budget is None else FEWEST) / 2
+        work = store.scratch(first + subspaces.drawn.numel() + deadzone_tile(fewest), "split rows")
+        slots = tuple(slots)
+        return replace(self, slots=slots, subspaces=subspaces, work=work, first=first, homes={}, for_owners={})
 
     @property
     def directions(self) -> Mapping[str, Directions]:
@@ -354,8 +357,7 @@ class SubspaceDeadZone(DeadZone):
 
     def _home(self, block: Block) -> Home:
         if block not in self.homes:
-            first = len(self.work) - self._subspaces.drawn.numel() - LARGEST_TILE
-            self.homes[block] = Home.of(block, self._subspaces, self.work, first)
+            self.homes[block] = Home.of(block, self._subspaces, self.work, self.first)
         return self.homes[block]
 
     @property
