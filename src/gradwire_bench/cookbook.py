@@ -40,7 +40,8 @@ it loses at the learning rate of dense averages, by the mean of as many seeds.
   library, {STEPS["gpt"]:,} steps of {USUAL} x {WORKLOADS["gpt"].batch} pieces of 64 bytes; the score is the loss on
   held-out files, in bits a byte.
 * **language**: a GRU of 114 k parameters, {STEPS["language"]:,} steps of {USUAL} x {WORKLOADS["language"].batch} pieces
-  of the same text; its tables have the lines that `gradwire.compress(model)` takes, and local steps.
+  of the same text. Its tables, and the transformer's under momentum, have the lines that `gradwire.compress(model)`
+  takes, and local steps.
 
 Tables are of {USUAL} workers but where they say so. More workers take as many steps, and so see more in each: dense
 averages were tuned anew for them.

@@ -41,9 +41,11 @@ class Recipe:
 
     def told(self, workers: int) -> str:
         """The line and why it is taken."""
-        what = f"{-self.lost:.2f} gained" if self.lost < 0 else f"{self.lost:.2f} lost"
-        where = " and ".join(self.workloads)
-        return f"{self.method} ({self.saving(workers):.3g} x fewer bytes with {workers} workers, {what} on {where})"
+        changed = f"at least {-self.lost:.2f}" if self.lost < 0 else f"at most {self.lost:.2f}"
+        what = f"{changed} points of accuracy or percent of the loss {'gained' if self.lost < 0 else 'lost'}"
+        *others, last = self.workloads
+        where = f"{', '.join(others)} and {last}" if others else last
+        return f"{self.method} ({self.saving(workers):.3g} x fewer bytes with {workers} workers; {what} on {where})"
 
 
 MEASURED_WITH = 4
@@ -54,8 +56,8 @@ RECIPES = {
         Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.01, ("image", "language")),
     ),
     "momentum": (
-        Recipe("subspace:bits=0.8", 19.9, -0.17, ("image", "language"), gathered=True),
-        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.16, ("image", "language")),
+        Recipe("subspace:bits=0.8", 19.9, 0.54, ("image", "gpt", "language"), gathered=True),
+        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.95, ("image", "gpt", "language")),
     ),
     "adamw": (
         Recipe("subspace:bits=0.8", 19.9, 0.22, ("image", "gpt", "language"), gathered=True),
@@ -65,7 +67,7 @@ RECIPES = {
 """By what takes the averages; ``momentum`` is SGD with momentum 0.9. Of those that are gathered, and of the others,
 the line with the fewest bytes. A test holds them to all that was measured."""
 
-EVERY: tuple[Recipe, ...] = RECIPES["adamw"]
+EVERY: tuple[Recipe, ...] = RECIPES["momentum"]
 """Lines that keep the accuracy under all of them."""
 
 
