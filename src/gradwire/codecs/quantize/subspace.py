@@ -200,7 +200,8 @@ class SubspaceDeadZone(DeadZone):
     def installed(self, store: Store, slots: Sequence[Slot], numel: int) -> SubspaceDeadZone:
         """With directions of each parameter, and a buffer to work in, which all buckets share.
 
-        There are fewer coordinates than values, so that each has half of the bits or more, as which a tile is largest.
+        A tile is larger the fewer bits there are; with the coordinates, which are fewer than the values, each of both
+        has at least half of those for a value.
         """
         subspaces, first = Subspaces.of(slots, self.rank, store), numel + ALIGNMENT * len(slots)
         fewest = (self.bits if self.budget is None else FEWEST) / 2
