@@ -9,7 +9,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
@@ -27,7 +27,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": _memory_gib(),
         "python": platform.python_version(),
         "gradwire": _version("gradwire"),
         "torch": torch.__version__,  # with its build, which what is installed does not say
@@ -107,10 +107,13 @@ def require(*libraries: str) -> None:
 def machine_line() -> str:
     """The machine in one line, for under a table."""
     facts = machine()
-    return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']:g} GiB, "
-        f"torch {facts['torch']}"
-    )
+    return f"{datetime.now(UTC):%Y-%m-%d}, {hardware(facts)}, torch {facts['torch']}"
+
+
+def hardware(facts: Mapping[str, Any]) -> str:
+    """Processor, cores and memory of a :func:`machine`, in words."""
+    memory = "" if facts["memory_gib"] is None else f", {facts['memory_gib']:g} GiB"
+    return f"{facts['cpu']}, {facts['cores']} cores{memory}"
 
 
 def _plain(value: Any) -> Any:
@@ -134,6 +137,12 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    if not hasattr(os, "sysconf"):  # Windows has none
+        return None
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
 
 
 def _version(package: str) -> str:

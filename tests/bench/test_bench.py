@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 from pathlib import Path
 
@@ -206,6 +207,15 @@ def test_sync_measures_every_contender_and_keeps_the_row_of_one_that_fails(tmp_p
     assert {"date", "command", "machine"} < set(read)
     assert read["machine"]["torch"] == torch.__version__
     assert read["rows"][0]["median_seconds"] == rows[0].median_seconds
+
+
+def test_a_machine_that_tells_no_memory_is_named_without(monkeypatch):
+    monkeypatch.delattr(os, "sysconf")  # as on Windows
+    facts = origin.machine()
+    assert facts["memory_gib"] is None
+    assert "GiB" not in origin.machine_line()
+    assert origin.hardware(facts) == f"{facts['cpu']}, {facts['cores']} cores"
+    assert origin.hardware({**facts, "memory_gib": 23.5}).endswith(" cores, 23.5 GiB")
 
 
 def test_targets_are_compared_with_the_measured_ratio():

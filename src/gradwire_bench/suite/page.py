@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradwire_bench.cell import Record
-from gradwire_bench.origin import require
+from gradwire_bench.origin import hardware, require
 from gradwire_bench.suite.plots import plots
 from gradwire_bench.suite.tables import tables
 from gradwire_bench.suite.targets import targeted
@@ -64,7 +64,7 @@ def _minute(date: str) -> str:
 
 def _machine(record: Record) -> str:
     facts = record.machine
-    return f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']:g} GiB, {facts['system']}"
+    return f"{hardware(facts)}, {facts['system']}"
 
 
 def _versions(record: Record) -> str:
