@@ -18,7 +18,8 @@ def main() -> int:
         print("interrupted", file=sys.stderr)
         return 130
     finally:
-        gc.freeze()
+        if "triton" not in sys.modules:  # torch's compiler loads it, and its bindings complain of objects that are left
+            gc.freeze()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from gradwire_bench.cell import Cell, Record
 from gradwire_bench.suite import ledger
 from gradwire_bench.terminal import bars
 
-GRADWIRE = [sys.executable, "-c", "import sys; from gradwire.cli import main; sys.exit(main())"]
+GRADWIRE = [sys.executable, "-m", "gradwire"]
 
 
 def run(*arguments, monkeypatch, capsys):
@@ -384,3 +384,10 @@ def test_output_that_has_no_room_is_told() -> None:
     assert ended.returncode == cli.USAGE_ERROR
     assert "No space left on device; make room" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_command_has_the_last_word() -> None:
+    """What it loads, as torch's compiler, says nothing at the end, such as of objects that are left."""
+    command = [*GRADWIRE, "simulate", "topk", "--shapes", "lstm", "--workers", "2", "--link", "1gbit"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
