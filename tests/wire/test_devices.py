@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 import time
 import weakref
@@ -215,6 +217,27 @@ def test_what_gloo_does_not_carry_from_a_device_goes_through_the_host() -> None:
     assert timeout_of(sibling) == timeout_of(group)  # gloo ends no process
     dist.barrier(sibling)
     dist.destroy_process_group(sibling)
+
+
+@ranks(2)
+def test_a_group_of_backends_by_device_has_a_sibling_that_ends_without_a_word() -> None:
+    """As ``init_process_group()`` makes on the CPU; of such siblings torch warned where its compiler was loaded."""
+    import torch._dynamo
+
+    group = dist.new_group(backend="cpu:gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    sibling = sibling_of(group, torch.device("cpu"))
+    dist.barrier(sibling)
+    with tempfile.TemporaryFile() as said:
+        theirs = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            dist.destroy_process_group(sibling)
+        finally:
+            os.dup2(theirs, 2)
+            os.close(theirs)
+        said.seek(0)
+        assert said.read() == b""
 
 
 @ranks(2)

@@ -28,12 +28,12 @@ def sibling_of(group: dist.ProcessGroup, device: torch.device, some: Sequence[in
     timeout = timeout_of(group)
     if timeout is not None and device.type != "cpu":
         timeout *= 2
-    backend = dist.get_backend(group)  # "undefined" where devices have different ones
+    backends = set(backends_of(group).values())
     with _named(_new_name(group, ranks, device)), _by_itself():
         sibling = dist.new_group(
             list(ranks),
             timeout=timeout,
-            backend=backend if backend != "undefined" else str(dist.get_backend_config(group)),
+            backend=backends.pop() if len(backends) == 1 else str(dist.get_backend_config(group)),
             pg_options=_options_of(group, timeout),
             use_local_synchronization=True,
         )
