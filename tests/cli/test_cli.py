@@ -17,6 +17,8 @@ from rich.console import Console
 
 from gradwire import cli, methods
 from gradwire.cli.lab import OPTIONS, lab
+from gradwire.errors import ConfigurationError
+from gradwire.kernels import dispatch
 from gradwire.lab import availability
 from gradwire.methods.families import FAMILIES
 from gradwire_bench import catalogue, handbook
@@ -162,6 +164,21 @@ def test_doctor_finds_torch_and_says_what_is_missing(tmp_path, monkeypatch, caps
     assert {"backends", "threads", "shaped network", "kernel cache", "Fashion-MNIST"} < set(findings)
     assert all(finding["remedy"] for finding in findings.values() if finding["state"] != "ok")
     assert "gloo" in out
+
+
+def test_kernels_that_cannot_be_compiled_are_told_once(tmp_path, monkeypatch, capsys):
+    def overrides(device: str) -> None:
+        raise ConfigurationError("no folder can be written; set NUMBA_CACHE_DIR to one that can")
+
+    monkeypatch.setattr(dispatch, "overrides", overrides)
+    path = tmp_path / "doctor.json"
+    code, out, _ = run("doctor", "--json", str(path), monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, out.count("no folder can be written")) == (cli.USAGE_ERROR, 1)
+    findings = {finding.pop("subject"): finding for finding in json.loads(path.read_text())["findings"]}
+    found = {"state": "broken", "found": "no folder can be written", "remedy": "set NUMBA_CACHE_DIR to one that can"}
+    assert findings["kernel cache"] == found
+    code, out, err = run("check", "topk", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, "BROKEN" in out, err.count("set NUMBA_CACHE_DIR")) == (cli.USAGE_ERROR, False, 1)
 
 
 @pytest.mark.parametrize(

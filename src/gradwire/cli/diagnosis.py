@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata, util
-from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 
 from gradwire import kernels, lab
+from gradwire.errors import ConfigurationError
+from gradwire.kernels import dispatch
 from gradwire_bench import data
 
 OLDEST_TORCH = (2, 11)
@@ -38,7 +38,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Looks at all there is to look at; takes a second and changes nothing."""
-    return [*_torch(), _threads(), _lab(), _numba_cache(), *_kernels(), *_bench_packages(), _images()]
+    return [*_torch(), _threads(), _lab(), *_kernels(), *_bench_packages(), _images()]
 
 
 def _torch() -> Iterator[Finding]:
@@ -82,24 +82,17 @@ def _lab() -> Finding:
     return Finding("shaped network", "limited", "not possible", possible.reason)
 
 
-def _numba_cache() -> Finding:
-    """Numba keeps kernels where ``NUMBA_CACHE_DIR`` says, else beside their source, else in the user's cache."""
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    beside = Path(next(iter(kernels.__path__)))
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
-    for folder in [Path(chosen)] if chosen else [beside, user]:
-        if _writable(folder):
-            return Finding("kernel cache", "ok", f"{folder} is writable")
-    return Finding(
-        "kernel cache",
-        "limited",
-        f"{chosen or f'neither {beside} nor {user}'} is not writable: every process compiles the kernels anew",
-        "set NUMBA_CACHE_DIR to a folder that can be written",
-    )
-
-
 def _kernels() -> Iterator[Finding]:
-    """What would run by the reference, on every type of device that is here."""
+    """Where compiled kernels are kept, and what would run by the reference, on every type of device that is here."""
+    try:
+        dispatch.overrides("cpu")
+    except ConfigurationError as error:
+        found, _, remedy = str(error).rpartition("; ")
+        yield Finding("kernel cache", "broken", found, remedy)
+        return
+    from gradwire.kernels.cpu import _compiled
+
+    yield Finding("kernel cache", "ok", f"in {_compiled.largest_magnitude.stats.cache_path}")
     for kind in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         if slow := kernels.by_reference(torch.device(kind)):
             remedy = kernels.shortcoming(torch.device(kind))
@@ -126,14 +119,3 @@ def _images() -> Finding:
         f"`gradwire bench train` downloads Debian's {data.DEBIAN_PACKAGE} where apt-get exists; else put the four .gz "
         f"files into {data.cache_directory() / 'fashion-mnist'}; without them it uses digits",
     )
-
-
-def _writable(folder: Path) -> bool:
-    """Whether a file can be made there, or in the nearest folder above that exists."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False

@@ -17,6 +17,7 @@ from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards.rollback import Rollback
 from gradwire.errors import GradwireError
 from gradwire.granularity import Granularity
+from gradwire.kernels import dispatch
 from gradwire.layout import flat_slots
 from gradwire.local.alone import roundtrip
 from gradwire.local.world import LocalWorld
@@ -111,6 +112,7 @@ def check(method: str | Method, **choices: Any) -> Check:
     names = {"granularity", "route", "memory", "owner", "dense", "seed"} & choices.keys()
     options = {name: value for name, value in choices.items() if name not in names}
     chosen = Configuration.of(method, options, Choices(**{name: choices[name] for name in names}))
+    dispatch.overrides("cpu")  # what is amiss with it is no fault of the method
     laws: dict[str, Law] = {
         "every rank has the same bits": same_bits,
         "nothing but gradients, seed and step decides": private_randomness,
