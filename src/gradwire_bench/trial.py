@@ -36,7 +36,7 @@ WARM_UP_SHARE = 0.2
 BUCKETS = 8
 """So many are cut of a small model where a line has one segment for each: as many as DDP forms of some 200 MB."""
 
-STEPS = {"image": 800, "gpt": 4500, "language": 2000}
+STEPS = {"image": 800, "alexnet": 800, "resnet20": 800, "gpt": 4500, "language": 2000}
 """Steps of a training of the recipes."""
 
 

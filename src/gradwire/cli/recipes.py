@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from cyclopts import Parameter
 
@@ -15,10 +15,12 @@ from gradwire.errors import ConfigurationError, GradwireError, did_you_mean
 
 OptimizerName = Literal["sgd", "momentum", "adamw"]
 
+ALL_WORKLOADS: list[TunedWorkload] = list(get_args(TunedWorkload))
+
 
 def recipes(
     *,
-    workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ["image", "gpt", "language"],  # noqa: B006
+    workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ALL_WORKLOADS,
     optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
     keeping: Flag = False,
     json: Json = None,
@@ -33,7 +35,8 @@ def recipes(
     ```
 
     Args:
-        workload: image is a CNN, gpt a small transformer, language a GRU; may be repeated.
+        workload: image is a CNN with batch norm, alexnet one without, resnet20 a residual one; gpt is a small
+            transformer, language a GRU; may be repeated.
         optimizer: What takes the averages; momentum is SGD with momentum 0.9; may be repeated.
         keeping: Only lines that keep the accuracy.
         json: Write the rows to this file too.
@@ -61,7 +64,7 @@ def recipes(
 def bench_recipes(
     method: Methods = None,
     *,
-    workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ["image", "gpt", "language"],  # noqa: B006
+    workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ALL_WORKLOADS,
     optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
     workers: Positive = 4,
     jobs: Jobs = None,
@@ -80,7 +83,8 @@ def bench_recipes(
 
     Args:
         method: Lines to train; all that are known to this command if not given.
-        workload: image is a CNN, gpt a small transformer, language a GRU; may be repeated.
+        workload: image is a CNN with batch norm, alexnet one without, resnet20 a residual one; gpt is a small
+            transformer, language a GRU; may be repeated.
         optimizer: What takes the averages; momentum is SGD with momentum 0.9; may be repeated.
         workers: Workers of a training, all in one process.
         jobs: Trainings that run side by side; as many as there are cores if not given.

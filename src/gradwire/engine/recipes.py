@@ -56,12 +56,12 @@ RECIPES = {
         Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.01, ("image", "language")),
     ),
     "momentum": (
-        Recipe("subspace:bits=0.8", 19.9, 0.54, ("image", "gpt", "language"), gathered=True),
-        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.95, ("image", "gpt", "language")),
+        Recipe("subspace:bits=0.8", 19.9, 0.54, ("image", "alexnet", "gpt", "language"), gathered=True),
+        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.95, ("image", "alexnet", "gpt", "language")),
     ),
     "adamw": (
-        Recipe("subspace:bits=0.8", 19.9, 0.22, ("image", "gpt", "language"), gathered=True),
-        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.73, ("image", "gpt", "language")),
+        Recipe("subspace:bits=0.8", 19.9, 0.22, ("image", "alexnet", "gpt", "language"), gathered=True),
+        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.73, ("image", "alexnet", "gpt", "language")),
     ),
 }
 """By what takes the averages; ``momentum`` is SGD with momentum 0.9. Of those that are gathered, and of the others,
