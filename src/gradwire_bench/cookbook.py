@@ -50,9 +50,9 @@ averages were tuned anew for them.
 
 A residual network is in no table yet. What was trained of a ResNet-20 of 68 k parameters, on the same images for as
 many steps under SGD with momentum 0.9, is in `data/recipes_resnet20.json`: at the 0.04 that dense averages train best
-with they reach 87.43 %, `subspace` with 0.8 bits 86.71 gathered and 86.23 sharded, with 1.5 bits 87.32 and 86.97 (means
-of 3 seeds, which lie within half a point of each other and more; averages in bfloat16 differ by a quarter). So 0.8
-bits, which `gradwire.compress(model)` takes, do **not** keep the accuracy there: take `"subspace", bits=1.5`.
+with they reach 87.43 %, `subspace` with 0.8 bits 86.71 gathered and 86.23 sharded, with 1.5 bits 87.32 and 86.97: means
+of 3 seeds, which lie up to 1.1 points from each other. So 0.8 bits, which `gradwire.compress(model)` takes, do **not**
+keep the accuracy there: take `"subspace", bits=1.5`.
 
 Methods that carry a momentum of their own (`dgc`, `demo`, `dion`, `ef21sgdm`, `blocksgdm`) were trained with plain SGD
 and stand beside SGD with momentum. Lines with `periodic` average what so many local steps changed; `nesterov` is the

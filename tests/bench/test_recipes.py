@@ -3,7 +3,9 @@
 import itertools
 import json
 import math
+import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -129,6 +131,22 @@ def test_the_page_and_its_picture_show_every_row(tmp_path):
     assert all(f"`{recipes.line(row.method)}`" in page for row in rows)
     pictures.recipes_plot(rows, tmp_path / "recipes.png")
     assert (tmp_path / "recipes.png").stat().st_size > 10_000
+
+
+def test_the_page_says_what_a_residual_net_reached():
+    done = recipes.load(Path(__file__).parents[2] / "docs" / "data" / "recipes_resnet20.json")
+    page = cookbook.page(recipes.rows(done), "here")
+    assert {each.trial.workload for each in done} == {"resnet20"}
+    said = page.partition("A residual network is in no table yet.")[2].partition("\n\n")[0]
+    for method in {each.trial.method for each in done}:
+        scores = [
+            100 * each.result.accuracy
+            for each in done
+            if each.trial.method == method and each.trial.learning_rate == 0.04
+        ]
+        assert len(scores) == SEEDS
+        assert max(scores) - min(scores) <= 1.12
+        assert f"{statistics.fmean(scores):.2f}" in said
 
 
 def test_lines_can_be_pasted():

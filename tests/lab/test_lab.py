@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ import pytest
 from gradwire import lab
 from gradwire.errors import LabError
 from gradwire.lab.keeper import receive_message, send_message
+from gradwire.lab.launch import elsewhere
 
 shaped = pytest.mark.skipif(not lab.availability().possible, reason=lab.availability().reason)
 
@@ -381,6 +383,20 @@ def test_where_nothing_allows_it_the_way_on_is_told(monkeypatch: pytest.MonkeyPa
             lab.Lab(workers=2, rate="1gbit"),
         ):
             pass
+    finally:
+        lab.availability.cache_clear()
+
+
+@pytest.mark.parametrize("system", ["Windows", "Darwin"])
+def test_elsewhere_than_on_linux_no_lab_is_tried(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.availability.cache_clear()
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("began a process"))
+    try:
+        assert lab.availability() == lab.Availability(False, None, elsewhere())
+        for rate in (None, "1gbit"):
+            with pytest.raises(LabError, match=f"needs Linux, and this is {system}"), lab.Lab(workers=2, rate=rate):
+                pass
     finally:
         lab.availability.cache_clear()
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata, util
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -92,7 +93,13 @@ def _kernels() -> Iterator[Finding]:
         return
     from gradwire.kernels.cpu import _compiled
 
-    yield Finding("kernel cache", "ok", f"in {_compiled.largest_magnitude.stats.cache_path}")
+    folder = Path(_compiled.largest_magnitude.stats.cache_path).resolve()
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    if chosen and Path(chosen).resolve() not in folder.parents:
+        remedy = "set NUMBA_CACHE_DIR to a folder that can be written"
+        yield Finding("kernel cache", "limited", f"in {folder}, as {chosen} cannot be written", remedy)
+    else:
+        yield Finding("kernel cache", "ok", f"in {folder}")
     for kind in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         if slow := kernels.by_reference(torch.device(kind)):
             remedy = kernels.shortcoming(torch.device(kind))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import math
 import os
+import platform
 import selectors
 import signal
 import socket
@@ -44,6 +45,14 @@ class RunResult:
     seconds: float
 
 
+def elsewhere() -> str:
+    """Why a lab cannot be opened on this system; empty on Linux."""
+    system = platform.system()
+    if system == "Linux":
+        return ""
+    return f"a lab, of workers over plain loopback too, needs Linux, and this is {system}; take a container or WSL"
+
+
 class KeeperClient:
     """The lab's end of the conversation with its keeper, a process that owns namespaces and workers.
 
@@ -51,6 +60,8 @@ class KeeperClient:
     """
 
     def __init__(self) -> None:
+        if why := elsewhere():
+            raise LabError(why)
         self._control, theirs = socket.socketpair()
         self._notices: deque[dict[str, Any]] = deque()
         with theirs:

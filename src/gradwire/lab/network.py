@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from gradwire.errors import LabError
-from gradwire.lab.launch import KeeperClient
+from gradwire.lab.launch import KeeperClient, elsewhere
 from gradwire.lab.rate import Shape
 
 MAX_WORKERS = 250
@@ -211,6 +211,8 @@ def availability() -> Availability:
     Returns:
         What is possible, how, and why not.
     """
+    if why := elsewhere():
+        return Availability(False, None, why)
     refusals = []
     for how in ("root", "user namespace"):
         try:
