@@ -198,9 +198,8 @@ class Column:
 
     def tried(self, candidate: Candidate) -> dict[float, float]:
         """Goodness by learning rate, of the first seed."""
-        sign = -1 if by_loss(self.workload) else 1
         return {
-            each.learning_rate: sign * _score(self.workload, result)
+            each.learning_rate: self._goodness(_score(self.workload, result))
             for each, result in self.results.items()
             if each.method == candidate.method and each == self.trial(candidate, each.learning_rate)
         }
@@ -209,6 +208,18 @@ class Column:
         """The best learning rate tried, of those at which no seed was seen to diverge."""
         tried = self.tried(candidate)
         return max(tried, key=lambda rate: (self._is_steady(candidate, rate), tried[rate]))
+
+    def settled(self, candidate: Candidate) -> float:
+        """Of the rates at which all seeds were trained, the one that is best by their mean."""
+        means = {
+            rate: self._goodness(statistics.fmean(scores))
+            for rate in self.tried(candidate)
+            if len(scores := self.scores(candidate, rate)) == SEEDS
+        }
+        return max(means, key=lambda rate: (self._is_steady(candidate, rate), means[rate]))
+
+    def _goodness(self, score: float) -> float:
+        return -score if by_loss(self.workload) else score
 
     def _is_steady(self, candidate: Candidate, rate: float) -> bool:
         scores = self.scores(candidate, rate)
@@ -240,7 +251,7 @@ class Column:
         tried = self.tried(candidate)
         if not tried or self.next(candidate, next(iter(tried)), tuned=True) is not None:
             return None
-        best = self.best(candidate)
+        best = self.settled(candidate)
         result, same = self.results[self.trial(candidate, best)], self.scores(candidate, best)
         pasted = self.scores(candidate, dense.learning_rate if dense else best)
         known = candidate.kind != "momentum" and len(pasted) == SEEDS
