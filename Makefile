@@ -4,6 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
+LOWEST := .venv-lowest
 
 # What `make test-integrations` installs and tests.
 EXTRAS ?= accelerate,transformers,lightning,ray,torchft
@@ -11,7 +12,7 @@ EXTRAS ?= accelerate,transformers,lightning,ray,torchft
 # More than there are cores, as half of the tests wait for processes of their own.
 PARALLEL ?= -n 4
 
-.PHONY: demo test test-integrations test-frameworks test-gpu-kernels check release-check golden clean
+.PHONY: demo test test-integrations test-frameworks test-lowest test-gpu-kernels check release-check golden clean
 
 demo: $(VENV)/ready
 	$(BIN)/gradwire bench train
@@ -26,6 +27,11 @@ test-integrations: $(VENV)/ready
 
 test-frameworks: $(FRAMEWORKS)/ready
 	$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks -rs
+
+# With the lowest versions that the package says it works with.
+test-lowest: $(LOWEST)/ready
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) --ignore tests/integrations --ignore tests/frameworks
+	TRITON_INTERPRET=1 $(LOWEST)/bin/python -m pytest $(PARALLEL) -rs tests/kernels/gpu
 
 # Of `make test` what is about kernels for GPUs: in Triton's interpreter against the reference, then compiled for GPUs
 # that are not here, and launched by a driver that has none.
@@ -61,5 +67,12 @@ $(FRAMEWORKS)/ready: pyproject.toml
 	$(FRAMEWORKS)/bin/python -m pip install --quiet "tensorflow-cpu>=2.21" flax --editable ".[bench,dev,keras,jax]"
 	touch $@
 
+$(LOWEST)/ready: pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet uv
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable \
+		".[bench,dev,gpu]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) results .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) $(LOWEST) results .pytest_cache .mypy_cache .ruff_cache

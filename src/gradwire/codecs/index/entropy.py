@@ -149,14 +149,13 @@ def _decompressed(frame: Tensor, count: int) -> Tensor:
     Raises:
         PayloadError: Unless it says that it has ``count``, and has; no memory is taken for more.
     """
-    library, written = _zstandard(), frame.cpu().numpy().tobytes()
+    library = _zstandard()
+    written = library.FRAME_HEADER + frame.cpu().numpy().tobytes()  # before 0.24 it does not read frames without
     try:
-        said = library.get_frame_parameters(written, format=library.FORMAT_ZSTD1_MAGICLESS)
+        said = library.get_frame_parameters(written)
         if said.content_size != count or said.has_checksum or said.dict_id:
             raise PayloadError(f"classes are a frame of {said.content_size} bytes, and not of {count}")
-        decompressor = library.ZstdDecompressor(
-            max_window_size=1 << _WINDOW_BITS, format=library.FORMAT_ZSTD1_MAGICLESS
-        )
+        decompressor = library.ZstdDecompressor(max_window_size=1 << _WINDOW_BITS)
         classes = decompressor.decompress(written, max_output_size=count, allow_extra_data=False)
     except library.ZstdError as error:
         raise PayloadError(f"classes are not a frame of Zstandard: {error}") from error
