@@ -167,6 +167,32 @@ def test_dense_is_what_the_trainer_does(pool: Pool, tmp_path: Path) -> None:
 
 
 @launched()
+def trains_with_others_arguments(folder: str) -> None:
+    from accelerate import DistributedDataParallelKwargs
+
+    from gradwire.integrations.transformers import compress
+
+    trainer, _ = trainer_in(folder, None, {}, save_strategy="no", max_steps=2)
+    wrap = trainer._wrap_model
+
+    def wrap_model(*args: Any, **kwargs: Any) -> Any:
+        trainer.accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
+        return wrap(*args, **kwargs)
+
+    trainer._wrap_model = wrap_model
+    attachment = compress(trainer, "topk", ratio=0.05)
+    trainer.train()
+    assert trainer.model_wrapped.find_unused_parameters
+    assert attachment.stats().steps == 2
+    attachment.close()
+
+
+def test_arguments_for_ddp_that_the_trainer_sets_when_it_begins(pool: Pool, tmp_path: Path) -> None:
+    """As trainers of Transformers before 5.3 do."""
+    pool.run(2, trains_with_others_arguments, str(tmp_path))
+
+
+@launched()
 def saved_or_loaded(folder: str, resume: str | bool) -> Tensor:
     """What is owed after three steps, or where training goes on from them."""
     from transformers import TrainerCallback

@@ -53,11 +53,26 @@ def compress(trainer: Trainer, method: Methods = RECIPE, **options: Any) -> Atta
         raise ConfigurationError("the trainer has wrapped its model already; compress before the first train()")
     attachment = Attachment(method, options)
     attach_through(trainer.accelerator, attachment)
+    trainer._wrap_model = _attaching(trainer._wrap_model, trainer.accelerator, attachment)
     callback = _Checkpoints(attachment)
     trainer.callback_handler.callbacks.insert(0, callback)  # before those that report logs
     trainer.train = callback.told_of(trainer.train)
     trainer._save_checkpoint = callback.adding_to(trainer._save_checkpoint, trainer)
     return attachment
+
+
+def _attaching(wrap: Any, accelerator: Any, attachment: Attachment) -> Any:
+    """The trainer's ``_wrap_model``, which before 5.3 gives the accelerator other arguments for DDP."""
+    from gradwire.integrations.accelerate import attach_through
+
+    @wraps(wrap)
+    def wrapping(*args: Any, **kwargs: Any) -> Any:
+        model = wrap(*args, **kwargs)
+        if not hasattr(accelerator.ddp_handler, "attaches"):
+            attach_through(accelerator, attachment)
+        return model
+
+    return wrapping
 
 
 class _Checkpoints(TrainerCallback):  # type: ignore[misc]
