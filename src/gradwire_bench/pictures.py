@@ -245,7 +245,8 @@ def label_points(figure: Figure, axes: Axes, points: Sequence[tuple[float, float
             for step in range(400)
             for shift in (_STEP * step, -_STEP * step)
             for box in [level.translated(0, shift)]
-            if not box.padded(_RADIUS).count_contains(dots) and not box.count_overlaps(taken)
+            if not box.padded(_RADIUS).count_contains(dots)
+            and not box.padded(1).count_overlaps(taken)  # as letters may be drawn a pixel beside where they were asked
         )
         taken.append(box)
         beside = (7, shift * 72 / figure.dpi)
