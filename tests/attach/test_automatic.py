@@ -343,6 +343,6 @@ def by_recipe() -> str:
 
 def test_a_recipe_is_the_line_that_was_measured(pool: Pool) -> None:
     first, second = pool.run(2, by_recipe)
-    assert "recipe:momentum takes subspace:bits=0.8 (39.8 x fewer bytes with 2 workers" in first
-    assert "subspace(bits=0.8" in first
+    assert "recipe:momentum takes subspace:bits=1.5,route=sharded (21.1 x fewer bytes with 2 workers" in first
+    assert "subspace(bits=1.5" in first
     assert second.startswith("[]")

@@ -92,3 +92,12 @@ def test_recipes_can_be_attached(name: str) -> None:
         assert configure(f"recipe:{name}", {}, Choices(), workers).describe() == plain.describe()
         mixed = configure({"embed*": f"recipe:{name}", "*": "dense"}, {}, Choices(), workers)
         assert mixed.rules[0].describe() == plain.describe()
+
+
+@pytest.mark.parametrize("name", ["recipe", *(f"recipe:{name}" for name in library.RECIPES)])
+@pytest.mark.parametrize("workers", [2, 4, 64])
+def test_what_is_given_counts_instead_of_what_a_line_says(name: str, workers: int) -> None:
+    given = configure(name, {"bits": 3}, Choices(route="gather"), workers)
+    assert given.describe() == configure("subspace:bits=3,route=gather", {}, Choices()).describe()
+    with pytest.raises(ConfigurationError, match="'subspace' has no option 'ratio'; its options: bits, rank"):
+        configure(name, {"ratio": 0.1}, Choices(), workers)

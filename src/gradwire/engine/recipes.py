@@ -39,6 +39,13 @@ class Recipe:
         """How many times fewer bytes so many workers, two or more, send than in a dense ring all-reduce."""
         return self.fewer_bytes * (MEASURED_WITH / workers if self.gathered else 1.0)
 
+    def beside(self, given: Collection[str]) -> str:
+        """The line without the options and choices that are given, which count instead of those it has."""
+        name, _, written = self.method.partition(":")
+        return f"{name}:{','.join(each for each in written.split(',') if each.partition('=')[0] not in given)}".rstrip(
+            ":"
+        )
+
     def told(self, workers: int) -> str:
         """The line and why it is taken."""
         changed = f"at least {-self.lost:.2f}" if self.lost < 0 else f"at most {self.lost:.2f}"
@@ -56,8 +63,7 @@ RECIPES = {
         Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.01, ("image", "language")),
     ),
     "momentum": (
-        Recipe("subspace:bits=0.8", 19.9, 0.54, ("image", "alexnet", "gpt", "language"), gathered=True),
-        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.95, ("image", "alexnet", "gpt", "language")),
+        Recipe("subspace:bits=1.5,route=sharded", 21.1, 0.48, ("image", "alexnet", "resnet20", "gpt", "language")),
     ),
     "adamw": (
         Recipe("subspace:bits=0.8", 19.9, 0.22, ("image", "alexnet", "gpt", "language"), gathered=True),
@@ -79,7 +85,8 @@ def written_out(method: str | Method, workers: int, given: Collection[str] = ())
     Args:
         method: A method, or the name of a recipe.
         workers: How many there are.
-        given: Options and choices that are given beside it: lines that have them written are left out.
+        given: Options and choices that are given beside it, which count; a line that has none of them written is taken
+            rather than others.
 
     Raises:
         ConfigurationError: If there is no such recipe; or if no optimizer is named, and no line suits all.
@@ -103,12 +110,12 @@ def written_out(method: str | Method, workers: int, given: Collection[str] = ())
         _log.warning(
             "%s takes %s, measured at the learning rate of dense averages%s", method, taken.told(workers), beside
         )
-    return taken.method
+    return taken.beside(given)
 
 
 def others(method: str | Method, given: Collection[str] = ()) -> tuple[str, ...]:
     """What a recipe takes with some number of workers; nothing where a method is given."""
-    return tuple(line.method for line in _lines(method, given) or ())
+    return tuple(line.beside(given) for line in _lines(method, given) or ())
 
 
 def _lines(method: str | Method, given: Collection[str]) -> Sequence[Recipe] | None:
