@@ -99,5 +99,6 @@ def test_recipes_can_be_attached(name: str) -> None:
 def test_what_is_given_counts_instead_of_what_a_line_says(name: str, workers: int) -> None:
     given = configure(name, {"bits": 3}, Choices(route="gather"), workers)
     assert given.describe() == configure("subspace:bits=3,route=gather", {}, Choices()).describe()
+    assert configure({"*": name}, {}, Choices(route="gather"), workers).rules[0].route == "gather"
     with pytest.raises(ConfigurationError, match="'subspace' has no option 'ratio'; its options: bits, rank"):
         configure(name, {"ratio": 0.1}, Choices(), workers)

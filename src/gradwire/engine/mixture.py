@@ -192,15 +192,20 @@ def _rule(method: str | Method | Mapping[int, str | Method], choices: Choices, w
         return replace(first, later=tuple((step, other.method) for step, other in further))
     if not isinstance(method, str):
         return Configuration.of(method, {}, choices)
-    name, written = parse(str(recipe(method, workers)))
-    return _with_kin(Configuration.of(name, *written_out(written, choices)), kin_of(method), {}, choices)
+    given = _given(choices)
+    name, written = parse(str(recipe(method, workers, given)))
+    return _with_kin(Configuration.of(name, *written_out(written, choices)), kin_of(method, given), {}, choices)
 
 
 def _recipe(method: str | Method, options: dict[str, Any], choices: Choices, workers: int) -> Configuration:
     """A method, or what a recipe takes with so many workers, and what it takes with others."""
-    given = [*options, *(name for name in WRITTEN if getattr(choices, name) is not None)]
+    given = [*options, *_given(choices)]
     taken = Configuration.of(recipe(method, workers, given), options, choices)
     return _with_kin(taken, kin_of(method, given), options, choices)
+
+
+def _given(choices: Choices) -> list[str]:
+    return [name for name in WRITTEN if getattr(choices, name) is not None]
 
 
 def _with_kin(taken: Configuration, lines: Sequence[str], options: dict[str, Any], choices: Choices) -> Configuration:
