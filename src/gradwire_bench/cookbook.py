@@ -29,10 +29,10 @@ Which line keeps the accuracy under your optimizer? Each method got the same tun
 learning rate, then half and twice it, and further to the better side, {TRIES} rates at most, by the result of one seed;
 then {SEEDS} seeds at the best rate, and at the next best if these lie more than a tenth apart, because some diverge,
 and at the learning rate of dense averages; of these the best mean counts. Dense averages got as many rates as it took
-until neither side was better. A method's first rate is theirs, times a
-constant that its step length asks for (0.1 for signs). A line **keeps** the accuracy if the mean over seeds is within
-{POINTS} points of dense averages' for images, or within {SHARE_OF_LOSS:.0%} of their loss for text. *As pasted* is what
-it loses at the learning rate of dense averages, by the mean of as many seeds.
+until neither side was better. A method's first rate is theirs, times a constant that its step length asks for (0.1 for
+signs). A line **keeps** the accuracy if the mean over seeds is within {POINTS} points of dense averages' for images, or
+within {SHARE_OF_LOSS:.0%} of their loss for text. *As pasted* is what it loses at the learning rate of dense
+averages, by the mean of as many seeds.
 
 * **image**: a CNN with batch norm, 103 k parameters, on Fashion-MNIST, {STEPS["image"]} steps of
   {USUAL} x {WORKLOADS["image"].batch} images: about one epoch; the score is the accuracy on 10,000 test images, in
