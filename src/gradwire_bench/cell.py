@@ -13,8 +13,8 @@ from gradwire_bench import origin, shapes
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.kernels import Segments
 from gradwire_bench.launch import NO_LINK, link_rate
+from gradwire_bench.optimizers import OptimizerName
 from gradwire_bench.placement import Backend, Device, Framework
-from gradwire_bench.trial import OptimizerName
 from gradwire_bench.workloads import WORKLOADS
 
 Kind = Literal["trial", "train", "local", "sync", "codec", "kernel", "gpu"]

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from gradwire_bench.contenders import Contender
 from gradwire_bench.nets.image import CLASSES
+from gradwire_bench.optimizers import one_cycle
 from gradwire_bench.tasks import Task
 from gradwire_bench.train_worker import evaluated, main, peak_rate, share_right
-from gradwire_bench.trial import one_cycle
 from gradwire_bench.worker import attempted, emit, interface_sent_bytes, mean_over_ranks
 from gradwire_bench.workloads import Workload
 

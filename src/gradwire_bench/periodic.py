@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from gradwire_bench import launch
 from gradwire_bench.data import DataSource
+from gradwire_bench.optimizers import OptimizerName
 from gradwire_bench.periodic_plans import Run
 from gradwire_bench.periodic_results import Average, Outcome, Silence
-from gradwire_bench.trial import OptimizerName
 from gradwire_bench.workloads import Workload
 
 AVERAGED = ("dense", *(f"qsgd:bits={bits},owner=qsgd:{bits}" for bits in (8, 4, 2)), "topk:ratio=0.02")

@@ -12,11 +12,11 @@ from gradwire.errors import GradwireError
 from gradwire_bench import origin, periodic, periodic_plans, periodic_results, pictures, report
 from gradwire_bench.data import Dataset
 from gradwire_bench.launch import NO_LINK
+from gradwire_bench.optimizers import OptimizerName
 from gradwire_bench.periodic_plans import Run
 from gradwire_bench.periodic_results import Average, Outcome, Row
 from gradwire_bench.shapes import get as get_shapes
 from gradwire_bench.terminal import bars
-from gradwire_bench.trial import OptimizerName
 from gradwire_bench.workloads import LANGUAGE, Workload
 
 

@@ -20,9 +20,9 @@ from gradwire_bench import shapes
 from gradwire_bench.contenders import Averaged, Contender
 from gradwire_bench.data import DataSource
 from gradwire_bench.nets import ByteNet
+from gradwire_bench.optimizers import OptimizerName, one_cycle, optimizer_of
 from gradwire_bench.periodic_plans import Plan, Run
 from gradwire_bench.tasks import Score, Share, Task
-from gradwire_bench.trial import OptimizerName, one_cycle, optimizer_of
 from gradwire_bench.worker import (
     agree,
     attempted,

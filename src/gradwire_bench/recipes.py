@@ -13,8 +13,9 @@ from typing import Any, Literal, get_args
 
 from gradwire.errors import ConfigurationError
 from gradwire_bench.contenders import DDP, Contender
+from gradwire_bench.optimizers import OptimizerName, base_rate
 from gradwire_bench.periods import Periods
-from gradwire_bench.trial import STEPS, OptimizerName, Result, Trial, base_rate, run
+from gradwire_bench.trial import STEPS, Result, Trial, run
 from gradwire_bench.workloads import WORKLOADS, Name
 
 TRIES = 5
@@ -287,6 +288,8 @@ def trials(
     results = {each.trial: each.result for each in done}
     wanted: list[Trial | None] = []
     for workload, optimizer in itertools.product(workloads, optimizers):
+        if optimizer == "muon" and not by_loss(workload):
+            continue  # convolutions are no matrices
         column = Column(results, workload, optimizer, workers)
         dense, *others = candidates(optimizer)
         first = column.next(dense, base_rate(WORKLOADS[workload], optimizer), tuned=True)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from gradwire_bench import placement, resident
 from gradwire_bench.contenders import Averaged, Contender
 from gradwire_bench.data import DataSource
+from gradwire_bench.optimizers import base_rate, one_cycle, optimizer_of
 from gradwire_bench.placement import BACKENDS, FromHost
 from gradwire_bench.settings import learning_rate
 from gradwire_bench.tasks import Share, Task
-from gradwire_bench.trial import base_rate, one_cycle, optimizer_of
 from gradwire_bench.worker import attempted, emit, fingerprint, interface_sent_bytes, mean_over_ranks, process_group
 from gradwire_bench.workloads import WORKLOADS, Workload
 

@@ -9,7 +9,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,16 +21,12 @@ from gradwire.local import LocalWorld
 from gradwire_bench import placement
 from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.data import Dataset, DataSource
+from gradwire_bench.optimizers import OptimizerName, one_cycle, optimizer_of
 from gradwire_bench.periods import Periods, nesterov
 from gradwire_bench.placement import Device, FromHost
 from gradwire_bench.tasks import Share, Task
 from gradwire_bench.worker import fingerprint
 from gradwire_bench.workloads import WORKLOADS, Name, Workload, bits
-
-OptimizerName = Literal["sgd", "momentum", "nesterov", "adamw"]
-
-WARM_UP_SHARE = 0.2
-"""Share of the steps over which the learning rate rises; then it falls along a cosine."""
 
 BUCKETS = 8
 """So many are cut of a small model where a line has one segment for each: as many as DDP forms of some 200 MB."""
@@ -47,7 +42,7 @@ class Trial:
     Attributes:
         workload: The task; its small model.
         optimizer: What takes the averages for gradients: ``"momentum"`` is SGD with momentum 0.9, ``"nesterov"``
-            with Nesterov's.
+            with Nesterov's, ``"muon"`` Muon for hidden matrices beside AdamW.
         workers: Number of workers.
         method: As on the command line; ``"ddp"`` for averages that are not compressed. Or a line of
             :class:`Periods`.
@@ -80,13 +75,6 @@ class Result:
     sent_bytes: float
     dense_bytes: float
     parameters: str = ""
-
-
-def base_rate(workload: Workload, optimizer: OptimizerName) -> float:
-    """The learning rate that dense averages begin with; a momentum of 0.9 makes a step ten times as long."""
-    if optimizer == "adamw":
-        return workload.adam_rate
-    return workload.learning_rate if optimizer == "sgd" else workload.learning_rate / 10
 
 
 def run(
@@ -147,23 +135,6 @@ def run(
 def _task(workload: Workload, source: DataSource, batch: int, seed: int) -> Task:
     """All workers' share at once."""
     return workload.task(source, Share(batch, seed))
-
-
-def optimizer_of(name: OptimizerName, net: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """What takes the averages for gradients."""
-    if name == "adamw":
-        return torch.optim.AdamW(net.parameters(), learning_rate)
-    momentum = 0.0 if name == "sgd" else 0.9
-    return torch.optim.SGD(net.parameters(), learning_rate, momentum=momentum, nesterov=name == "nesterov")
-
-
-def one_cycle(optimizer: torch.optim.Optimizer, peak: float, steps: int) -> torch.optim.lr_scheduler.OneCycleLR:
-    """The learning rate of a training: up to its peak, then down along a cosine."""
-    warm_up = WARM_UP_SHARE * steps
-    share = WARM_UP_SHARE if warm_up != 1 else 1.5 / steps  # torch divides by a warm-up's steps but one
-    return torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, peak, total_steps=max(steps, 2), pct_start=share, cycle_momentum=False
-    )
 
 
 def world_of(

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 import gradwire
 from gradwire.errors import ConfigurationError
 from gradwire_bench import cookbook, pictures, recipes
+from gradwire_bench.optimizers import one_cycle, optimizer_of
 from gradwire_bench.periods import Periods, nesterov
 from gradwire_bench.recipes import CANDIDATES, SEEDS, TRIES, Done
 from gradwire_bench.tasks import Share
-from gradwire_bench.trial import STEPS, Result, Trial, one_cycle, optimizer_of, run
+from gradwire_bench.trial import STEPS, Result, Trial, run
 from gradwire_bench.worker import fingerprint
 from gradwire_bench.workloads import WORKLOADS
 from pool import ranks

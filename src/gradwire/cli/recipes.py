@@ -13,15 +13,16 @@ from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, write, wrote
 from gradwire.errors import ConfigurationError, GradwireError, did_you_mean
 
-OptimizerName = Literal["sgd", "momentum", "adamw"]
+OptimizerName = Literal["sgd", "momentum", "adamw", "muon"]
 
+ALL_OPTIMIZERS: list[OptimizerName] = list(get_args(OptimizerName))
 ALL_WORKLOADS: list[TunedWorkload] = list(get_args(TunedWorkload))
 
 
 def recipes(
     *,
     workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ALL_WORKLOADS,
-    optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
+    optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ALL_OPTIMIZERS,
     keeping: Flag = False,
     json: Json = None,
 ) -> None:
@@ -37,7 +38,8 @@ def recipes(
     Args:
         workload: image is a CNN with batch norm, alexnet one without, resnet20 a residual one; gpt is a small
             transformer, language a GRU; may be repeated.
-        optimizer: What takes the averages; momentum is SGD with momentum 0.9; may be repeated.
+        optimizer: What takes the averages; momentum is SGD with momentum 0.9, muon is Muon for hidden matrices
+            beside AdamW; may be repeated.
         keeping: Only lines that keep the accuracy.
         json: Write the rows to this file too.
     """
@@ -65,7 +67,7 @@ def bench_recipes(
     method: Methods = None,
     *,
     workload: Annotated[list[TunedWorkload], Parameter(negative=())] = ALL_WORKLOADS,
-    optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ["sgd", "momentum", "adamw"],  # noqa: B006
+    optimizer: Annotated[list[OptimizerName], Parameter(negative=())] = ALL_OPTIMIZERS,
     workers: Positive = 4,
     jobs: Jobs = None,
     out: OutputFile = Path("results/recipes.json"),
@@ -85,7 +87,8 @@ def bench_recipes(
         method: Lines to train; all that are known to this command if not given.
         workload: image is a CNN with batch norm, alexnet one without, resnet20 a residual one; gpt is a small
             transformer, language a GRU; may be repeated.
-        optimizer: What takes the averages; momentum is SGD with momentum 0.9; may be repeated.
+        optimizer: What takes the averages; momentum is SGD with momentum 0.9, muon is Muon for hidden matrices
+            beside AdamW; may be repeated.
         workers: Workers of a training, all in one process.
         jobs: Trainings that run side by side; as many as there are cores if not given.
         out: Where trainings are kept.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
-from gradwire_bench import frontier, kernels, origin, periodic, sync, train, trial
+from gradwire_bench import frontier, kernels, optimizers, origin, periodic, sync, train, trial
 from gradwire_bench import shapes as shape_sets
 from gradwire_bench.abreast import abreast
 from gradwire_bench.cell import Cell, Record, cut
@@ -98,7 +98,7 @@ def measure(cell: Cell, dataset: Dataset) -> tuple[dict[str, Any], float, str | 
 
 def _trained(cell: Cell, dataset: Dataset) -> dict[str, Any]:
     workload = WORKLOADS[cell.workload]
-    rate = cell.rate * trial.base_rate(workload, cell.optimizer)
+    rate = cell.rate * optimizers.base_rate(workload, cell.optimizer)
     wanted = trial.Trial(workload.name, cell.optimizer, cell.workers, cell.contender, rate, cell.seed)
     done = trial.run(wanted, cell.steps, lambda step: None, dataset=dataset, batch=cell.batch, device=cell.device)
     result = dataclasses.asdict(done)
@@ -139,7 +139,7 @@ def _race(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[Result]:
 def _local(heat: Sequence[Cell], dataset: Dataset, news: News) -> list[Result]:
     first = heat[0]
     workload = WORKLOADS[first.workload]
-    peak = first.rate * trial.base_rate(workload, first.optimizer)
+    peak = first.rate * optimizers.base_rate(workload, first.optimizer)
     plans = [Plan(cell.contender, cell.every, cell.contender) for cell in heat]
 
     def show(outcomes: list[Outcome]) -> None:
