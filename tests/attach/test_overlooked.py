@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from itertools import product
 from typing import Any
 
@@ -180,6 +180,51 @@ def stepped_in_backward() -> None:
     assert not said(watched, False) + said(watched, True)
 
 
+def untaken(steps: str) -> list[str]:
+    """What rank 0 logs if an optimizer takes a step after each average where there is an ``s``."""
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    with listening() as lines, closing(gradwire.compress(model, "topk")):
+        for number, step in enumerate(steps):
+            model(inputs(number)).sum().backward()
+            if step == "s":
+                optimizer.step()
+                optimizer.zero_grad()
+    return lines
+
+
+def adversarial(quietly: bool) -> list[str]:
+    """What rank 0 logs of a generator and its discriminator, in whose step both or only its own are averaged."""
+    torch.manual_seed(3)
+    nets = [nn.Linear(24, 40), nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1))]
+    generator, discriminator = (DistributedDataParallel(each) for each in nets)
+    optimizers = [torch.optim.Adam(each.parameters(), 0.01) for each in nets]
+    handles = [gradwire.compress(each, "topk") for each in (generator, discriminator)]
+    with listening() as lines:
+        for step in range(8):
+            discriminator.zero_grad()
+            made = generator(inputs(step))
+            (discriminator(made.detach()) - discriminator(made.detach().flip(0))).square().sum().backward()
+            optimizers[1].step()
+            generator.zero_grad()
+            with discriminator.no_sync() if quietly else nullcontext():
+                discriminator(made).sum().backward()
+            optimizers[0].step()
+    for handle in handles:
+        handle.close()
+    assert all(same_everywhere(each) for net in nets for each in net.parameters())
+    return lines
+
+
+def averages_that_nobody_takes() -> None:
+    for steps in ("-----", "s" * 30, "------ss-ssss--" + "s" * 30, "-s-s-s"):
+        assert not untaken(steps), steps
+    assert not adversarial(quietly=True)
+    for found in (untaken("-s" * 10), untaken("--s" * 5), adversarial(quietly=False)):
+        assert len(found) == (dist.get_rank() == 0), found
+        assert all("no optimizer took 4 of the last averages before the next ones" in each for each in found)
+
+
 def closed() -> None:
     """The module inside trains on without DDP, in another dtype as well, and nobody follows it."""
     for finds in (False, True):
@@ -256,6 +301,7 @@ def refused() -> None:
         renamed,
         backward_passes_without_ddp,
         stepped_in_backward,
+        averages_that_nobody_takes,
         closed,
         state_assigned,
         parameters_replaced,

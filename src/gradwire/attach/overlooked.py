@@ -18,6 +18,10 @@ from gradwire.attach.wrappers import parameters_of
 from gradwire.engine.guards import Unused
 from gradwire.errors import ConfigurationError
 
+LOOKS, UNTAKEN = 20, 4
+"""Averages, from an optimizer's first step on, at which it is looked whether it took those before; and of how many it
+did not until that is told."""
+
 _log = logging.getLogger("gradwire")
 
 
@@ -44,6 +48,7 @@ class Overlooked:
         self._version: int | None = None
         self._hastily = self._first
         self._used: set[str] = set()
+        self._untaken = _Untaken() if self._first else None
         self.unused = Unused(engine.give_back, ask=True) if model.find_unused_parameters else None
         if self.unused is not None:
             engine.guards.append(self.unused)
@@ -133,6 +138,8 @@ class Overlooked:
                 )
             self._waiting = True
             self._version = version
+            if self._untaken is not None and self._untaken.look(version):
+                self._untaken = None
 
 
 def ignored_by(model: DistributedDataParallel) -> set[int]:
@@ -155,6 +162,34 @@ def check_wrapped(model: DistributedDataParallel, parameters: Named) -> None:
             f"DDP wrapped {len(wrapped)} parameters that required gradients, and of these {len(parameters)} are there "
             "and do now; freeze or replace parameters first, then wrap and attach"
         )
+
+
+class _Untaken:
+    """Says so if averages come that no optimizer takes, between others that one does.
+
+    Optimizers whose steps do not count as versions of a parameter are not seen; nor what comes before the first step,
+    as loss scales may be why it waits.
+    """
+
+    def __init__(self) -> None:
+        self._version: int | None = None
+        self._looks = self._found = 0
+
+    def look(self, version: int) -> bool:
+        """Looks at a parameter's version when its gradient is about to be averaged; whether that was the last time."""
+        before, self._version = self._version, version
+        stepped = before not in (None, version)
+        self._looks += stepped or self._looks > 0
+        self._found += not stepped and self._looks > 0
+        if self._found == UNTAKEN:
+            _log.warning(
+                "no optimizer took %d of the last averages before the next ones came, as with those that a GAN's "
+                "discriminator gets in its generator's step; they are sent for nothing, and what they leave in "
+                "memories goes on; run what nobody takes the gradients of, forward and backward, and all but the last "
+                "backward pass of a step, under model.no_sync()",
+                UNTAKEN,
+            )
+        return self._found == UNTAKEN or self._looks == LOOKS
 
 
 class _Loaded:
