@@ -18,6 +18,8 @@ try:
 except ImportError as error:
     raise ImportError(f"{error}; Transformers comes with pip install 'gradwire[transformers]'") from error
 
+from gradwire.integrations.accelerate import attach_through  # no Trainer is made without Accelerate
+
 
 def compress(trainer: Trainer, method: Methods = RECIPE, **options: Any) -> Attachment:
     """Averages the gradients of a trainer's model through a compression method.
@@ -45,8 +47,6 @@ def compress(trainer: Trainer, method: Methods = RECIPE, **options: Any) -> Atta
         attachment = gradwire.integrations.transformers.compress(trainer, "topk", ratio=0.01)
         trainer.train()
     """
-    from gradwire.integrations.accelerate import attach_through  # Trainer cannot be made without Accelerate
-
     if not isinstance(trainer, Trainer):
         raise ConfigurationError(f"trainer is a {type(trainer).__name__}; give a transformers.Trainer")
     if trainer.model_wrapped is not trainer.model:
@@ -63,7 +63,6 @@ def compress(trainer: Trainer, method: Methods = RECIPE, **options: Any) -> Atta
 
 def _attaching(wrap: Any, accelerator: Any, attachment: Attachment) -> Any:
     """The trainer's ``_wrap_model``, which before 5.3 gives the accelerator other arguments for DDP."""
-    from gradwire.integrations.accelerate import attach_through
 
     @wraps(wrap)
     def wrapping(*args: Any, **kwargs: Any) -> Any:
