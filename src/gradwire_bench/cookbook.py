@@ -21,7 +21,7 @@ PICTURE = Path("images") / "recipes.png"
 USUAL = 4
 """Workers, where a table does not say how many."""
 
-OPTIMIZER_NAMES = {"sgd": "SGD", "momentum": "SGD with momentum 0.9", "adamw": "AdamW"}
+OPTIMIZER_NAMES = {"sgd": "SGD", "momentum": "SGD with momentum 0.9", "adamw": "AdamW", "muon": "Muon and AdamW"}
 
 _INTRODUCTION = f"""# Recipes
 
@@ -57,12 +57,18 @@ accuracy with 1.5 bits of `subspace` and not with 0.8; its seeds lie up to 1.1 p
 Methods that carry a momentum of their own (`dgc`, `demo`, `dion`, `ef21sgdm`, `blocksgdm`) were trained with plain SGD
 and stand beside SGD with momentum. Lines with `periodic` average what so many local steps changed; `nesterov` is the
 outer optimizer of [periodic.md](periodic.md#recipes). Local steps ask for another learning rate than dense averages do:
-twice theirs under AdamW. The learning rate rises over a fifth of the steps, then falls along a cosine. All workers run
-in one process, on the wire's own code; the bytes are those that it would hand over to be sent. All-reduces and shares
-(`powersgd`, `acpsgd`, `qsgd`) take as much with any number of workers, but for some bytes a share; what is gathered
-(`topk`, `deadzone`, `subspace` without `route="sharded"`) goes to all others. So `gradwire.compress(model,
-"recipe:adamw")` takes, of what keeps the accuracy as pasted, the line with which your number of workers sends least;
-`gradwire.compress(model)` takes the one that does so under every optimizer.
+twice theirs under AdamW.
+
+*Muon and AdamW* is torch's Muon for hidden matrices, with steps as long as AdamW's (`adjust_lr_fn="match_rms_adamw"`),
+and AdamW for embeddings, what makes the scores, and vectors, all at one learning rate; it has the tasks of text, as
+convolutions are no matrices.
+
+The learning rate rises over a fifth of the steps, then falls along a cosine. All workers run in one process, on the
+wire's own code; the bytes are those that it would hand over to be sent. All-reduces and shares (`powersgd`, `acpsgd`,
+`qsgd`) take as much with any number of workers, but for some bytes a share; what is gathered (`topk`, `deadzone`,
+`subspace` without `route="sharded"`) goes to all others. So `gradwire.compress(model, "recipe:adamw")` takes, of what
+keeps the accuracy as pasted, the line with which your number of workers sends least; `gradwire.compress(model)` takes
+the one that does so under every optimizer.
 
 `gradwire recipes` prints these tables. What is not in them has not been trained yet: `gradwire bench recipes --docs
 docs --out src/gradwire_bench/recipes.json` goes on from there, which takes hours, and makes this page.
