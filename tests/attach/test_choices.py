@@ -37,8 +37,11 @@ def _alone() -> Iterator[None]:
     [
         (gradwire.compress, set()),
         (gradwire.Synchronizer.__init__, set()),
-        (gradwire.periodic, {"grad_scaler", "rollback", "learning_rate", "audit_every", "start"}),
-        (CompressedAdam.__init__, {"grad_scaler", "rollback", "learning_rate", "audit_every", "verify_every", "start"}),
+        (gradwire.periodic, {"grad_scaler", "rollback", "learning_rate", "clip_spikes", "audit_every", "start"}),
+        (
+            CompressedAdam.__init__,
+            {"grad_scaler", "rollback", "learning_rate", "clip_spikes", "audit_every", "verify_every", "start"},
+        ),
         (gradwire.roundtrip, set(FIELDS) - EVERYWHERE),
     ],
 )

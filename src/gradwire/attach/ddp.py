@@ -133,6 +133,7 @@ def compress(
     grad_scaler: torch.amp.GradScaler | None = None,
     rollback: bool | None = None,
     learning_rate: Callable[[], float] | None = None,
+    clip_spikes: float | None = None,
     audit_every: int = 0,
     verify_every: int = 0,
     start: int = 0,
@@ -196,6 +197,10 @@ def compress(
             ``lambda: optimizer.param_groups[0]["lr"]``. Then what was not sent is remembered as a part of the update,
             as published: when the rate changes from a to b, it is weighed by a / b; while it is 0, it waits. If None,
             it is weighed by nothing.
+        clip_spikes: How many times the usual length a worker's gradient may have, such as 4, before it is scaled down
+            to that and compressed: memories hand out what is left of a spike for many steps, which clipping the average
+            cannot undo. What is usual is a running mean over steps, each worker's own; the first 10 are never scaled.
+            None for never.
         audit_every: Every so many steps, beginning with the first, gradients are averaged densely, too, beside the
             compressed averages and without changing them, and both are compared: ``handle.audits()``,
             ``handle.stats().audit``, ``handle.write(writer)``, and a line of level INFO from the logger ``"gradwire"``

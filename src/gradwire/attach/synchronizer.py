@@ -56,6 +56,7 @@ class Synchronizer(Bucketed):
         grad_scaler: See there.
         rollback: See there.
         learning_rate: See there.
+        clip_spikes: See there.
         audit_every: See there.
         verify_every: See there.
         start: See there.
@@ -95,6 +96,7 @@ class Synchronizer(Bucketed):
         grad_scaler: torch.amp.GradScaler | None = None,
         rollback: bool | None = None,
         learning_rate: Callable[[], float] | None = None,
+        clip_spikes: float | None = None,
         audit_every: int = 0,
         verify_every: int = 0,
         start: int = 0,

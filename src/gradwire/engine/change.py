@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards.learning_rate import RATE
+from gradwire.engine.guards.spikes import USUAL
 from gradwire.engine.mixture import Settled
 from gradwire.engine.nodes import Nodes
 from gradwire.layout import Block, Slot
@@ -55,12 +56,12 @@ def carry_over(
 
     def goes_on(field: str, name: str) -> bool:
         if name not in shapes or following is None:
-            return name in shapes and field in (OWED, RATE)
+            return name in shapes and field in (OWED, RATE, USUAL)
         before, after, shape = former.rule(name), following.rule(name), shapes[name]
         if field.partition(".")[0] in _MEMORY:
             return _same_memory(before, after, shape, nodes)
         alike = before.in_parts(shape, nodes) == after.in_parts(shape, nodes)
-        return field in (OWED, RATE) or (alike and after.method.goes_on_from(before.method))
+        return field in (OWED, RATE, USUAL) or (alike and after.method.goes_on_from(before.method))
 
     store.retain(goes_on)
 

@@ -37,6 +37,7 @@ class Choices(Plain):
     grad_scaler: torch.amp.GradScaler | None = None
     rollback: bool | None = None
     learning_rate: Callable[[], float] | None = None
+    clip_spikes: float | None = None
     audit_every: int = 0
     verify_every: int = 0
     start: int = 0

@@ -17,6 +17,7 @@ from gradwire.engine.guards.guard import Guard
 from gradwire.engine.guards.learning_rate import LearningRate, check_rate
 from gradwire.engine.guards.loss_scale import LossScale, check_scaler
 from gradwire.engine.guards.rollback import Rollback, check_rollback
+from gradwire.engine.guards.spikes import Spikes, check_spikes
 from gradwire.engine.guards.unobserved import Unobserved
 from gradwire.engine.mixture import Configured
 from gradwire.errors import ConfigurationError
@@ -52,6 +53,7 @@ class Guarding:
         _check_name(self.choices.name)
         check_scaler(self.choices.grad_scaler)
         check_rollback(self.choices.rollback)
+        check_spikes(self.choices.clip_spikes)
         check_audit_every(self.choices.audit_every)
         check_verify_every(self.choices.verify_every)
 
@@ -70,18 +72,20 @@ class Guarding:
 
     def guards(self, engine: Engine, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> list[Guard]:
         """The guards, the outermost first: what is handed on is looked at last, what the method sees is audited."""
-        choices = self.choices
+        choices, names = self.choices, [name for name, _ in parameters]
         guards: list[Guard] = [self.comparison(choices.verify_every)] if choices.verify_every else []
         if self.rolls_back(engine.configuration):
             dtypes = {name: parameter.dtype for name, parameter in parameters}
             guards.append(Rollback(engine, dtypes) if self.agree is None else Rollback(engine, dtypes, self.agree))
         if choices.grad_scaler is not None:
             guards.append(LossScale(choices.grad_scaler, engine.store))
+        if choices.clip_spikes is not None:
+            guards.append(Spikes(float(choices.clip_spikes), names, engine))
         if choices.learning_rate is not None:
             memory_of = lambda name: engine.configuration.rule(name).memory  # noqa: E731, which other choices may follow
             guards.append(LearningRate(choices.learning_rate, engine.store, memory_of))
         if choices.audit_every:
-            guards.append(Auditor(choices.audit_every, [name for name, _ in parameters], engine, engine.rank))
+            guards.append(Auditor(choices.audit_every, names, engine, engine.rank))
         asked = [getattr(rule.method, "moments", "step") for rule in engine.configuration.rules]
         for moments in sorted({*asked} - {"step"}):
             guards.append(Unobserved(engine, moments, aloud=engine.rank == 0))
@@ -101,6 +105,7 @@ class Guarding:
             "grad_scaler": scale,
             "rollback": str(self.rolls_back(configuration)),
             "learning_rate": "none" if choices.learning_rate is None else "given",
+            "clip_spikes": str(choices.clip_spikes),
             "audit_every": str(choices.audit_every),
             "verify_every": str(choices.verify_every),
         }

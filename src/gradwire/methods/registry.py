@@ -16,7 +16,8 @@ from gradwire.registry import Registry
 
 CHOICES = (
     *("granularity", "route", "memory", "owner", "dense", "seed", "fuse_bytes"),
-    *("grad_scaler", "rollback", "learning_rate", "audit_every", "verify_every", "start", "inside", "name"),
+    *("grad_scaler", "rollback", "learning_rate", "clip_spikes", "audit_every", "verify_every", "start", "inside"),
+    "name",
 )
 """What goes with every method and is no option of any, for messages."""
 

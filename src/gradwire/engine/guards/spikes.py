@@ -1,0 +1,92 @@
+"""A spike leaves no more in memories than a large step does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.deferred import known
+from gradwire.engine.guards.guard import Guard, Progress
+from gradwire.engine.unit import Unit
+from gradwire.errors import ConfigurationError
+
+USUAL = "usual_norm"
+"""The store's field for the norm that gradients of a parameter have had of late on this worker."""
+
+FIRST_STEPS = 10
+"""Steps that only tell what is usual."""
+
+SHARE = 0.1
+"""Of the newest norm in what is usual."""
+
+
+class Spikes(Guard):
+    """Scales down a worker's gradients that are far larger than usual, before they are compressed.
+
+    Clipping after the average does not undo a spike where a memory keeps most of it and hands it out for as many steps
+    as it takes: what is clipped is then the same spike, again and again. So a buffer's gradient longer than ``times``
+    the usual length of the worker's whole gradient is scaled to that. What is usual is a running mean of each
+    parameter's norm, which takes in what was scaled: lasting changes are followed within some steps.
+
+    Each worker looks at its own gradients, as DGC's local clipping does (Lin et al. 2018, arXiv:1712.01887); relative
+    to a running mean, as AdaGC's (Wang et al. 2025, arXiv:2502.11034). It takes a pass over each gradient, and another
+    one over what is scaled.
+
+    Args:
+        times: How many times the usual length is a spike; above 1.
+        names: All parameters.
+        progress: The engine, whose store keeps what is usual.
+    """
+
+    def __init__(self, times: float, names: Sequence[str], progress: Progress) -> None:
+        self._times = times
+        self._names = names
+        self._progress = progress
+        self._most: Tensor | None = None
+
+    def before_encode(self, unit: Unit, gradient: Tensor) -> None:
+        """Scales a gradient, if it is a spike, and takes it in."""
+        slots = [slot for slot in unit.slots if slot.numel]
+        if not slots:
+            return
+        store, step = self._progress.store, self._progress.step
+        if self._most is None:
+            self._most = self._times * _length([store.get(USUAL, name) for name in self._names], gradient)
+        norms = torch.stack(torch._foreach_norm([gradient[slot.offset : slot.stop] for slot in slots]))
+        length = torch.linalg.vector_norm(norms)
+        is_spike = length.isfinite() & (length > self._most) & (self._most > 0)
+        if step >= FIRST_STEPS and not known(~is_spike):
+            scale = torch.where(is_spike, self._most / length, 1.0)
+            gradient.mul_(scale)
+            norms *= scale
+        kept = [store.get(USUAL, slot.name) for slot in slots]
+        before = torch.stack([norms.new_zeros(()) if each is None else each for each in kept])
+        now = torch.where(norms.isfinite(), torch.lerp(before, norms, max(SHARE, 1 / (step + 1))), before)
+        for slot, norm in zip(slots, now.unbind(), strict=True):
+            store.put(USUAL, slot.name, norm)
+
+    def after_step(self) -> None:
+        """What is usual is read anew in the next step."""
+        self._most = None
+
+    def __str__(self) -> str:
+        return f"spikes beyond {self._times:g} times the usual"
+
+
+def _length(norms: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """Of a gradient whose parts have these norms."""
+    there = [norm for norm in norms if norm is not None]
+    return torch.linalg.vector_norm(torch.stack(there)) if there else like.new_zeros(())
+
+
+def check_spikes(times: object) -> None:
+    """Raises ConfigurationError unless ``times`` is a number above 1, or None."""
+    if times is None or (isinstance(times, int | float) and not isinstance(times, bool) and 1 < times < math.inf):
+        return
+    raise ConfigurationError(
+        f"clip_spikes={times!r} is out of range; choose how many times the usual norm is a spike, above 1, such as 4, "
+        "or None to clip nothing"
+    )
