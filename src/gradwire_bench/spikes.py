@@ -1,7 +1,7 @@
 """How long a spike goes on in averages: one step's gradients of a training are a hundred times larger than they were.
 
 ``python -m gradwire_bench.spikes gpt adamw 0.006 topk:ratio=0.01 efsignsgd`` prints a table for a workload, an
-optimizer and a peak learning rate. The training goes by dense averages of what gradients were, and has 90 steps.
+optimizer and a peak learning rate. The training goes by dense averages of what gradients were, and has 160 steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradwire_bench.contenders import DDP, Contender
 from gradwire_bench.terminal import bars, table
 from gradwire_bench.trial import Averages, Trial, run, world_of
 
-STEPS, SPIKE = 90, 40
+STEPS, SPIKE = 160, 100
 """Steps of the training, and the one, counted from 0, in which lines get what is a spike."""
 
 LARGER = 100.0

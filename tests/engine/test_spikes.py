@@ -90,6 +90,10 @@ def test_a_run_that_goes_on_and_one_with_a_bad_step_have_the_same_bits() -> None
         for step in range(SPIKE + 3):
             if step == stopped:
                 state = run.sync.state_dict()
+                states: list[dict[str, Any]] = [{}, {}]
+                dist.all_gather_object(states, state)
+                third = gradwire.redistribute(states, 3)[2]["tensors"][USUAL]
+                assert third == states[0]["tensors"][USUAL], "with one worker more"
                 run.sync.close()
                 run = Run("topk", **choices)
                 run.sync.load_state_dict(state)

@@ -12,6 +12,7 @@ from gradwire.deferred import known
 from gradwire.engine.guards.guard import Guard, Progress
 from gradwire.engine.unit import Unit
 from gradwire.errors import ConfigurationError
+from gradwire.memory import Kind
 
 USUAL = "usual_norm"
 """The store's field for the norm that gradients of a parameter have had of late on this worker."""
@@ -66,7 +67,7 @@ class Spikes(Guard):
         before = torch.stack([norms.new_zeros(()) if each is None else each for each in kept])
         now = torch.where(norms.isfinite(), torch.lerp(before, norms, max(SHARE, 1 / (step + 1))), before)
         for slot, norm in zip(slots, now.unbind(), strict=True):
-            store.put(USUAL, slot.name, norm)
+            store.put(USUAL, slot.name, norm, Kind.PRIVATE)
 
     def after_step(self) -> None:
         """What is usual is read anew in the next step."""
