@@ -75,6 +75,7 @@ CANDIDATES = (
     Candidate("subspace:bits=1.2"),
     Candidate("subspace:bits=1.5"),
     Candidate("subspace:bits=1.5,route=sharded"),
+    Candidate("subspace:bits=3,route=sharded"),
     Candidate("dithered:bits=0.5"),
     Candidate("dithered:bits=1"),
     Candidate("powersgd:rank=4"),
