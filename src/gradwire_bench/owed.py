@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -17,9 +16,10 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from gradwire_bench.contenders import DDP, Contender
-from gradwire_bench.terminal import bars, table
-from gradwire_bench.trial import Averages, Trial, run, world_of
+from gradwire_bench.beside import trained
+from gradwire_bench.contenders import Contender
+from gradwire_bench.terminal import table
+from gradwire_bench.trial import Averages, Trial, world_of
 
 SETTLED = 1 / 3
 """Share of the steps after which what is owed counts."""
@@ -64,24 +64,12 @@ def _squared(values: Tensor) -> float:
 
 def main(workload: Any, optimizer: Any, rate: str, steps: str, *lines: str) -> None:
     """Trains, and prints the table."""
-    console, count, made = Console(), int(steps), list[Owing]()
-
-    def averages(net: nn.Module, trial: Trial, steps: int) -> Owing:
-        made.append(Owing(net, trial, steps, lines))
-        return made[0]
-
-    with bars(console) as progress:
-        bar = progress.add_task("dense averages, and the others beside", total=count, news="")
-        trial = Trial(workload, optimizer, 4, DDP, float(rate), 0)
-        run(trial, count, partial(_show, progress, bar), samples=1, averages=averages)
+    console, count = Console(), int(steps)
+    made = trained(console, Owing, lines, workload, optimizer, float(rate), count)
     shown = table(f"{workload}, {optimizer}, {count} steps, 4 workers", "line", "owed", "bytes a step")
-    for line, owed, sent in zip(lines, made[0].owed, made[0].bytes, strict=True):
+    for line, owed, sent in zip(lines, made.owed, made.bytes, strict=True):
         shown.add_row(line.replace(",", ", "), f"{fmean(owed[int(SETTLED * count) :]):.4f}", f"{sent / count:,.0f}")
     console.print(shown)
-
-
-def _show(progress: Any, bar: Any, done: int) -> None:
-    progress.update(bar, completed=done)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -16,9 +15,10 @@ from torch import nn
 
 from gradwire.engine.guards.spikes import Spikes
 from gradwire.local import LocalWorld
-from gradwire_bench.contenders import DDP, Contender
-from gradwire_bench.terminal import bars, table
-from gradwire_bench.trial import Averages, Trial, run, world_of
+from gradwire_bench.beside import trained
+from gradwire_bench.contenders import Contender
+from gradwire_bench.terminal import table
+from gradwire_bench.trial import Averages, Trial, world_of
 
 STEPS, SPIKE = 160, 100
 """Steps of the training, and the one, counted from 0, in which lines get what is a spike."""
@@ -74,26 +74,14 @@ def traces(lengths: Sequence[float]) -> tuple[float, int]:
 
 def main(workload: Any, optimizer: Any, rate: str, *lines: str) -> None:
     """Trains, and prints the table."""
-    console, made = Console(), list[Spiking]()
-
-    def averages(net: nn.Module, trial: Trial, steps: int) -> Spiking:
-        made.append(Spiking(net, trial, steps, lines))
-        return made[0]
-
-    with bars(console) as progress:
-        bar = progress.add_task("dense averages, and the others beside", total=STEPS, news="")
-        trial = Trial(workload, optimizer, 4, DDP, float(rate), 0)
-        run(trial, STEPS, partial(_show, progress, bar), samples=1, averages=averages)
+    console = Console()
+    made = trained(console, Spiking, lines, workload, optimizer, float(rate), STEPS)
     heads = ("next average", "longer than usual", f"clip_spikes={CLIPPED:g}: next", "longer than usual")
     shown = table(f"{workload}, {optimizer}, 4 workers: a step of gradients {LARGER:g} times as large", "line", *heads)
-    for line, both in zip(lines, made[0].lengths, strict=True):
+    for line, both in zip(lines, made.lengths, strict=True):
         figures = (text for found in map(traces, both) for text in (f"x {found[0]:.1f}", f"{found[1]} steps"))
         shown.add_row(line.replace(",", ", "), *figures)
     console.print(shown)
-
-
-def _show(progress: Any, bar: Any, done: int) -> None:
-    progress.update(bar, completed=done)
 
 
 if __name__ == "__main__":
