@@ -73,6 +73,13 @@ def test_what_was_published_can_be_had_and_differs_from_the_defaults(name: str) 
         assert paper == usual
 
 
+@pytest.mark.parametrize("name", gradwire.methods.names())
+def test_no_method_has_its_note_from_one_of_another_publication(name: str) -> None:
+    kind = gradwire.methods.get(name)
+    if kind.published.note:
+        assert next(each for each in kind.__mro__ if "published" in vars(each)).citation == kind.citation
+
+
 def test_what_goes_dense_is_said() -> None:
     assert str(Configuration.make("signsgd", {})).endswith("dense: nothing)")
     assert str(Configuration.make("topk", {})).endswith("dense: 1-D tensors and tensors below 1,024 elements)")
@@ -85,6 +92,7 @@ def test_what_is_given_counts_more_than_the_preset() -> None:
     assert mixed == Configuration.make("terngrad", {})
     assert str(Configuration.make("scalecom", {"preset": "paper"}).memory) == "lowpass(share=0.1)"
     assert str(Configuration.make("gtopk", {"preset": "paper"}).granularity) == "model"
+    assert str(Configuration.make("nuqsgd", {"preset": "paper"}).granularity) == "block:8192"
     with pytest.raises(gradwire.ConfigurationError, match="preset='author' is not known; choose 'paper'"):
         Configuration.make("terngrad", {"preset": "author"})
     with pytest.raises(gradwire.ConfigurationError, match="with a method's name"):

@@ -87,10 +87,10 @@ class MaskedMomentum(Memory):
         momentum: Share of the velocity that stays each step, in [0, 1).
         nesterov: Whether the momentum is Nesterov's.
         clip: Local gradient clipping: n workers scale each parameter's gradient down to a norm of ``clip / sqrt(n)``
-            before it counts, as in the authors' code; where a buffer is one segment the norm is of all of it, which
-            with ``granularity="model"`` is the paper's. Infinite for none; then gradients near float32's largest add up
-            beyond it, and no average is finite until their momentum has decayed, or with ``rollback`` ever again. Any
-            clip, such as 1e30, prevents that.
+            before it counts; the root is the paper's, the authors' code takes each parameter's norm, and no root. Where
+            a buffer is one segment the norm is of all of it, which with ``granularity="model"`` is the paper's.
+            Infinite for none; then gradients near float32's largest add up beyond it, and no average is finite until
+            their momentum has decayed, or with ``rollback`` ever again. Any clip, such as 1e30, prevents that.
     """
 
     masks: ClassVar[bool] = True

@@ -44,7 +44,8 @@ class ALQ(DrawnLevels):
 
     citation = "Faghri et al. 2020, arXiv:2010.12460"
     published = Published(
-        "Levels are fitted to what was counted, not to truncated normals, after other steps; 3 bits cannot be packed.",
+        "Levels are fitted to what was counted, not to truncated normals, after other steps; 3 bits cannot be packed. "
+        "The authors' code has one more level on each side in place of zero.",
         {"route": "gather", "granularity": "block:8192"},
     )
 

@@ -21,15 +21,20 @@ class Atomo(CodecMethod):
     the water-filling by which chances add up to ``rank`` is the paper's algorithm 1 as others implement it. Unlike
     there, exactly ``rank`` atoms are drawn, by systematic sampling, so that payloads have one size: chances stay what
     they are, and so does the variance, as atoms are orthogonal. Nor is nothing ever drawn, which the authors' code
-    repeats, at the price of a bias. A convolution is the matrix of its first dimension by the others. Each step costs
-    an eigendecomposition of the shorter side: seconds from some thousand rows and columns on.
+    repeats, at the price of a bias. A convolution is the matrix of its first dimension by the others; there each row
+    has the kernels of two pairs of channels: 2,048 by 18 for 64 by 64 channels and 3 by 3 places, 2,066 numbers an
+    atom, where 64 by 576 have 640. Each step costs an eigendecomposition of the shorter side: seconds from some
+    thousand rows and columns on.
 
     Attributes:
         rank: Atoms of each matrix, at least 1; the authors' scripts use 3.
     """
 
     citation = "Wang et al. 2018, arXiv:1806.04090"
-    published = Published("Exactly `rank` atoms are drawn of each matrix, where the paper's number varies about it.")
+    published = Published(
+        "Exactly `rank` atoms are drawn of each matrix, where the paper's number varies about it. A convolution is the "
+        "matrix of its first dimension by the others, in the authors' code one of far more rows than columns."
+    )
     routes = ("gather",)
     granularities = ("layer",)
     why_granularity = "it decomposes one matrix at a time"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gradwire import memory as memories
 from gradwire.methods.efsignsgd import EFSignSGD
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 
 
@@ -22,5 +23,9 @@ class BlockSGDM(EFSignSGD):
     """
 
     citation = "Zheng et al. 2019, arXiv:1905.10936"
+    published = Published(
+        "The momentum is a mean: take ten times the paper's learning rate. There what was not sent is weighed "
+        "by the old rate over the new: give `learning_rate=`. Zeros count as positive."
+    )
     memory = memories.Momentum(decay=0.9, nesterov=True, memory=memories.Residual())
     memories = ("none", "residual", "momentum")

@@ -17,7 +17,8 @@ class DGC(TopK):
 
     Momentum correction, masking and local gradient clipping are the memory ``"dgc"``, whose weights
     ``memory=gradwire.memory.MaskedMomentum(nesterov=True, clip=0.25)`` changes. The paper estimates the k-th magnitude
-    from a sample and sends between 0.8 and 1.3 k; here the top-k is exact.
+    from a sample. Its authors' code (synxlin/deep-gradient-compression) looks for a threshold that 0.8 k or more reach;
+    if 1.3 k do it takes their top-k, otherwise the first k in order of position. Here the top-k is exact.
 
     The momentum is of gradients alone, so an optimizer without one has none for its weight decay, which then counts a
     tenth of what it does with a momentum of 0.9: make it ten times as large. The authors' own optimizer gives weight

@@ -24,6 +24,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.exact import length
 from gradwire.memory import Feedback, Residual
 from gradwire.methods.method import Context, Method
+from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Synchronization
 
@@ -57,6 +58,10 @@ class Dion(Method):
     """
 
     citation = "Ahn et al. 2025, arXiv:2504.05295"
+    published = Published(
+        "The paper goes from full rank, which leaves nothing to compress, to 1/16. In the authors' code wide matrices "
+        "are transposed first and QR is randomised."
+    )
     routes = ("allreduce",)
     granularities = ("layer",)
     why_granularity = "it factorises one matrix at a time"

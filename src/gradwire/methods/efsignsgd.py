@@ -33,7 +33,8 @@ class EFSignSGD(CodecMethod):
     citation = "Karimireddy et al. 2019, arXiv:1901.09847"
     published = Published(
         "The paper has one worker, and residuals in units of the update: give `learning_rate=`. Owners' feedback on "
-        "the way back is that of Zheng et al. 2019."
+        "the way back is that of Zheng et al. 2019. A zero counts as positive, in the authors' code as zero, which one "
+        "bit cannot say."
     )
     routes = ("sharded", "gather")
     memory: ClassVar[str | Memory] = "residual"

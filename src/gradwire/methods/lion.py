@@ -55,6 +55,9 @@ class Lion(SignSGD):
     """
 
     citation = "Liu et al. 2024, arXiv:2404.00438; Lion: Chen et al. 2023, arXiv:2302.06675"
+    published = Published(
+        "Ties are broken by fair draws, as are zeros. The mean of signs, the paper's other form, is not here."
+    )
     memories = ("none",)
 
     beta1: float = 0.9

@@ -51,7 +51,10 @@ class PowerSGD(Method):
     """
 
     citation = "Vogels et al. 2019, arXiv:1905.13727"
-    published = Published("The paper compares ranks 1, 2 and 4.")
+    published = Published(
+        "The paper compares ranks 1, 2 and 4. Its authors' later package averages one factor a step unless asked for "
+        "more, as `acpsgd` does, after 100 dense steps (`start=100`)."
+    )
     routes = ("allreduce",)
     granularities = ("layer",)
     why_granularity = "it factorises one matrix at a time"

@@ -53,7 +53,8 @@ class SketchedSGD(Method):
 
     citation = "Ivkin et al. 2019, arXiv:1903.04488"
     published = Published(
-        "A sketch for every bucket lets the first travel before the last gradient is there.",
+        "A sketch for every bucket lets the first travel before the last gradient is there. In the authors' code there "
+        "is weight decay in what is sketched; with plain SGD make it `1 / (1 - momentum)` times as large.",
         {"granularity": "model"},
     )
     routes = ("allreduce",)
