@@ -30,7 +30,10 @@ class TopK(CodecMethod):
     """
 
     citation = "Aji & Heafield 2017, arXiv:1704.05021; Stich et al. 2018, arXiv:1809.07599"
-    published = Published("The choice is exact, where Aji & Heafield take the threshold from a sample.")
+    published = Published(
+        "The choice is exact, where Aji & Heafield take the threshold from a sample. They compare one of each matrix "
+        'and one of the whole model, `granularity="model"`.'
+    )
     routes = ("gather", "sharded")
     memory = "residual"
     bias = "contractive"
