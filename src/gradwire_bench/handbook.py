@@ -63,8 +63,8 @@ know it; where its text was not at hand, the method's docstring says so. The las
 and what of the publication is here in another form or not at all. With either, small tensors and vectors are averaged
 densely unless `dense=` says otherwise; in their code the authors of DGC, PowerSGD and ACP-SGD leave vectors alone,
 those of TernGrad compress all, or all above a size, and may leave out the last layer. On the sharded route every
-parameter is cut into a share for each worker, and segments with it: where a paper has one scale for a layer, each of
-its shares has one here, both ways.
+parameter is cut into a share for each worker: where a paper has one scale for a layer, or one top-k, each of its shares
+has one here, on both ways.
 """
 
 
