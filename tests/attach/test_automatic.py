@@ -20,6 +20,8 @@ import trained
 from gradwire.attach import trial
 from gradwire.attach.trial import Decision, decide
 from gradwire.engine.automatic import AMONG, EXACT
+from gradwire.engine.change import LASTING
+from gradwire.engine.guards.spikes import SEEN
 from gradwire.errors import ConfigurationError
 from models import batch, gathered, network, same_everywhere
 from pool import Pool, ranks
@@ -199,6 +201,24 @@ def what_is_owed() -> None:
 
 def test_nothing_that_is_owed_is_lost(pool: Pool) -> None:
     pool.run(2, shortly, what_is_owed, TOPK)
+
+
+def what_is_known_of_gradients() -> None:
+    """What a run that stops in the midst of a trial knows of gradients and rates does not depend on what averages."""
+    weight, choices = nn.Parameter(torch.zeros(64, 64)), {"clip_spikes": 4, "learning_rate": lambda: 0.1}
+    sync = gradwire.Synchronizer([("weight", weight)], "auto", among=[TOPK], **choices)
+    for number in range(STEPS - 1):
+        assert advice(sync) is None
+        weight.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(number))
+        sync.synchronize()
+    kept = sync.state_dict()["tensors"]
+    assert kept.keys() == {*LASTING}
+    assert kept[SEEN]["weight"] == STEPS - 1
+    sync.close()
+
+
+def test_what_is_known_of_gradients_is_saved(pool: Pool) -> None:
+    pool.run(2, shortly, what_is_known_of_gradients, TOPK)
 
 
 def in_ones_own_loop() -> None:

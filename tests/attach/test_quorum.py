@@ -174,6 +174,37 @@ def test_a_step_that_is_not_taken_leaves_nothing(pool: Pool, method: str, option
     pool.run(2, not_taken, method, options)
 
 
+def spikes_are_known() -> None:
+    """What is usual of a worker's gradients is so in every group that it goes on in."""
+    clipped, plain, name = Worker("dense", {"clip_spikes": 4}), Worker("dense", {}), fresh_name()
+    for number in range(24):
+        for worker, group in ((clipped, "clipped"), (plain, "plain")):
+            first = number % 12 == 0
+            met = unknown_group(range(2), f"{name} {group} {number}") if first else worker.averages._group
+            worker.meet(met, 2, number)  # type: ignore[arg-type]
+        assert torch.equal(clipped.step(number), plain.step(number)), number
+    clipped.meet(unknown_group(range(2), f"{name} last"), 2, 24)
+    for each, values in clipped.parameters:
+        values.grad = 100 * gradient(each, dist.get_rank(), 24)
+    clipped.averages.synchronize(True)
+    plain.meet(plain.averages._group, 2, 24)  # type: ignore[arg-type]
+    plain.step(24)
+    found = [torch.cat([values.grad.view(-1) for _, values in each.parameters]) for each in (clipped, plain)]
+    assert found[0].norm() < 10 * found[1].norm()
+    clipped.averages.close()
+    plain.averages.close()
+
+
+def test_what_is_usual_stays_so_in_other_groups(pool: Pool) -> None:
+    pool.run(2, spikes_are_known)
+
+
+def test_what_goes_by_parameter_needs_parameters() -> None:
+    for choices in ({"rollback": True}, {"clip_spikes": 4}, {"audit_every": 1}):
+        with pytest.raises(ConfigurationError, match="has no names; give parameters=model"):
+            Averages("qsgd", choices, None)
+
+
 def groups_that_differ() -> None:
     worker = Worker("topk", {"ratio": 0.05 if dist.get_rank() else 0.1})
     with pytest.raises(ConfigurationError, match=r"ranks differ: rank 0 has 'ratio=0.1', rank 1 has 'ratio=0.05'"):

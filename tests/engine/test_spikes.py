@@ -11,7 +11,7 @@ import torch.distributed as dist
 import gradwire
 from gradwire import ConfigurationError
 from gradwire.engine.configuration import Configuration
-from gradwire.engine.guards.spikes import FIRST_STEPS, USUAL, Spikes
+from gradwire.engine.guards.spikes import FIRST_STEPS, SEEN, USUAL, Spikes
 from gradwire.layout import flat_slots
 from gradwire.local import LocalWorld
 from pool import ranks
@@ -100,9 +100,24 @@ def test_a_run_that_goes_on_and_one_with_a_bad_step_have_the_same_bits() -> None
             if step == bad:
                 assert not run.step(gradients(step), torch.inf).isfinite().all()
             average = run.step(gradients(step), 100.0 if step == SPIKE else 1.0)
-        ends.append(torch.cat([average, run.kept("residual"), run.kept(USUAL)]))
+        ends.append(torch.cat([average, *map(run.kept, ("residual", USUAL, SEEN))]))
         run.sync.close()
     assert all(torch.equal(ends[0], each) for each in ends)
+
+
+@ranks(2)
+def test_what_is_usual_is_learnt_from_gradients_that_were_seen() -> None:
+    """A run that goes on from a state of one that clipped nothing, or whose first gradients tell nothing."""
+    plain, clipped = Run("dense"), Run("dense", clip_spikes=TIMES)
+    for step in range(SPIKE):
+        plain.step(gradients(step))
+    clipped.sync.load_state_dict(plain.sync.state_dict())
+    assert not clipped.step(gradients(0), torch.inf).isfinite().all()
+    for step in range(SPIKE):
+        assert torch.equal(clipped.step(gradients(step)), plain.step(gradients(step))), step
+    assert clipped.step(gradients(SPIKE), 100.0).norm() < 10 * plain.step(gradients(SPIKE)).norm()
+    clipped.sync.close()
+    plain.sync.close()
 
 
 @ranks(2)

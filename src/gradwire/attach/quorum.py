@@ -21,7 +21,7 @@ from gradwire.attach.tree import Tree
 from gradwire.engine import Methods, Stats
 from gradwire.engine.agreement import check_agreement
 from gradwire.engine.automatic import Automatic
-from gradwire.engine.change import owed_of
+from gradwire.engine.change import lasting
 from gradwire.engine.choices import Choices
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
@@ -83,7 +83,7 @@ class Averages:
         self._named = [(name, each) for name, each in given if each.requires_grad]
         self._frozen = [(name, each) for name, each in given if not each.requires_grad]
         if parameters is None:
-            _check_nameless(configuration)
+            _check_nameless(configuration, Guarding(choices))
         else:
             check_parameters(self._named)
             configuration.check_names([name for name, _ in self._named])
@@ -132,7 +132,7 @@ class Averages:
         self.engine.begin(max(step, self.engine.step) if self._units else step)
 
     def _form(self, group: dist.ProcessGroup, share: int, timeout: timedelta) -> None:
-        owed = {} if self._share == 0 or self._healed else self._owed(share / self._share)
+        kept = [] if self._share == 0 or self._healed else self._lasting(share / self._share)
         if self._share:
             self.wire.close()
         transport = ProcessGroupTransport(group, timeout)
@@ -143,8 +143,8 @@ class Averages:
         self.averaged = Averaged(Averaged.described(self._named), transport.rank, ranks, None)
         self.engine = Engine(self._configuration, transport.rank, transport.world_size, CPU)
         self.engine.meter = self._meter
-        for name, each in owed.items():
-            self.engine.store.put(OWED, name, each, Kind.MEAN)
+        for each in kept:
+            self.engine.store.put(*each)
         self._unused = Unused(self.engine.give_back, ask=False)
         self.engine.guards += [*self._guarding.guards(self.engine, self._named), self._unused]
         self.wire = Wire(transport, self._meter, self._configuration.fuse_bytes, CPU, self.engine.later)
@@ -154,16 +154,11 @@ class Averages:
             self._flats = [torch.zeros(unit.numel, dtype=torch.float32) for unit in self._buckets.units]
         self._snapshot = Snapshot(self.engine.store)
 
-    def _owed(self, weight: float) -> dict[str, Tensor]:
-        """What this worker owes of each parameter, so that the mean over those who take part now is what it was."""
+    def _lasting(self, weight: float) -> list[tuple[str, str, Tensor, Kind]]:
+        """What goes on in another group; of what is owed so much that the mean over those who take part stays."""
         engine = self.engine
-        found = {
-            name: owed_of(
-                engine.store, Slot(name, shape, 0), engine.now.rule(name), engine.rank, engine.world_size, None
-            )
-            for name, shape in self.averaged.shapes.items()
-        }
-        return {name: weight * each for name, each in found.items() if each is not None}
+        kept = lasting(engine.store, self.averaged.slots, engine.now, engine.rank, engine.world_size, None)
+        return [(field, name, weight * value if field == OWED else value, kind) for field, name, value, kind in kept]
 
     def synchronize(self, takes_part: bool) -> None:
         """Averages the gradients of all parameters, in place; those of a worker that takes no part count as zero.
@@ -237,11 +232,17 @@ class Averages:
             self.wire.close()
 
 
-def _check_nameless(configuration: Settled) -> None:
+def _check_nameless(configuration: Settled, guarding: Guarding) -> None:
     """Raises ConfigurationError if something would be remembered of tensors, or should be."""
     alone = configuration if isinstance(configuration, Configuration) else None
     if alone is None or not isinstance(alone.memory, NoMemory) or alone.method.bias not in ("exact", "unbiased"):
         raise ConfigurationError(
             f"{configuration} remembers by parameter, and what is to be averaged has no names; give parameters=model "
             "and call synchronize(), or choose qsgd, nuqsgd, natural, terngrad or bf16"
+        )
+    choices = guarding.choices
+    if guarding.rolls_back(configuration) or choices.clip_spikes is not None or choices.audit_every:
+        raise ConfigurationError(
+            "rollback, which a grad_scaler brings along, clip_spikes and audit_every go by parameter, and what is to "
+            "be averaged has no names; give parameters=model and call synchronize(), or leave them out"
         )

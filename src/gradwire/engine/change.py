@@ -8,7 +8,7 @@ factors for example, goes on in the same method.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from types import EllipsisType
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards.learning_rate import RATE
-from gradwire.engine.guards.spikes import USUAL
+from gradwire.engine.guards.spikes import SEEN, USUAL
 from gradwire.engine.mixture import Settled
 from gradwire.engine.nodes import Nodes
 from gradwire.layout import Block, Slot
@@ -24,6 +24,9 @@ from gradwire.memory import OWED, Kind, NoMemory, Store
 
 _MEMORY = ("residual", "owner_residual")
 """What the store's fields of memories begin with."""
+
+LASTING = (OWED, RATE, USUAL, SEEN)
+"""The store's fields of what goes on whatever averages."""
 
 
 def carry_over(
@@ -56,12 +59,12 @@ def carry_over(
 
     def goes_on(field: str, name: str) -> bool:
         if name not in shapes or following is None:
-            return name in shapes and field in (OWED, RATE, USUAL)
+            return name in shapes and field in LASTING
         before, after, shape = former.rule(name), following.rule(name), shapes[name]
         if field.partition(".")[0] in _MEMORY:
             return _same_memory(before, after, shape, nodes)
         alike = before.in_parts(shape, nodes) == after.in_parts(shape, nodes)
-        return field in (OWED, RATE, USUAL) or (alike and after.method.goes_on_from(before.method))
+        return field in LASTING or (alike and after.method.goes_on_from(before.method))
 
     store.retain(goes_on)
 
@@ -85,6 +88,19 @@ def forgotten(former: Settled, following: Settled, slots: Iterable[Slot], nodes:
             now = after.memory_of(slot.shape)
             found[f"what memory={kept} kept is forgotten, and memory={now} begins with nothing"] = None
     return list(found)
+
+
+def lasting(
+    store: Store, slots: Iterable[Slot], rules: Settled, rank: int, world_size: int, nodes: Nodes | None
+) -> Iterator[tuple[str, str, Tensor, Kind]]:
+    """What goes on whatever averages, by field and parameter: what is owed, and what was told of gradients so far."""
+    kinds = {OWED: str(Kind.MEAN), **store.kinds()}
+    for slot in slots:
+        kept = {field: store.get(field, slot.name) for field in LASTING}
+        kept[OWED] = owed_of(store, slot, rules.rule(slot.name), rank, world_size, nodes)
+        for field, value in kept.items():
+            if value is not None:
+                yield field, slot.name, value, Kind(kinds[field])
 
 
 def owed_of(

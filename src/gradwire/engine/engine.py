@@ -14,7 +14,7 @@ from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize import parse
 from gradwire.deferred import Later
 from gradwire.engine.automatic import Automatic
-from gradwire.engine.change import carry_over, give_back, owed_of, take_owed
+from gradwire.engine.change import carry_over, give_back, lasting, take_owed
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
 from gradwire.engine.mixture import Configured, Settled
@@ -22,7 +22,7 @@ from gradwire.engine.nodes import Nodes
 from gradwire.engine.unit import Share, Unit
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot, aligned, flat_slots
-from gradwire.memory import OWED, Kind, Memory, NoMemory, Store
+from gradwire.memory import Kind, Memory, NoMemory, Store
 from gradwire.methods import Context, Dense, Method
 from gradwire.routes import Shares
 from gradwire.surroundings import as_on_the_wire
@@ -155,18 +155,15 @@ class Engine:
         self.go_on(self.step, self.step, paused=self.paused)
 
     def saved(self, slots: Iterable[Slot]) -> dict[str, Any]:
-        """Its part of a handle's state; of a method that is only tried, what is owed to these parameters, and no more.
+        """Its part of a handle's state; of a method that is only tried, what lasts of these parameters, and no more.
 
         So it is for who begins to choose anew, as whoever loads it does.
         """
         kept = self.store
         if isinstance(self.configuration, Automatic) and not self.configuration.settled:
             kept = Store(self.store.device)
-            for slot in slots:
-                rule = self.now.rule(slot.name)
-                owed = owed_of(self.store, slot, rule, self.rank, self.world_size, self.nodes)
-                if owed is not None:
-                    kept.put(OWED, slot.name, owed)
+            for each in lasting(self.store, slots, self.now, self.rank, self.world_size, self.nodes):
+                kept.put(*each)
         counts = {"step": self.step, "dense_steps": self.dense_steps, "paused": self.paused}
         return {**counts, "kinds": kept.kinds(), "tensors": kept.state()}
 

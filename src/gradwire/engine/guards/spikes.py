@@ -12,13 +12,17 @@ from gradwire.deferred import known
 from gradwire.engine.guards.guard import Guard, Progress
 from gradwire.engine.unit import Unit
 from gradwire.errors import ConfigurationError
+from gradwire.layout import Slot
 from gradwire.memory import Kind
 
 USUAL = "usual_norm"
 """The store's field for the norm that gradients of a parameter have had of late on this worker."""
 
+SEEN = "usual_steps"
+"""The store's field for how many gradients of a parameter told it."""
+
 FIRST_STEPS = 10
-"""Steps that only tell what is usual."""
+"""Gradients that only tell what is usual."""
 
 SHARE = 0.1
 """Of the newest norm in what is usual."""
@@ -53,21 +57,29 @@ class Spikes(Guard):
         slots = [slot for slot in unit.slots if slot.numel]
         if not slots:
             return
-        store, step = self._progress.store, self._progress.step
+        store = self._progress.store
         if self._most is None:
             self._most = self._times * _length([store.get(USUAL, name) for name in self._names], gradient)
         norms = torch.stack(torch._foreach_norm([gradient[slot.offset : slot.stop] for slot in slots]))
         length = torch.linalg.vector_norm(norms)
         is_spike = length.isfinite() & (length > self._most) & (self._most > 0)
-        if step >= FIRST_STEPS and not known(~is_spike):
+        before, seen = (self._kept(field, slots, norms) for field in (USUAL, SEEN))
+        is_spike &= (seen >= FIRST_STEPS).all()
+        if not known(~is_spike):
             scale = torch.where(is_spike, self._most / length, 1.0)
             gradient.mul_(scale)
             norms *= scale
-        kept = [store.get(USUAL, slot.name) for slot in slots]
-        before = torch.stack([norms.new_zeros(()) if each is None else each for each in kept])
-        now = torch.where(norms.isfinite(), torch.lerp(before, norms, max(SHARE, 1 / (step + 1))), before)
-        for slot, norm in zip(slots, now.unbind(), strict=True):
+        tells = norms.isfinite()
+        seen += tells
+        now = torch.where(tells, torch.lerp(before, norms, (1 / seen).clamp(min=SHARE)), before)
+        for slot, norm, steps in zip(slots, now.unbind(), seen.unbind(), strict=True):
             store.put(USUAL, slot.name, norm, Kind.PRIVATE)
+            store.put(SEEN, slot.name, steps, Kind.PRIVATE)
+
+    def _kept(self, field: str, slots: Sequence[Slot], like: Tensor) -> Tensor:
+        """Of these parameters, in order; zero where nothing is known yet."""
+        kept = [self._progress.store.get(field, slot.name) for slot in slots]
+        return torch.stack([like.new_zeros(()) if each is None else each for each in kept])
 
     def after_step(self) -> None:
         """What is usual is read anew in the next step."""
