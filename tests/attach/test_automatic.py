@@ -143,6 +143,26 @@ def test_a_restart_goes_on_with_what_was_chosen(pool: Pool) -> None:
     pool.run(2, shortly, saved_and_gone_on, TOPK)
 
 
+def chosen_anew() -> None:
+    """What a run owes when it begins to choose anew right after a restart, before DDP has brought a bucket."""
+    run, again = Run(), Run()
+    for number in range(STEPS + 1):
+        run.step(number)
+    again.handle.load_state_dict(run.handle.state_dict())
+    owed = []
+    for each in (run, again):
+        assert getattr(advice(each.handle), "line", "") == TOPK
+        each.handle.reconsider()
+        owed.append(each.handle.state_dict()["tensors"]["owed"])
+        each.handle.close()
+    assert all(torch.equal(owed[1][name], each) for name, each in owed[0].items())
+    assert any(each.any() for each in owed[0].values())
+
+
+def test_a_restart_that_chooses_anew_loses_nothing(pool: Pool) -> None:
+    pool.run(2, shortly, chosen_anew, TOPK)
+
+
 def beside_others() -> None:
     """Dense first steps and pauses are no part of the trial; when asked, it begins anew."""
     run, dense = Run(start=2, verify_every=1, audit_every=3), Run("dense")

@@ -263,6 +263,23 @@ def test_a_handle_changes(kind: Callable[..., Run]) -> None:
 
 
 @ranks(2)
+def test_a_state_is_whole_that_is_saved_after_a_change_before_the_next_step() -> None:
+    """DDP brings buckets, and has them laid out, in the first step after a restart only."""
+    run, again, last = Run("topk", ratio=0.05), Run("topk", ratio=0.05), Run("acpsgd", rank=2)
+    for number in range(3):
+        run.step(number)
+    again.handle.load_state_dict(run.handle.state_dict())
+    for each in (run, again):
+        each.handle.change("acpsgd", rank=2)
+    last.handle.load_state_dict(again.handle.state_dict())
+    for number in range(3, 6):
+        average = run.step(number)
+        assert all(torch.equal(each.step(number), average) for each in (again, last)), number
+    for each in (run, again, last):
+        each.handle.close()
+
+
+@ranks(2)
 def test_ranks_change_together_or_not_at_all() -> None:
     """Whoever changes alone or otherwise is told so, and nothing is changed."""
     rank, group = dist.get_rank(), dist.new_group(timeout=timedelta(seconds=1))

@@ -98,6 +98,7 @@ class Trial(Guard):
         rules = [replace(rule, start=0) for rule in automatic.rules]
         self._candidates = [Candidate.of(*each) for each in zip(automatic.lines, rules, strict=True)]
         rules = [replace(rule, inside=None) for rule in rules]
+        self._slots = flat_slots(parameters)
         self._profile: Profile = measure.here(rules, parameters, device)
         few = Workload((flat_slots(measure.sample(parameters)),), (0.0,), 0.0)
         flat = [Candidate.of(*each) for each in zip(automatic.lines, rules, strict=True)]
@@ -252,7 +253,7 @@ class Trial(Guard):
             _log.warning("auto chose %s", decision)
 
     def _use(self, automatic: Automatic) -> None:
-        self._engine.adopt(automatic)
+        self._engine.adopt(automatic, self._slots)
 
     def _now(self) -> Event:
         mark = self._engine.meter.mark

@@ -138,20 +138,27 @@ class Engine:
         self._carry_over(further, former, following)
 
     def _carry_over(self, further: Sequence[Slot], former: Settled, following: Settled | None) -> None:
-        slots = {slot.name: slot for unit in self._shares for slot in unit.slots}
-        slots = {slot.name: slot for slot in further} | slots
+        laid_out = {slot.name: slot for unit in self._shares for slot in unit.slots}
+        slots = {slot.name: slot for slot in further} | laid_out
         carry_over(self.store, slots.values(), former, following, self.rank, self.world_size, self.nodes)
         self._make_anew()
+        if self.step:  # a state that is saved before the next step has all that those begin with, too
+            self._made([slot for slot in further if slot.name not in laid_out])
 
     def _make_anew(self) -> None:
         for unit in [*self._shares]:  # in the order in which they were laid out, so that the last layout is the last
             self._shares[unit] = self._made(unit.slots)
 
-    def adopt(self, configuration: Configured) -> None:
-        """Goes by other choices from the next step on, as if attached then; that step takes along what is owed."""
+    def adopt(self, configuration: Configured, slots: Sequence[Slot] = ()) -> None:
+        """Goes by other choices from the next step on, as if attached then; that step takes along what is owed.
+
+        Args:
+            configuration: All choices.
+            slots: Parameters that something is remembered of and that have been in no unit yet.
+        """
         self.later.settle()
         former, self.configuration, self.now = self.now, configuration, configuration.at(0)
-        self._carry_over((), former, None)
+        self._carry_over(slots, former, None)
         self.go_on(self.step, self.step, paused=self.paused)
 
     def saved(self, slots: Iterable[Slot]) -> dict[str, Any]:
