@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -135,6 +137,23 @@ def test_what_has_no_squares_is_refused() -> None:
         gradwire.SecondMoments(net, handle, per="samples")
     with pytest.raises(ConfigurationError, match="per='microbatches'"):
         gradwire.SecondMoments(net, handle, per="microbatches")
+    handle.close()
+
+
+@pytest.mark.parametrize("per", ["samples", "microbatches"])
+@ranks(2)
+def test_squares_of_parts_are_refused(per: str) -> None:
+    """Where a rank averages rows of a node's gradient, or what FSDP2 reduced, nobody would tell the squares."""
+    net, sharded = nn.Linear(40, 50), nn.Linear(40, 50)
+    handle = gradwire.Synchronizer(net, "variance", moments=per, inside=2)
+    with pytest.raises(ConfigurationError, match=r"'weight': with inside= .*choose moments='step', or leave inside="):
+        gradwire.SecondMoments(net, handle, per=per)
+    handle.close()
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
+    handle = gradwire.compress(sharded, "variance", moments=per)
+    with pytest.raises(ConfigurationError, match=r"'weight': it is a DTensor, .*choose moments='step', or leave FSDP"):
+        gradwire.SecondMoments(sharded, handle, per=per)
+    assert not handle.engine.observed
     handle.close()
 
 

@@ -11,6 +11,7 @@ from torch.nn.functional import unfold
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from gradwire.attach.shards import is_sharded
 from gradwire.attach.wrappers import parameters_of, unwrapped_model
 from gradwire.codecs.select.variance import SQUARES
 from gradwire.engine.engine import Engine
@@ -52,8 +53,8 @@ class SecondMoments:
         per: ``"samples"`` or ``"microbatches"``.
 
     Raises:
-        ConfigurationError: If the method wants no such squares, or a compressed parameter is in a layer of which none
-            can be formed.
+        ConfigurationError: If the method wants no such squares, or none can be formed of a compressed parameter:
+            because of the layer it is in, or because the rank holds or averages a part of it.
 
     Example:
         >>> handle = gradwire.compress(model, "variance", moments="samples")
@@ -71,7 +72,6 @@ class SecondMoments:
                 "moments='samples' or 'microbatches', and the same here"
             )
         self._store = handle.engine.store
-        handle.engine.observed = True
         self._names = {
             id(parameter): name
             for name, parameter in parameters_of(module)
@@ -80,6 +80,8 @@ class SecondMoments:
             and rule.compresses(tuple(parameter.shape))
         }
         parameters = [each for each in module.parameters() if id(each) in self._names]
+        for each in parameters:
+            self._check_whole(each, handle.engine)
         if per == "samples":
             layers = _layers(module)
             self._check(layers, {id(each) for each in parameters})
@@ -90,6 +92,7 @@ class SecondMoments:
             for parameter in parameters:
                 self._begin(parameter)
             self._hooks = [_on_gradient(parameter, self._of_gradient(parameter)) for parameter in parameters]
+        handle.engine.observed = True
 
     def close(self) -> None:
         """Takes all hooks away; the method goes on without squares."""
@@ -110,6 +113,18 @@ class SecondMoments:
                 f"squares of samples cannot be formed of {self._names[missing]!r}: it is not in an nn.Linear or in an "
                 "nn.Conv2d padded with a number of zeros; choose 'microbatches', or keep it dense by a DensePolicy"
             )
+
+    def _check_whole(self, parameter: Tensor, engine: Engine) -> None:
+        name = self._names[id(parameter)]
+        if engine.configuration.rule(name).in_parts(tuple(parameter.shape), engine.nodes):
+            what, remedy = "with inside= a rank averages its own rows of a whole node's gradient", "inside="
+        elif is_sharded(parameter):
+            what, remedy = "it is a DTensor, and squares are of parameters that each rank has as they are", "FSDP"
+        else:
+            return
+        raise ConfigurationError(
+            f"squares cannot be formed of {name!r}: {what}; choose moments='step', or leave {remedy} out"
+        )
 
     def _squares(self, parameter: Tensor | None) -> Tensor | None:
         name = None if parameter is None else self._names.get(id(parameter))
