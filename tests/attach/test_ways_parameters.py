@@ -180,6 +180,24 @@ def test_own_loop_with_missing_gradients() -> None:
 
 
 @ranks(2)
+def test_own_loop_with_gradients_of_another_dtype() -> None:
+    """As ``grad_dtype`` has them: a missing one is made as the others are."""
+    parameters = [(name, nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16))) for name in ("first", "second")]
+    for _, each in parameters:
+        each.grad_dtype = torch.float32
+    for method, options in METHODS:
+        sync = gradwire.Synchronizer(parameters, method, **options)
+        for number, (_, each) in enumerate(parameters):
+            each.grad = torch.randn(64, 64) if number != dist.get_rank() else None
+        sync.synchronize()
+        for name, each in parameters:
+            assert each.grad is not None, (method, name)
+            assert each.grad.dtype == torch.float32, (method, name)
+            assert same_everywhere(each.grad), (method, name)
+        sync.close()
+
+
+@ranks(2)
 def test_own_loop_with_gradients_that_share_memory() -> None:
     """As ``torch.autograd.grad`` gives them: one number for all elements of a sum, one tensor for both its terms."""
     names, parameters = ("first", "second"), [nn.Parameter(torch.zeros(64, 64)) for _ in range(2)]

@@ -178,7 +178,7 @@ class Averages:
         check_dense(gradients)
         for each in trained.values():
             if each.grad is None:
-                each.grad = torch.zeros_like(each)
+                each.grad = torch.zeros_like(each, dtype=each.grad_dtype or each.dtype)
         self._unused.names = self.averaged.shapes.keys() - trained
         self._snapshot.take()
         self._began = self.engine.step

@@ -156,7 +156,9 @@ class Synchronizer(Bucketed):
         # Made here, for the stream of the caller, who will free them.
         with torch.inference_mode(False):  # or nobody could write to them outside of it
             missing = {
-                each: torch.empty_like(each) for _, each in self._named if each.grad is None and each.requires_grad
+                each: torch.empty_like(each, dtype=each.grad_dtype or each.dtype)
+                for _, each in self._named
+                if each.grad is None and each.requires_grad
             }
         if not gradients and self._tree is None and self._aloud:
             self._aloud = False
