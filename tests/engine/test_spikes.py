@@ -133,6 +133,17 @@ def test_what_lasts_is_no_spike() -> None:
         plain.sync.close()
 
 
+@ranks(2)
+def test_steps_without_inputs_tell_nothing() -> None:
+    """As with ``model.join()``, and where an own loop has no gradients: those that come after them are no spikes."""
+    clipped, plain = Run("dense", clip_spikes=TIMES), Run("dense")
+    for step in range(2 * SPIKE):
+        here = 0.0 if dist.get_rank() and FIRST_STEPS < step < SPIKE + FIRST_STEPS else 1.0
+        assert torch.equal(*(run.step(gradients(step), here) for run in (clipped, plain))), step
+    clipped.sync.close()
+    plain.sync.close()
+
+
 def test_nothing_waits_for_a_device() -> None:
     """On the meta device, where nothing can be read."""
     slots = flat_slots(list(SHAPES.items()))

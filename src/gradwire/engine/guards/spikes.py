@@ -34,7 +34,8 @@ class Spikes(Guard):
     Clipping after the average does not undo a spike where a memory keeps most of it and hands it out for as many steps
     as it takes: what is clipped is then the same spike, again and again. So a buffer's gradient longer than ``times``
     the usual length of the worker's whole gradient is scaled to that. What is usual is a running mean of each
-    parameter's norm, which takes in what was scaled: lasting changes are followed within some steps.
+    parameter's norm, which takes in what was scaled: lasting changes are followed within some steps. Zeros tell nothing
+    of it once there was anything else: so it stays where a worker has no inputs for a while.
 
     Each worker looks at its own gradients, as DGC's local clipping does (Lin et al. 2018, arXiv:1712.01887); relative
     to a running mean, as AdaGC's (Wang et al. 2025, arXiv:2502.11034). It takes a pass over each gradient, and another
@@ -69,7 +70,7 @@ class Spikes(Guard):
             scale = torch.where(is_spike, self._most / length, 1.0)
             gradient.mul_(scale)
             norms *= scale
-        tells = norms.isfinite()
+        tells = norms.isfinite() & ((length > 0) | (before == 0))
         seen += tells
         now = torch.where(tells, torch.lerp(before, norms, (1 / seen).clamp(min=SHARE)), before)
         for slot, norm, steps in zip(slots, now.unbind(), seen.unbind(), strict=True):
