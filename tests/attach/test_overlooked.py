@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -241,6 +242,20 @@ def closed() -> None:
         assert not lines
 
 
+def wrapped_again() -> None:
+    """A module that is wrapped anew and again, as where workers change, has nothing of what is gone."""
+    net = network()
+    for find_unused in (False, True, False):
+        model = DistributedDataParallel(net, find_unused_parameters=find_unused)
+        with closing(gradwire.compress(model, "topk", name="again")):
+            model(inputs()).sum().backward()
+        net.zero_grad()
+        del model
+        gc.collect()
+    hooks = [each._post_accumulate_grad_hooks for each in net.parameters()]  # type: ignore[attr-defined]
+    assert not any((*hooks, net._load_state_dict_post_hooks))
+
+
 def state_assigned() -> None:
     """Plain DDP goes on with parameters that the model has no more."""
 
@@ -303,6 +318,7 @@ def refused() -> None:
         stepped_in_backward,
         averages_that_nobody_takes,
         closed,
+        wrapped_again,
         state_assigned,
         parameters_replaced,
         refused,

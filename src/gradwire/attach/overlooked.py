@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from gradwire.attach.given import Named, check_left_out
 from gradwire.attach.handle import Handle
@@ -53,10 +54,11 @@ class Overlooked:
         if self.unused is not None:
             engine.guards.append(self.unused)
         self._last = parameters[-1][0]
+        hooks: list[RemovableHandle] = [model.module.register_load_state_dict_post_hook(_Loaded(self))]
         for name, each in parameters if self.unused is not None else parameters[-1:]:
             hook = partial(_on_gradient, weakref.ref(self), name, each.dtype, each.device)
-            each.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        model.module.register_load_state_dict_post_hook(_Loaded(self))
+            hooks.append(each.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        weakref.finalize(self, _remove, hooks).atexit = False  # the module may be wrapped anew, again and again
 
     @property
     def attached(self) -> bool:
@@ -140,6 +142,11 @@ class Overlooked:
             self._version = version
             if self._untaken is not None and self._untaken.look(version):
                 self._untaken = None
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def ignored_by(model: DistributedDataParallel) -> set[int]:
