@@ -47,6 +47,7 @@ VALUES = torch.randn(100)
         ("qsgd", {"norm": "l1"}, "norm='l1' is not known; choose 'max' or 'l2'"),
         ("powersgd", {"rank": 0}, "rank=0 is out of range; choose a whole number >= 1"),
         ("acpsgd", {"rank": 2.5}, "rank=2.5 is out of range"),
+        ("thc", {"overflow": 1e-17}, "overflow=1e-17 is out of range; choose 1e-15 to below 1"),
         (
             "acpsgd",
             {"granularity": "model"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import sys
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -63,6 +64,15 @@ def test_sketched_sgd_without_memory_sends_exact_values() -> None:
     assert int(chosen.sum()) == 82
     assert torch.equal(decoded[chosen], tensor[chosen])
     assert tensor[chosen].abs().min() >= tensor.abs().flatten().topk(82).values[-1]
+
+
+def test_sketched_sgd_may_take_all_for_candidates() -> None:
+    """However large the number, as with as many as there are it is top-k."""
+    tensor = torch.randn(20, 30, generator=torch.Generator().manual_seed(1))
+    for candidates in (600, sys.maxsize, 10**30):
+        choices = {"memory": "none", "ratio": 0.01, "candidates": candidates}
+        decoded = gradwire.roundtrip(tensor, "sketchedsgd", **choices).decoded
+        assert torch.equal(decoded, gradwire.roundtrip(tensor, "topk", memory="none", ratio=0.01).decoded)
 
 
 def test_thc_averages_what_every_worker_left_out(pool: Pool) -> None:

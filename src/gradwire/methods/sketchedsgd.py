@@ -88,7 +88,8 @@ class SketchedSGD(Method):
     def init(self, context: Context) -> _State:
         """Sets up the memory."""
         counts = counts_for(context.block, self.ratio)
-        candidates = np.minimum(self.candidates * counts, context.block.segment_numels)
+        numels = context.block.segment_numels
+        candidates = np.minimum(min(self.candidates, int(numels.max())) * counts, numels)
         slots = flat_slots([(str(segment), (int(count),)) for segment, count in enumerate(candidates)])
         return _State(context, context.feedback(), counts, candidates, Block.cut(slots, Granularity("layer")))
 

@@ -23,6 +23,9 @@ from gradwire.randomness import run_keys
 CODES = 16
 """Levels that 4 bits can name."""
 
+LEAST_OVERFLOW = 1e-15
+"""Of smaller shares the outermost level is nowhere: in floats, as much as all lies below it."""
+
 
 @dataclass(frozen=True)
 class Levels(Plain):
@@ -32,7 +35,7 @@ class Levels(Plain):
 
     Attributes:
         grain: The largest integer, from 15 (uniform levels) to 255.
-        overflow: Share of normal coordinates beyond the outermost levels, in (0, 1): they are clamped.
+        overflow: Share of normal coordinates beyond the outermost levels, from 1e-15 to below 1: they are clamped.
     """
 
     grain: int = 30
@@ -41,8 +44,8 @@ class Levels(Plain):
     def __post_init__(self) -> None:
         if not (isinstance(self.grain, int) and CODES - 1 <= self.grain <= 255):
             raise ConfigurationError(f"grain={self.grain!r} is out of range; choose a whole number from 15 to 255")
-        if not 0 < self.overflow < 1:
-            raise ConfigurationError(f"overflow={self.overflow!r} is out of range; choose 0 < overflow < 1, say 1/32")
+        if not LEAST_OVERFLOW <= self.overflow < 1:
+            raise ConfigurationError(f"overflow={self.overflow!r} is out of range; choose 1e-15 to below 1, say 1/32")
 
     @property
     def reach(self) -> float:
