@@ -215,11 +215,13 @@ def what_cannot_be_is_refused(kind: str) -> None:
         ("averages of signsgd are no means of what is sent here", {"method": "signsgd"}),
         ("grad_scaler is no option", {"grad_scaler": torch.amp.GradScaler("cpu")}),
         ("rollback is no option", {"rollback": False}),
+        ("learning_rate is no option", {"learning_rate": lambda: 0.1}),
         ("ranks differ", {"freeze_step": 5 + rank}),
         ("ranks differ", {"lr": 0.1 * (1 + rank)}),
     ]
     if kind == "zero one":
         wrong += [(f"{name}={value}", {name: value}) for name in KINDS[kind][1] for value in (0, -1, 1.5)]
+        wrong += [("clip_spikes is no option", {"clip_spikes": 4})]
     if kind == "lamb":
         wrong += [(f"{name}={bounds}", {name: bounds}) for name in ("trust", "factors") for bounds in ((0, 1), (2, 1))]
         wrong += [(f"{name}=1.0", {name: 1.0}) for name in ("trust_beta", "change")]

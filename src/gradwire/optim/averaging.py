@@ -101,6 +101,13 @@ class AveragingOptimizer(Uncopied, Optimizer):
     counters: tuple[str, ...] = ("steps", "skipped", "_measured")
     """What is counted."""
 
+    refused: Mapping[str, str] = {
+        "grad_scaler": "a scaler's step divides gradients before this optimizer sees them",
+        "rollback": "memories always go back where a step is bad",
+        "learning_rate": "what is not sent of a momentum goes on in the momentum, at the rates to come",
+    }
+    """What a :class:`gradwire.Synchronizer` can be given and this cannot, and why."""
+
     _attached = False
 
     @as_on_the_wire()
@@ -133,10 +140,9 @@ class AveragingOptimizer(Uncopied, Optimizer):
         workers = self.process_group = default_group(process_group)
         with RollCall(workers) as roll_call:
             self._make_valid()
-            if given := sorted({"grad_scaler", "rollback"} & options.keys()):
+            for each in sorted(self.refused.keys() & options.keys()):
                 raise ConfigurationError(
-                    f"{given[0]} is no option of {type(self).__name__}: a scaler's step divides gradients before this "
-                    "optimizer sees them, and memories always go back where a step is bad; leave it out"
+                    f"{each} is no option of {type(self).__name__}: {self.refused[each]}; leave it out"
                 )
             self.steps = self.skipped = self._measured = self._calls = 0
             defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "floor": floor}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -51,6 +51,10 @@ class ZeroOneAdam(CompressedAdam):
     schedule = (*CompressedAdam.schedule, "kappa", "double_every", "max_interval")
     state_names = (*CompressedAdam.state_names, "moved")
     counters = (*CompressedAdam.counters, "_measure_at", "_met_at")
+    refused: Mapping[str, str] = {
+        **CompressedAdam.refused,
+        "clip_spikes": "steps are longer where the learning rate is larger or workers met long ago, and no spikes",
+    }
 
     def __init__(
         self,
