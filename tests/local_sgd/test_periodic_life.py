@@ -37,6 +37,36 @@ def test_nothing_is_done_between() -> None:
     handle.close()
 
 
+class Clamped(torch.optim.SGD):
+    """Steps as its parent does, of whose steps torch tells, too, once there is one, and then goes on."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.data.clamp_(-0.1 - 0.01 * dist.get_rank(), 0.1)
+        return loss
+
+
+@ranks(2)
+def test_a_step_that_calls_its_parents_is_one() -> None:
+    """And is over when the whole of it is, also after one that failed half way."""
+
+    def fails() -> float:
+        raise ValueError("half way")
+
+    net = network()
+    optimizer = Clamped(net.parameters(), lr=0.01)
+    handle = gradwire.periodic(optimizer, every=4, outer=nesterov)
+    with pytest.raises(ValueError, match="half way"):
+        optimizer.step(fails)
+    for step in range(1, 9):
+        train(net, optimizer, range(step, step + 1))
+        assert handle.steps_done == step
+        assert same_everywhere(flat(net)) == (step % 4 == 0)
+    handle.close()
+
+
 @ranks(2)
 def test_periods_grow_after_a_warmup() -> None:
     net = network()

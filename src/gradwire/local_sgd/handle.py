@@ -32,6 +32,7 @@ from gradwire.local_sgd.outer import Outer, adopted, check_saved, described
 from gradwire.local_sgd.pending import NEXT, PendingAverages, copied
 from gradwire.local_sgd.schedule import Moments, Schedule
 from gradwire.local_sgd.start import REMEDY, send_first
+from gradwire.local_sgd.steps import is_whole, steps_within
 from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import transport_for
 
@@ -85,6 +86,7 @@ class Periodic(Handle):
         self.averaged = dataclasses.replace(self.averaged, parameters=of_pieces)
         self._optimizer = optimizer
         self._trained = Trained(optimizer)
+        self._steps_within = steps_within(optimizer)
         self._schedule = schedule
         self._fragments = fragments
         try:
@@ -241,6 +243,8 @@ class Periodic(Handle):
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
         """Counts a local step; there is nothing else to do in most of them."""
+        if self._steps_within and not is_whole(optimizer):
+            return
         self.steps_done += 1
         if self.steps_done >= self._next:
             self._trained.check(moved=self.outer is not None)
