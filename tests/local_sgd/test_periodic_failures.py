@@ -139,6 +139,31 @@ def test_an_optimizer_is_sound_again_after_an_average_that_is_dropped(
 
 
 @ranks(2)
+def test_buffers_of_eager_updates_are_not_set_back_to_the_beginning() -> None:
+    """But for what of them is not finite, whether all parameters are or not."""
+    rank = dist.get_rank()
+    net = network()
+    net.register_buffer("count", torch.zeros(3))
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=2, eager=True, buffers=net, parameters=net.named_parameters())
+    for step in range(8):
+        net.count += 1 + rank
+        if step == 3 and rank == 1:
+            net.count[2] = torch.nan
+            net[2].weight.data[0, 0] = torch.nan
+        train(net, optimizer, range(step, step + 1))
+    assert handle.dropped == 1
+    assert net.count.tolist() == [8 + 8 * rank, 8 + 8 * rank, 4 if rank else 8]
+    net.count[1] = torch.inf if rank else 8
+    train(net, optimizer, range(8, 10))
+    assert net.count.tolist() == [8 + 8 * rank, 0 if rank else 8, 4 if rank else 8]
+    handle.synchronize()
+    assert net.count.tolist() == [12, 4, 6]
+    assert handle.dropped == 1
+    handle.close()
+
+
+@ranks(2)
 def test_fragments_that_are_averaged_at_once_are_dropped_at_once() -> None:
     """However late the wire comes to measure what they changed."""
     usual = fragments.Stretch.measure

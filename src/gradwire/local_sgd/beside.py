@@ -38,8 +38,13 @@ class Beside:
     def take(self, fragment: Fragment, averages: Mapping[str, Tensor]) -> None:
         """Called when a fragment's average is taken, with the averages of what everything beside it collected."""
 
-    def drop(self, fragment: Fragment) -> None:
-        """Called instead when the average is not taken, because some of it is not finite."""
+    def drop(self, fragment: Fragment, alone: bool) -> None:
+        """Called instead when the average is not taken, because some of it is not finite.
+
+        Args:
+            fragment: Of what.
+            alone: Whether it was averaged alone, as eager updates are, so that what is beside it has no new average.
+        """
 
 
 class KeptMoments(Beside):
@@ -68,7 +73,7 @@ class KeptMoments(Beside):
             if moment and value.is_floating_point():
                 yield key, value
 
-    def drop(self, fragment: Fragment) -> None:
+    def drop(self, fragment: Fragment, alone: bool) -> None:
         """Zeroes what is not finite, and what else belongs to its coordinates."""
         for piece in fragment.pieces:
             moments = dict(self._of(piece.parameter))
@@ -92,7 +97,7 @@ class ResetMoments(KeptMoments):
         for piece in fragment.pieces:
             self._optimizer.state.pop(piece.parameter, None)
 
-    def drop(self, fragment: Fragment) -> None:
+    def drop(self, fragment: Fragment, alone: bool) -> None:
         """Forgets."""
         self.take(fragment, {})
 
@@ -132,7 +137,8 @@ class AveragedBuffers(Beside):
 
     What does not change, such as a table of constants or a mask of infinities, stays as it is to the last bit. Where
     the last average is not finite, as an observer's extremes are that has seen nothing yet, the next one is the mean of
-    those workers' values that are.
+    those workers' values that are. Where fragments are averaged alone, the last average may be that of the beginning:
+    no more of a buffer goes back to it then than is not finite.
 
     Args:
         module: Whose buffers.
@@ -185,17 +191,27 @@ class AveragedBuffers(Beside):
         """Moves each buffer from its last average by the average change, or to its first that is finite."""
         for name, buffer in self.buffers().items():
             if (change := averages.get(_buffer(name))) is None:
+                if not fragment.number:
+                    self._mend(name, buffer)
                 continue
             last = self.last[name].add_(change)
             if (share := averages.get(_begun(name, "by"))) is not None:
                 torch.where(share > 0, averages[_begun(name)] / share, last, out=last)
             buffer.copy_(last)
 
-    def drop(self, fragment: Fragment) -> None:
+    def drop(self, fragment: Fragment, alone: bool) -> None:
         """Goes back to the last average."""
-        if not fragment.number:
-            for name, buffer in self.buffers().items():
+        for name, buffer in () if fragment.number else self.buffers().items():
+            if alone:
+                self._mend(name, buffer)
+            else:
                 buffer.copy_(self.last[name])
+
+    def _mend(self, name: str, buffer: Tensor) -> None:
+        """Takes what is not finite back to the last average."""
+        values = _wide(buffer)
+        if not finite(values):
+            buffer.copy_(torch.where(values.isfinite(), values, self.last[name]))
 
 
 def averaged(values: Values, device: torch.device) -> Synchronization:

@@ -221,7 +221,7 @@ class PendingAverages:
                     if other is fragment or not other.finite():
                         other.hand_on(mix=1.0)
                         for each in self._beside:
-                            each.drop(other)
+                            each.drop(other, alone=flight.eager)
                 continue
             fragment.move(flight.outer)
             if not flight.eager:
