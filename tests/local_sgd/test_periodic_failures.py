@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -246,6 +247,40 @@ def test_periods_that_differ() -> None:
     train(net, handle._optimizer, range(3))
     with pytest.raises(GradwireError, match="different local steps: 4, 5, rank by rank"):
         train(net, handle._optimizer, range(3, 5))
+    dist.barrier()
+    handle.close()
+
+
+@pytest.mark.parametrize(
+    ("steps", "options"),
+    [
+        ((8, 9), {}),
+        ((6, 7), {"fragments": 2, "method": "topk", "ratio": 0.1}),
+        ((4, 5), {"fragments": 2, "cut": "layers", "delay": 2}),
+        ((9, 10), {"eager": True, "verify_every": 1}),
+    ],
+)
+@ranks(2)
+def test_a_last_step_that_a_rank_leaves_out(steps: tuple[int, int], options: dict[str, Any]) -> None:
+    """All are told, also where on some ranks there would be nothing to average, or less."""
+    net = network()
+    handle = gradwire.periodic(sgd(net), every=4, **options)
+    train(net, handle._optimizer, range(steps[dist.get_rank()]))
+    with pytest.raises(GradwireError, match=f"different local steps: {steps[0]}, {steps[1]}, rank by rank"):
+        handle.synchronize()
+    dist.barrier()
+    handle.close()
+
+
+@ranks(2)
+def test_a_last_step_that_a_rank_leaves_out_while_another_averages() -> None:
+    """None of them waits."""
+    net = network()
+    handle = gradwire.periodic(sgd(net), every=4, fragments=2, method="topk", ratio=0.1)
+    train(net, handle._optimizer, range(5))
+    goes_on = partial(train, net, handle._optimizer, range(5, 6)) if dist.get_rank() == 0 else handle.synchronize
+    with pytest.raises(GradwireError, match=r"different local steps: 6, 5|the connection was closed"):
+        goes_on()
     dist.barrier()
     handle.close()
 

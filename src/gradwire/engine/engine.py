@@ -292,7 +292,7 @@ class Engine:
             fill: Writes the buffer.
             hand_on: Takes the average from it.
             counted: Bytes of the gradients that it stands for; they are counted, and the step with its last buffer's.
-            along: What else is sent with it.
+            along: What else is sent with it, ahead of it.
             last: Whether it is a step's last buffer.
             end: Called at the end of a step whose last buffer it is.
         """
@@ -301,7 +301,7 @@ class Engine:
 
         def begin() -> list[Synchronization]:
             fill()
-            started = [*self.synchronizations(unit(), gradient), *along()]
+            started = [*along(), *self.synchronizations(unit(), gradient)]
             if counted is not None:
                 self.count(counted, last)
             return started

@@ -238,11 +238,13 @@ def averaged(values: Values, device: torch.device) -> Synchronization:
 def in_step(steps: int, device: torch.device) -> Synchronization:
     """Compares how many local steps all ranks have taken before an average, in 8 bytes.
 
+    They share no collective, for ranks that have taken different numbers may have other things to send with them.
+
     Raises:
         GradwireError: On every rank, if they have taken different numbers of steps.
     """
     mine = torch.tensor([steps], dtype=torch.int64).view(torch.uint8)
-    rows = yield AllGather(mine.to(device))
+    rows = yield AllGather(mine.to(device), straight=True)
     taken = [int.from_bytes(row.cpu().numpy().tobytes(), sys.byteorder) for row in rows]
     if len(set(taken)) > 1:
         raise GradwireError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Mixture, Settled
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError
-from gradwire.local_sgd.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments
+from gradwire.local_sgd.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments, in_step
 from gradwire.local_sgd.drift import Drift
 from gradwire.local_sgd.fragments import cut
 from gradwire.local_sgd.outer import Outer, adopted, check_saved, described
@@ -34,7 +34,7 @@ from gradwire.local_sgd.schedule import Moments, Schedule
 from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.local_sgd.steps import is_whole, steps_within
 from gradwire.surroundings import as_on_the_wire
-from gradwire.wire import transport_for
+from gradwire.wire import Synchronization, transport_for
 
 _COUNTERS = ("steps_done", "_periods", "_began", "_length")
 
@@ -140,12 +140,13 @@ class Periodic(Handle):
         Raises:
             ConfigurationError: If the optimizer has other parameters than when averaging began; or if one was frozen
                 then and is not now, or, with an outer optimizer, the other way round.
-            GradwireError: If an earlier average failed.
+            GradwireError: If ranks have taken different numbers of steps, or an earlier average failed.
             DivergenceError: On every rank, if ranks that verify do not have the same.
         """
         self._trained.check(moved=self.outer is not None)
         with self.wire.whole():
             now = self.steps_done
+            self._compare(lambda: [in_step(now, self.engine.store.device)])
             self._pending.take_all(now)
             behind = [fragment for fragment in self._fragments if fragment.level < now]
             for fragment in behind:
@@ -153,7 +154,7 @@ class Periodic(Handle):
             self._pending.take(now)
             for guard in self.engine.guards:
                 if isinstance(guard, Drift):
-                    self._compare(guard)
+                    self._compare(guard.compare)
             if now > self._began:
                 self._begin_period()
 
@@ -268,12 +269,10 @@ class Periodic(Handle):
             self._begin_period()
         self._look_ahead()
 
-    def _compare(self, drift: Drift) -> None:
-        """Waits until all ranks have compared what their last averages left."""
+    def _compare(self, begin: Callable[[], list[Synchronization]]) -> None:
+        """Waits until all ranks have compared what ``begin`` says."""
         compared = self.wire.promise()
-        self.wire.submit(
-            drift.compare, lambda: None, lambda: self.wire.keep(compared, torch.empty(0, dtype=torch.float32))
-        )
+        self.wire.submit(begin, lambda: None, lambda: self.wire.keep(compared, torch.empty(0, dtype=torch.float32)))
         self.wire.wait(compared)
 
     def _begin_period(self) -> None:
