@@ -16,7 +16,16 @@ from gradwire_bench.placement import Device, Framework
 from gradwire_bench.settings import everyone
 from gradwire_bench.workloads import WORKLOADS, Workload
 
-DEFAULT_METHODS = (DDP, "bf16", "efsignsgd", "topk:ratio=0.01", "powersgd:rank=4", "acpsgd:rank=4")
+DEFAULT_METHODS = (
+    DDP,
+    "bf16",
+    "subspace:bits=1.5,route=sharded",
+    "efsignsgd",
+    "topk:ratio=0.01",
+    "powersgd:rank=4",
+    "acpsgd:rank=4",
+)
+"""The third is what ``gradwire.compress(model)`` takes."""
 
 ALL = "all"
 

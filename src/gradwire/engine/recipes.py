@@ -18,7 +18,7 @@ _log = logging.getLogger("gradwire")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A line that keeps the accuracy at the learning rate that dense averages train best with.
+    """A line that keeps the accuracy, or most of it, at the learning rate that dense averages train best with.
 
     Attributes:
         method: The line, as on the command line.
@@ -66,15 +66,15 @@ RECIPES = {
         Recipe("subspace:bits=1.5,route=sharded", 21.1, 0.48, ("image", "alexnet", "resnet20", "gpt", "language")),
     ),
     "adamw": (
-        Recipe("subspace:bits=0.8", 19.9, 0.22, ("image", "alexnet", "gpt", "language"), gathered=True),
-        Recipe("subspace:bits=0.8,route=sharded", 39.5, 0.73, ("image", "alexnet", "gpt", "language")),
+        Recipe("subspace:bits=1.5,route=sharded", 21.1, 0.57, ("image", "alexnet", "resnet20", "gpt", "language")),
     ),
 }
 """By what takes the averages; ``momentum`` is SGD with momentum 0.9. Of those that are gathered, and of the others,
-the line with the fewest bytes. A test holds them to all that was measured."""
+the line with the fewest bytes; where none keeps the accuracy of all that was trained, the one that loses least. A test
+holds them to all that was measured."""
 
-EVERY: tuple[Recipe, ...] = RECIPES["momentum"]
-"""Lines that keep the accuracy under all of them."""
+EVERY: tuple[Recipe, ...] = RECIPES["adamw"]
+"""The same under all of them."""
 
 
 def written_out(method: str | Method, workers: int, given: Collection[str] = ()) -> str | Method:
