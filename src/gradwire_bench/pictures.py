@@ -260,7 +260,7 @@ def label_points(figure: Figure, axes: Axes, points: Sequence[tuple[float, float
 def _draw_accuracy_over_time(axes: Axes, rows: Sequence[TrainRow], colours: dict[str, str]) -> None:
     for row in rows:
         seconds, accuracy = [point.seconds for point in row.curve], [100 * point.accuracy for point in row.curve]
-        axes.plot(seconds, accuracy, color=colours[row.label], linewidth=2, marker="o", markersize=3)
+        axes.plot(seconds, accuracy, color=colours[row.label], linewidth=2, marker="o", markersize=3, label=row.label)
     log_axis(axes)
     axes.set_xlabel("training time in seconds (logarithmic)")
     axes.set_ylabel("test accuracy in %")
@@ -269,26 +269,14 @@ def _draw_accuracy_over_time(axes: Axes, rows: Sequence[TrainRow], colours: dict
     axes.annotate(
         f"target {target:g} %", (0, target), (4, 4), ("axes fraction", "data"), textcoords="offset points", fontsize=9
     )
-    low, high = axes.get_ylim()
-    gap = (high - low) / 20
-    for cluster in _clusters(rows):
-        right = max(row.curve[-1].seconds for row in cluster)
-        heights = _stacked([100 * row.curve[-1].accuracy for row in cluster], gap)
-        high = max(high, *(height + gap for height in heights))
-        for row, height in zip(cluster, heights, strict=True):
-            axes.text(right * 1.07, height, row.label, color=colours[row.label], fontsize=9, va="center")
-    axes.set_ylim(low, high)
-
-
-def _clusters(rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
-    """Rows that end at about the same time, and so need their labels stacked."""
-    clusters: list[list[TrainRow]] = []
-    for row in sorted(rows, key=lambda row: row.curve[-1].seconds):
-        if clusters and row.curve[-1].seconds < 1.5 * clusters[-1][0].curve[-1].seconds:
-            clusters[-1].append(row)
-        else:
-            clusters.append([row])
-    return clusters
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1),
+        frameon=False,
+        fontsize=9,
+        labelcolor="linecolor",
+        ncols=-(-len(rows) // 20),
+    )
 
 
 def _draw_step_time(axes: Axes, rows: Sequence[TrainRow], colours: dict[str, str]) -> None:
@@ -344,16 +332,6 @@ def log_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _stacked(heights: Sequence[float], gap: float) -> list[float]:
-    """Moves labels up, the lowest staying, until each is ``gap`` above the next lower one."""
-    stacked = [0.0] * len(heights)
-    floor = float("-inf")
-    for index in sorted(range(len(heights)), key=lambda index: heights[index]):
-        stacked[index] = max(heights[index], floor)
-        floor = stacked[index] + gap
-    return stacked
 
 
 def axes_of(inches: tuple[float, float] = (8, 4.8)) -> tuple[Figure, Axes]:
