@@ -151,9 +151,13 @@ def test_the_page_and_its_picture_show_every_row(tmp_path):
 def test_what_the_page_says_of_the_residual_net_is_in_its_table():
     rows = [row for row in recipes.rows(recipes.load(recipes.MEASURED)) if row.workload == "resnet20"]
     page = cookbook.page(rows, "here")
-    assert "keeps its\naccuracy with 1.5 bits of `subspace` and not with 0.8; its seeds lie up to 1.1 points" in page
-    kept = {("1.5" in row.method, row.keeps_as_pasted) for row in rows if row.method != "ddp"}
-    assert kept == {(True, True), (False, False)}
+    lost = {(row.optimizer, row.method): row.pasted for row in rows if row.method != "ddp"}
+    few, some, many = (f"subspace:bits={bits},route=sharded" for bits in (0.8, 1.5, 3))
+    assert "keeps its\naccuracy under momentum with 1.5 bits of `subspace` and not with 0.8." in page
+    assert lost["momentum", some] <= recipes.POINTS < min(lost["momentum", few], lost["momentum", "subspace:bits=0.8"])
+    assert f"Under AdamW it loses {lost['adamw', some]:.2f} points as pasted with\n1.5 bits and none with 3" in page
+    assert lost["adamw", many] <= 0 < recipes.POINTS < lost["adamw", some] < lost["adamw", few]
+    assert "its seeds lie up to 1.1 points from each other" in page
     assert all(row.spread < 1.15 for row in rows)
 
 
