@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
+from gradwire.engine.recipes import EVERY
 from gradwire.errors import ConfigurationError
 from gradwire_bench import launch, placement
 from gradwire_bench.cell import Cell
@@ -19,13 +20,13 @@ from gradwire_bench.workloads import WORKLOADS, Workload
 DEFAULT_METHODS = (
     DDP,
     "bf16",
-    "subspace:bits=1.5,route=sharded",
+    *(line.method for line in EVERY),
     "efsignsgd",
     "topk:ratio=0.01",
     "powersgd:rank=4",
     "acpsgd:rank=4",
 )
-"""The third is what ``gradwire.compress(model)`` takes."""
+"""With what ``gradwire.compress(model)`` takes."""
 
 ALL = "all"
 

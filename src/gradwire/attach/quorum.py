@@ -82,14 +82,14 @@ class Averages:
         given = [] if parameters is None else check_named(self._tree.named_parameters() if self._tree else parameters)
         self._named = [(name, each) for name, each in given if each.requires_grad]
         self._frozen = [(name, each) for name, each in given if not each.requires_grad]
+        self._configuration, self._guarding = configuration, Guarding(choices)
         if parameters is None:
-            _check_nameless(configuration, Guarding(choices))
+            _check_nameless(configuration, self._guarding)
         else:
             check_parameters(self._named)
             configuration.check_names([name for name, _ in self._named])
         if any(is_sharded(each) or each.device != CPU for _, each in self._named):
             raise ConfigurationError("there are DTensors or parameters on a GPU, which were not tried in such groups")
-        self._configuration, self._guarding = configuration, Guarding(choices)
         self._guarding.check(configuration)
         rehearse_all(configuration, CPU)
         self._healed = False
