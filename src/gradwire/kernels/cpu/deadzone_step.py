@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from torch import Tensor, from_numpy
 
@@ -13,11 +15,10 @@ from gradwire.kernels.reference.deadzone import LIMIT
 from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
 from gradwire.kernels.reference.deadzone_step import (
     HIGHEST_POINT,
-    NEAR,
-    OCTAVE,
     SAMPLED_CHUNK,
     STEPS,
     chunks_sampled,
+    few_of,
     room_of_sample,
     sampling,
     step_of,
@@ -31,6 +32,26 @@ UNBOUNDED = 1 << 62
 _STEPS = np.array([step_of(index) for index in range(STEPS + 1)], np.float32)
 
 
+class _Sample(NamedTuple):
+    """A sample of values.
+
+    Attributes:
+        values: They.
+        drawn: For each of them a number by which it is rounded; empty if they are not.
+        rounded: The same memory as ``values`` if they are not, else room for what they are rounded to.
+    """
+
+    values: Float32Array
+    drawn: Float32Array
+    rounded: Float32Array
+
+    @classmethod
+    def of(cls, sample: Tensor, drawn: Tensor | None) -> _Sample:
+        """For values that are rounded by numbers, if any are drawn."""
+        values = array(sample)
+        return cls(values, *((np.empty(0, np.float32), values) if drawn is None else (array(drawn), values.copy())))
+
+
 def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int) -> Tensor:
     chunks = chunks_sampled(block, room)
     sample = np.zeros(-(-int(chunks[:, 1].sum()) // LANES) * LANES, np.float32)
@@ -41,14 +62,13 @@ def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int) -> 
 def deadzone_step(
     block: Block, sample: Tensor, tile: int, room: int, key: int | None = None
 ) -> tuple[float, tuple[int, int, int]]:
-    relative, target = array(sample), room_of_sample(block, room, key is not None)
-    drawn = np.empty(0, np.float32) if key is None else array(uniform(key, relative.size, sample.device))
-    rounded = relative if key is None else np.zeros_like(relative)
-    every = sampling(block, room) if key is None else 1
-    ends = np.zeros(-(-relative.size // SAMPLED_CHUNK) + 1 if every > 1 else 0, np.int64)
-    step = _STEPS[_choose(relative, drawn, rounded, _STEPS, tile, target, every, ends, codes().lengths)]
+    target, every = room_of_sample(block, room, key is not None), sampling(block, room) if key is None else 1
+    drawn = None if key is None else uniform(key, sample.numel(), sample.device)
+    of_all, of_few = _Sample.of(sample, drawn), _Sample.of(few_of(sample), None if drawn is None else few_of(drawn))
+    ends = np.zeros(-(-sample.numel() // SAMPLED_CHUNK) + 1 if every > 1 else 0, np.int64)
+    step = _STEPS[_choose(of_all, of_few, _STEPS, tile, target, every, ends, codes().lengths)]
     points = np.zeros(3, np.int64)
-    _points(relative, step, points, np.zeros(3, np.int64))
+    _points(of_all.values, step, points, np.zeros(3, np.int64))
     return float(step), (int(points[0]), int(points[1]), int(points[2]))
 
 
@@ -65,9 +85,8 @@ def _take(chunks: Int64Array, values: Float32Array, scales: Float32Array, sample
 
 @compiled
 def _choose(
-    sample: Float32Array,
-    drawn: Float32Array,
-    rounded: Float32Array,
+    sample: _Sample,
+    few: _Sample,
     steps: Float32Array,
     tile: int,
     target: int,
@@ -75,22 +94,40 @@ def _choose(
     ends: Int64Array,
     lengths: UInt8Array,
 ) -> int:
-    low, high = 0, STEPS
-    for apart in (NEAR, 0):
-        while high - low > (apart if every > 1 else 0):
-            middle = (low + high) // 2
-            _round(sample, drawn, steps[middle], rounded)
-            if _size(rounded, steps[middle], tile, target, ends, lengths) <= target:
-                high = middle
-            else:
-                low = middle + 1
-        if apart and every > 1:
-            size = _size(sample, steps[high], tile, UNBOUNDED, ends, lengths)
-            target -= _doubt(ends, every, target / max(size, 1))
-            high = min(high + OCTAVE, STEPS)
-    _round(sample, drawn, steps[low], rounded)
-    if low > 0 and 2 * _size(rounded, steps[low], tile, target, ends, lengths) < target:
+    none = ends[:0]
+    share = target * few.values.size // max(sample.values.size, 1)
+    guess = _finest(few, steps, tile, share, STEPS // 2, STEPS, none, lengths)
+    size = max(_size_at(sample, steps[guess], tile, UNBOUNDED, ends, lengths), 1)
+    if every > 1:
+        target -= _doubt(ends, every, target / size)
+    share = _size_at(few, steps[guess], tile, UNBOUNDED, none, lengths) * target // size
+    guess = _finest(few, steps, tile, share, guess, 1, none, lengths)
+    low = _finest(sample, steps, tile, target, guess, 1, none, lengths)
+    if low > 0 and 2 * _size_at(sample, steps[low], tile, UNBOUNDED, none, lengths) < target:
         low -= 1
+    return low
+
+
+@compiled
+def _finest(
+    sample: _Sample,
+    steps: Float32Array,
+    tile: int,
+    target: int,
+    guess: int,
+    reach: int,
+    none: Int64Array,
+    lengths: UInt8Array,
+) -> int:
+    low, high = 0, STEPS
+    while low < high:
+        if _size_at(sample, steps[guess], tile, target, none, lengths) <= target:
+            high = guess
+            guess = max((low + high) // 2, high - reach)
+        else:
+            low = guess + 1
+            guess = min((low + high) // 2, low + reach - 1)
+        reach *= 2
     return low
 
 
@@ -104,11 +141,12 @@ def _doubt(ends: Int64Array, every: int, weight: float) -> int:
 
 
 @compiled
-def _round(sample: Float32Array, drawn: Float32Array, step: np.float32, rounded: Float32Array) -> None:
-    """To multiples of the step, if numbers are drawn."""
+def _size_at(sample: _Sample, step: np.float32, tile: int, most: int, ends: Int64Array, lengths: UInt8Array) -> int:
+    """Of what the sample is rounded to, if numbers are drawn."""
     inverse = np.float32(1) / step
-    for i in range(drawn.size):
-        rounded[i] = np.floor(sample[i] * inverse + drawn[i]) * step
+    for i in range(sample.drawn.size):
+        sample.rounded[i] = np.floor(sample.values[i] * inverse + sample.drawn[i]) * step
+    return _size(sample.rounded, step, tile, most, ends, lengths)
 
 
 @compiled

@@ -23,6 +23,7 @@ THRESHOLD = tl.constexpr(deadzone.THRESHOLD)
 LARGEST = tl.constexpr(deadzone.LARGEST)
 LIMIT = tl.constexpr(deadzone.LIMIT)
 MEMORY = tl.constexpr(deadzone.MEMORY)
+EVEN, FRESH = tl.constexpr(64), tl.constexpr(128)
 LEAST_ACTIVE = tl.constexpr(-64 * 64)
 MOST_ACTIVE = tl.constexpr(64 * deadzone_codes.LEVEL_CLASSES)
 CONTEXTS = tl.constexpr(deadzone_codes.CONTEXTS)
@@ -77,6 +78,16 @@ def context_of(activity):
 @triton.jit
 def following(activity, gap_class, level_class):
     return activity + (((level_class - gap_class) * 64 - activity) >> MEMORY)
+
+
+@triton.jit
+def turned(activity, turn):
+    """How active it is at a code and after it, of which a byte says what it does.
+
+    That is how much the level's class is above the gap's, and whether it is the first of its tile.
+    """
+    activity = tl.where(turn >= FRESH, 0, activity)
+    return activity, activity + (((((turn & (FRESH - 1)) - EVEN) * 64) - activity) >> MEMORY)
 
 
 @triton.jit

@@ -14,6 +14,8 @@ from torch import Tensor
 from gradwire.deferred import Flag, flag
 from gradwire.kernels.gpu._deadzone import (
     ESCAPE,
+    EVEN,
+    FRESH,
     LEAST_ACTIVE,
     LEVEL_BITS,
     LIMIT,
@@ -25,9 +27,9 @@ from gradwire.kernels.gpu._deadzone import (
     class_of,
     code_tables,
     context_of,
-    following,
     ones,
     stands_for,
+    turned,
     width_of,
 )
 from gradwire.kernels.gpu._jitted import negated, tile_of
@@ -40,13 +42,18 @@ from gradwire.layout import Block
 LEAST_BITS = 3
 """Of a value: the shortest code, and a sign."""
 
-STRETCH = 64
-"""Codes whose symbols a lane finds."""
+EIGHT = 8
+"""Codes of which a word says how active they are."""
 
-AHEAD = 128
-"""Codes before them that it looks at first, to know how active they were."""
+STRETCH = 8
+"""Words whose contexts a lane finds."""
+
+AHEAD = 16
+"""Words before them that it looks at first, to know how active they were."""
 
 _WIDTH = 1024
+
+_EIGHT = tl.constexpr(EIGHT)
 
 
 def deadzone_encode(
@@ -66,20 +73,27 @@ def deadzone_encode(
     ends, most = counts.cumsum(0), min(block.numel, room // LEAST_BITS + 1)
     kind = torch.int32 if block.numel + tile < 2**31 else torch.int64
     elements = torch.full((most,), torch.iinfo(kind).max, dtype=kind, device=device)
-    levels, bits, symbols = (torch.empty(most, dtype=torch.int32, device=device) for _ in range(3))
+    levels, bits = (torch.empty(most, dtype=torch.int32, device=device) for _ in range(2))
     launch(
         *(_collect, tiles.count, tiles.table, values, steps, tiles.bases, ends, most, elements, levels, bits),
         **tiles.shape,
     )
     lengths, words, _ = code_tables(device)
     firsts = torch.searchsorted(elements, tile * torch.arange(count + 1, dtype=kind, device=device))
-    widths = torch.zeros(most, dtype=torch.uint8, device=device)
-    ahead = (elements, levels, lengths, tile, block.numel, most, symbols, widths)
-    programs = triton.cdiv(most, STRETCH * SIDE_BY_SIDE)
-    launch(_follow, programs, *ahead, LANES=SIDE_BY_SIDE, STRETCH=STRETCH, AHEAD=AHEAD, warps=1)
+    symbols = torch.empty(most, dtype=torch.int16, device=device)
+    widths = torch.empty(most, dtype=torch.uint8, device=device)
+    words_of_eight = -(-most // EIGHT)
+    turns, contexts = (torch.empty(words_of_eight, dtype=torch.int64, device=device) for _ in range(2))
+    by_code, stretches = triton.cdiv(most, _WIDTH), triton.cdiv(words_of_eight, STRETCH * SIDE_BY_SIDE)
+    classes = (elements, levels, tile, block.numel, most, symbols, turns.view(torch.uint8))
+    launch(_classify, triton.cdiv(words_of_eight * EIGHT, _WIDTH), *classes, WIDTH=_WIDTH)
+    following_on = (turns, words_of_eight, contexts)
+    launch(_follow, stretches, *following_on, LANES=SIDE_BY_SIDE, STRETCH=STRETCH, AHEAD=AHEAD, warps=1)
+    measured = (contexts.view(torch.uint8), lengths, elements, block.numel, most, symbols, widths)
+    launch(_measure, by_code, *measured, WIDTH=_WIDTH)
     stops = widths.cumsum(0, dtype=torch.int64)
     written = (elements, levels, bits, symbols, widths, stops, lengths, words, room, tile, most, body.view(torch.int32))
-    launch(_write, triton.cdiv(most, _WIDTH), *written, WIDTH=_WIDTH)
+    launch(_write, by_code, *written, WIDTH=_WIDTH)
     fitting = torch.searchsorted(stops, room, right=True)
     sizes = torch.nn.functional.pad(stops, (1, 0))[firsts.minimum(fitting)].diff()
     payload[head + HEAD : payload.numel() - body.numel()].view(torch.int32).copy_(sizes)
@@ -129,71 +143,71 @@ def _collect(
     tl.store(bits + number, t.to(tl.int32, bitcast=True), mask=mask)
 
 
-@triton.jit
-def _classes(elements, levels, at, previous, live, tile):
-    """Of a code: its element, the classes of gap and level, the level, and whether it is the first of its tile."""
-    element = tl.load(elements + at, mask=live, other=0).to(tl.int64)
-    level = tl.load(levels + at, mask=live, other=1)
-    begin = element // tile * tile
-    fresh = previous < begin
-    gap_class = class_of(tl.where(live, element - tl.maximum(previous, begin - 1), 1))
-    return element, gap_class, tl.where(level == LIMIT, RAW, class_of(level)), level, fresh
-
-
 @jitted("tile", "numel", "most")
-def _follow(
-    elements,
-    levels,
-    lengths,
-    tile,
-    numel,
-    most,
-    symbols,
-    widths,
-    LANES: tl.constexpr,
-    STRETCH: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
-    """Finds the symbol of each value under its context, and how many bits it takes.
+def _classify(elements, levels, tile, numel, most, symbols, turns, WIDTH: tl.constexpr):
+    """Of each code the symbol without its context, and in a byte what it does to those that follow.
+
+    That is how much the level's class is above the gap's, and whether it is the first of its tile.
+    """
+    k = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    mask = k < most
+    element = tl.load(elements + k, mask=mask, other=numel).to(tl.int64)
+    before = tl.load(elements + k - 1, mask=mask & (k > 0), other=-1).to(tl.int64)
+    level = tl.load(levels + k, mask=mask, other=1)
+    begin = element // tile * tile
+    gap_class = class_of(tl.where(element < numel, element - tl.maximum(before, begin - 1), 1))
+    level_class = tl.where(level == LIMIT, RAW, class_of(level))
+    tl.store(symbols + k, ((gap_class << LEVEL_BITS) + level_class).to(tl.int16), mask=mask)
+    turn = level_class - gap_class + EVEN + tl.where(before < begin, FRESH, 0)
+    tl.store(turns + k, turn.to(tl.uint8), mask=k < (most + (_EIGHT - 1)) // _EIGHT * _EIGHT)
+
+
+@jitted("count")
+def _follow(turns, count, contexts, LANES: tl.constexpr, STRETCH: tl.constexpr, AHEAD: tl.constexpr):
+    """Finds the context of each code.
 
     How active the values before were follows from the last ones alone, nearly always: from the least and the most that
     it may have been, which never change places, it has come to the same. Where not, a lane begins earlier.
     """
     start = (tl.program_id(0) * LANES + tl.arange(0, LANES)).to(tl.int64) * STRETCH
-    needed = tl.load(elements + start, mask=start < most, other=numel).to(tl.int64) < numel
     least = tl.zeros((LANES,), tl.int32)
-    previous = tl.full((LANES,), -1, tl.int64)
     ahead = tl.full((), AHEAD, tl.int64)
     unsettled = tl.full((), 1, tl.int32)
     while unsettled > 0:
-        first = tl.maximum(start - ahead, 0)
         least = tl.full((LANES,), LEAST_ACTIVE, tl.int32)
         greatest = tl.full((LANES,), MOST_ACTIVE, tl.int32)
-        previous = tl.load(elements + first - 1, mask=needed & (first > 0), other=-1).to(tl.int64)
         for step in range(ahead):
-            at = first + step
-            live = needed & (at < start)
-            element, gap_class, level_class, _, fresh = _classes(elements, levels, at, previous, live, tile)
-            least = tl.where(live & fresh, 0, least)
-            greatest = tl.where(live & fresh, 0, greatest)
-            least = tl.where(live, following(least, gap_class, level_class), least)
-            greatest = tl.where(live, following(greatest, gap_class, level_class), greatest)
-            previous = tl.where(live, element, previous)
-        unsettled = tl.max((needed & (least != greatest) & (first > 0)).to(tl.int32), axis=0)
+            at = start - ahead + step
+            word = tl.load(turns + at, mask=(at >= 0) & (at < count), other=-1)
+            for code in tl.static_range(_EIGHT):
+                turn = (word >> (8 * code)).to(tl.int32) & 255
+                _, least = turned(least, turn)
+                _, greatest = turned(greatest, turn)
+        unsettled = tl.max(((start < count) & (least != greatest)).to(tl.int32), axis=0)
         ahead *= 2
     for step in range(STRETCH):
-        at = start + step
-        live = needed & (at < most)
-        element, gap_class, level_class, level, fresh = _classes(elements, levels, at, previous, live, tile)
-        live = live & (element < numel)
-        least = tl.where(fresh, 0, least)
-        symbol = context_of(least) * (ESCAPE + 1) + (gap_class << LEVEL_BITS) + level_class
-        rest = tl.where(level == LIMIT, 32, width_of(level_class) + 1)
-        width = tl.load(lengths + symbol, mask=live, other=0) + width_of(gap_class) + rest
-        tl.store(symbols + at, symbol, mask=live)
-        tl.store(widths + at, width.to(tl.uint8), mask=live)
-        least = following(least, gap_class, level_class)
-        previous = element
+        mask = start + step < count
+        word = tl.load(turns + start + step, mask=mask, other=-1)
+        found = tl.zeros((LANES,), tl.int64)
+        for code in tl.static_range(_EIGHT):
+            active, least = turned(least, (word >> (8 * code)).to(tl.int32) & 255)
+            found = found | (context_of(active).to(tl.int64) << (8 * code))
+        tl.store(contexts + start + step, found, mask=mask)
+
+
+@jitted("numel", "most")
+def _measure(contexts, lengths, elements, numel, most, symbols, widths, WIDTH: tl.constexpr):
+    """The symbol of each code under its context, and how many bits it takes."""
+    k = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    mask = k < most
+    live = tl.load(elements + k, mask=mask, other=numel).to(tl.int64) < numel
+    symbol = tl.load(symbols + k, mask=live, other=0).to(tl.int32)
+    level_class = symbol & RAW
+    rest = width_of(symbol >> LEVEL_BITS) + tl.where(level_class == RAW, 32, width_of(level_class) + 1)
+    symbol += tl.load(contexts + k, mask=live, other=0).to(tl.int32) * (ESCAPE + 1)
+    width = tl.load(lengths + symbol, mask=live, other=0) + rest
+    tl.store(symbols + k, symbol.to(tl.uint16).to(tl.int16, bitcast=True), mask=live)
+    tl.store(widths + k, tl.where(live, width, 0).to(tl.uint8), mask=mask)
 
 
 @triton.jit
@@ -215,7 +229,7 @@ def _write(elements, levels, bits, symbols, widths, stops, lengths, words, room,
     element = tl.load(elements + k, mask=mask, other=0).to(tl.int64)
     before = tl.load(elements + k - 1, mask=mask & (k > 0), other=-1).to(tl.int64)
     gap = element - tl.maximum(before, element // tile * tile - 1)
-    symbol = tl.load(symbols + k, mask=mask, other=0)
+    symbol = tl.load(symbols + k, mask=mask, other=0).to(tl.int32) & 0xFFFF
     level = tl.load(levels + k, mask=mask, other=1)
     value = tl.load(bits + k, mask=mask, other=0)
     at = stop - width

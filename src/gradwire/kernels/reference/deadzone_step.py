@@ -31,13 +31,11 @@ SPREAD = 0x9E3779B9
 MARGIN = 63 / 64
 """Share of the room that is aimed at where values are rounded by chance, which is drawn anew once the step is known."""
 
-OCTAVE = 256
+STEPS = 45 * 256
+"""Steps to choose from, 256 an octave, from :data:`FINEST` on."""
 
-STEPS = 45 * OCTAVE
-"""Steps to choose from, so many an octave, from :data:`FINEST` on."""
-
-NEAR = 64
-"""Steps that a step may be away where it is asked by how much a sample may be off."""
+FEW = 2**13
+"""Elements of a sample by which it is guessed which step all of them will ask for."""
 
 FINEST = 2.0**-20
 """Relative to the mean magnitude of a segment."""
@@ -87,13 +85,16 @@ def deadzone_step(
     """
     target = room_of_sample(block, room, key is not None)
     drawn = None if key is None else uniform(key, sample.numel(), sample.device)
-    low, high = 0, STEPS
+    few, drawn_of_few = few_of(sample), None if drawn is None else few_of(drawn)
+    share = target * few.numel() // max(sample.numel(), 1)
+    guess = _finest(few, drawn_of_few, tile, share, STEPS // 2, STEPS)
+    size = max(_size(_rounded(sample, guess, drawn), guess, tile), 1)
     if drawn is None and (every := sampling(block, room)) > 1:
-        low, high = _between(sample, drawn, tile, target, low, high, NEAR)
-        target -= _doubt(sample, high, tile, every, target)
-        high = min(high + OCTAVE, STEPS)
-    low, _ = _between(sample, drawn, tile, target, low, high, 0)
-    if low and 2 * _size(_rounded(sample, low, drawn), low, tile, target) < target:
+        target -= _doubt(sample, guess, tile, every, target / size)
+    share = _size(_rounded(few, guess, drawn_of_few), guess, tile) * target // size
+    guess = _finest(few, drawn_of_few, tile, share, guess, 1)
+    low = _finest(sample, drawn, tile, target, guess, 1)
+    if low and 2 * _size(_rounded(sample, low, drawn), low, tile) < target:
         low -= 1
     return step_of(low), _points(sample, low)
 
@@ -134,6 +135,13 @@ def room_of_sample(block: Block, room: int, drawn: bool) -> int:
     return int(share * MARGIN) if drawn else room if taken == block.numel else int(share)
 
 
+def few_of(sample: Tensor) -> Tensor:
+    """Some of a sample's chunks, evenly spread, :data:`FEW` elements or somewhat more; all if there are fewer."""
+    chunks = sample[: sample.numel() // SAMPLED_CHUNK * SAMPLED_CHUNK].view(-1, SAMPLED_CHUNK)
+    every = len(chunks) * SAMPLED_CHUNK // FEW
+    return chunks[::every].flatten() if every > 1 else sample
+
+
 def step_of(index: int) -> float:
     """The float32 so many steps above the finest one, evenly spaced within an octave."""
     first = np.float32(FINEST).view(np.uint32)
@@ -161,31 +169,35 @@ def _rounded(sample: Tensor, index: int, drawn: Tensor | None) -> Tensor:
     return sample if drawn is None else (sample * (1 / step) + drawn).floor() * step
 
 
-def _between(
-    sample: Tensor, drawn: Tensor | None, tile: int, target: int, low: int, high: int, apart: int
-) -> tuple[int, int]:
-    """Between which two, no further apart, the number of the finest step is whose codes take no more."""
-    while high - low > apart:
-        middle = (low + high) // 2
-        if _size(_rounded(sample, middle, drawn), middle, tile, target) <= target:
-            high = middle
+def _finest(sample: Tensor, drawn: Tensor | None, tile: int, target: int, guess: int, reach: int) -> int:
+    """The number of the finest step whose codes take no more, or of the longest.
+
+    Looked for from a guess on, so far from it and each time twice as far, until halving what is left is nearer.
+    """
+    low, high = 0, STEPS
+    while low < high:
+        if _size(_rounded(sample, guess, drawn), guess, tile, target) <= target:
+            high = guess
+            guess = max((low + high) // 2, high - reach)
         else:
-            low = middle + 1
-    return low, high
+            low = guess + 1
+            guess = min((low + high) // 2, low + reach - 1)
+        reach *= 2
+    return low
 
 
-def _size(sample: Tensor, index: int, tile: int, most: int) -> int:
+def _size(sample: Tensor, index: int, tile: int, most: int | None = None) -> int:
     """Bits of all codes, or more than ``most``."""
     size = 0
     for _, bits in _sizes(sample, index, tile):
         size += bits
-        if size > most:
+        if most is not None and size > most:
             break
     return size
 
 
-def _doubt(sample: Tensor, index: int, tile: int, every: int, target: int) -> int:
-    """Two standard errors, of a sample of one chunk of so many whose codes are to take so many bits.
+def _doubt(sample: Tensor, index: int, tile: int, every: int, weight: float) -> int:
+    """Two standard errors of a sample's size, times the weight, where one chunk of so many is looked at.
 
     By what chunks that follow one another differ: how sizes change from layer to layer is no chance.
     """
@@ -193,7 +205,7 @@ def _doubt(sample: Tensor, index: int, tile: int, every: int, target: int) -> in
     for place, taken in _sizes(sample, index, tile):
         bits[place // SAMPLED_CHUNK] += taken
     squares = sum((after - before) ** 2 for before, after in pairwise(bits))
-    return int(target / max(sum(bits), 1) * math.sqrt(2 * squares * (every - 1) / every))
+    return int(weight * math.sqrt(2 * squares * (every - 1) / every))
 
 
 def _sizes(sample: Tensor, index: int, tile: int) -> Iterator[tuple[int, int]]:
