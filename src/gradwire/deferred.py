@@ -9,8 +9,8 @@ of it goes to pinned memory and is read when the next step begins (:func:`learn`
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -114,15 +114,9 @@ class Later:
         """Sends values on their way to the host."""
         self._waiting.append((sent_to_host(values), take))
 
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
+    def collecting(self) -> AbstractContextManager[None]:
         """What is to be learnt within, on this thread, is collected here."""
-        before = getattr(_collecting, "later", None)
-        _collecting.later = self
-        try:
-            yield
-        finally:
-            _collecting.later = before
+        return _Collecting(self)
 
     def settle(self) -> None:
         """Tells the host all that was collected; to be called before a step, when the last one's end is near.
@@ -133,6 +127,22 @@ class Later:
         waiting, self._waiting = self._waiting, []
         for arrived, take in waiting:
             take(arrived())
+
+
+class _Collecting:
+    """No generator, since there are many in a step."""
+
+    __slots__ = ("_before", "_later")
+
+    def __init__(self, later: Later) -> None:
+        self._later = later
+
+    def __enter__(self) -> None:
+        self._before: Later | None = getattr(_collecting, "later", None)
+        _collecting.later = self._later
+
+    def __exit__(self, *_: object) -> None:
+        _collecting.later = self._before
 
 
 _collecting = threading.local()

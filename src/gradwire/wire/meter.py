@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -39,9 +38,15 @@ def marks_of(device: torch.device) -> Marks | None:
     if device.type != "cuda":
         return None
 
+    stream: torch.cuda.Stream | None = None
+
     def mark() -> Event:
+        nonlocal stream
+        # Asking for the stream takes longer than all else here; whether it is still the same takes next to nothing.
+        if stream is None or torch._C._cuda_getCurrentRawStream(stream.device_index) != stream.cuda_stream:
+            stream = torch.cuda.current_stream(device)
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))
+        event.record(stream)
         return event
 
     return mark
@@ -103,24 +108,36 @@ class Meter(Tally):
         """The counts as they are now."""
         return replace(self, node=replace(self.node), seconds=dict(self.seconds), _running=deque())
 
-    @contextmanager
-    def stage(self, stage: Stage) -> Iterator[None]:
-        """Adds the time of its body to a stage; on a device, once it is through with it."""
-        if self.mark is None:
-            start = time.perf_counter()
-            try:
-                yield
-            finally:
-                self.seconds[stage] += time.perf_counter() - start
-            return
-        begun = self.mark()
-        try:
-            yield
-        finally:
-            self._running.append((stage, begun, self.mark()))
-            while self._running and self._running[0][2].query():
-                passed, first, last = self._running.popleft()
-                self.seconds[passed] += first.elapsed_time(last) / 1000
+    def stage(self, stage: Stage) -> _Metered:
+        """Adds the time of what is done within it to a stage; on a device, once it is through with it."""
+        return _Metered(self, stage)
+
+    def _passed(self, stage: Stage, begun: Event, end: Event) -> None:
+        self._running.append((stage, begun, end))
+        while self._running and self._running[0][2].query():
+            passed, first, last = self._running.popleft()
+            self.seconds[passed] += first.elapsed_time(last) / 1000
+
+
+class _Metered:
+    """A stage that is under way; no generator, since there are many in a step and nothing hides what the host takes."""
+
+    __slots__ = ("_begun", "_meter", "_stage", "_start")
+
+    def __init__(self, meter: Meter, stage: Stage) -> None:
+        self._meter, self._stage = meter, stage
+
+    def __enter__(self) -> None:
+        mark = self._meter.mark
+        self._begun = None if mark is None else mark()
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        meter = self._meter
+        if self._begun is None or meter.mark is None:
+            meter.seconds[self._stage] += time.perf_counter() - self._start
+        else:
+            meter._passed(self._stage, self._begun, meter.mark())
 
 
 def all_reduce_bytes(nbytes: int, world_size: int) -> int:

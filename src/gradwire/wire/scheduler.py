@@ -30,7 +30,7 @@ from gradwire.deferred import Later
 from gradwire.errors import WireError
 from gradwire.wire.fusion import Flight, goes_beside, issue
 from gradwire.wire.meter import Meter, Stage
-from gradwire.wire.requests import AllReduceMean, Circle, Request, Synchronization, lockstep
+from gradwire.wire.requests import AllReduceMean, Request, Synchronization, lockstep
 from gradwire.wire.transport import Transport
 
 AHEAD = 2
@@ -48,39 +48,36 @@ class Task:
     Args:
         synchronization: A fresh generator.
         on_done: Called once it has ended.
+
+    Attributes:
+        requests: What it asks for now.
+        late: Whether all of that may come at the end of the step.
+        averaged: The circles and dtypes of averages among it that others may share the collective of.
+        nbytes: Its payload, without what goes beside others.
     """
 
     def __init__(self, synchronization: Synchronization, on_done: Callable[[], None]) -> None:
         self._rounds = lockstep([synchronization])
         self._on_done = on_done
-        self.requests: list[Request] = []
+        self._ask([])
 
     def advance(self, answers: list[Tensor] | None) -> None:
         """Runs to the next round; ``requests`` is empty when there is none."""
         try:
-            self.requests = next(self._rounds) if answers is None else self._rounds.send(answers)
+            self._ask(next(self._rounds) if answers is None else self._rounds.send(answers))
         except StopIteration:
-            self.requests = []
+            self._ask([])
             self._on_done()
 
-    @property
-    def late(self) -> bool:
-        """Whether all that it asks for may come at the end of the step."""
-        return all(isinstance(request, AllReduceMean) and request.late for request in self.requests)
-
-    @property
-    def averaged(self) -> set[tuple[Circle, torch.dtype]]:
-        """The circles and dtypes of averages that it asks for and others may share the collective of."""
-        return {
+    def _ask(self, requests: list[Request]) -> None:
+        self.requests = requests
+        self.late = all(isinstance(request, AllReduceMean) and request.late for request in requests)
+        self.averaged = {
             (request.among, request.payload.dtype)
-            for request in self.requests
+            for request in requests
             if isinstance(request, AllReduceMean) and not request.beside
         }
-
-    @property
-    def nbytes(self) -> int:
-        """Payload of its requests, without what goes beside others."""
-        return sum(request.payload.nbytes for request in self.requests if not goes_beside(request))
+        self.nbytes = sum(request.payload.nbytes for request in requests if not goes_beside(request))
 
     def close(self) -> None:
         """Gives up."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,6 +21,7 @@ from triton.runtime import driver as drivers
 from triton.runtime.jit import JITFunction
 
 from gradwire.errors import PayloadError
+from gradwire.kernels.gpu import _launch
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -67,12 +67,7 @@ class Driver:
     def compile(self, source: ASTSource, target: GPUTarget, options: dict[str, Any], **others: Any) -> Any:
         self.variants += 1
 
-        def run(x: int, y: int, z: int, stream: int, function: Any, packed: Any, *rest: Any) -> None:
-            _, _, _, *arguments = rest
-            name = source.fn.fn.__name__
-            self.launches.append(Launch(name, (x, y, z), self.device, stream, tuple(arguments), source, options))
-
-        return SimpleNamespace(run=run, function=None, packed_metadata=None, launch_metadata=lambda *given: None)
+        return Recorded(self, source, options)
 
     @contextmanager
     def device_of(self, tensor: torch.Tensor) -> Iterator[None]:
@@ -80,6 +75,29 @@ class Driver:
         before, self.device = self.device, 1
         yield
         self.device = before
+
+
+@dataclass
+class Recorded:
+    """Stands for a compiled kernel."""
+
+    driver: Driver
+    source: ASTSource
+    options: dict[str, Any]
+    function: None = None
+    packed_metadata: None = None
+
+    def launch_metadata(self, *given: Any) -> None: ...
+
+    def run(self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, *rest: Any) -> None:
+        _, _, _, *arguments = rest
+        name, driver = self.source.fn.fn.__name__, self.driver
+        launch = Launch(name, (x, y, z), driver.device, stream, tuple(arguments), self.source, self.options)
+        driver.launches.append(launch)
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        stream = self.driver.get_current_stream(self.driver.device)
+        return lambda *arguments: self.run(*grid, stream, None, None, None, None, None, *arguments)
 
 
 @contextmanager
@@ -90,6 +108,7 @@ def a_driver() -> Iterator[Driver]:
         mock.patch.object(drivers, "_active", driver),
         mock.patch("triton.compiler.compile", driver.compile),
         mock.patch.object(torch.cuda, "device_of", driver.device_of),
+        mock.patch.dict(_launch._compiled, clear=True),
     ):
         for name, module in list(sys.modules.items()):
             for each in vars(module).values() if name.startswith("gradwire.kernels.gpu") else ():

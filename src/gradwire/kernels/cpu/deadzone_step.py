@@ -102,7 +102,7 @@ def _choose(
         target -= _doubt(ends, every, target / size)
     share = _size_at(few, steps[guess], tile, UNBOUNDED, none, lengths) * target // size
     guess = _finest(few, steps, tile, share, guess, 1, none, lengths)
-    low = _finest(sample, steps, tile, target, guess, 1, none, lengths)
+    low: int = _finest(sample, steps, tile, target, guess, 1, none, lengths)
     if low > 0 and 2 * _size_at(sample, steps[low], tile, UNBOUNDED, none, lengths) < target:
         low -= 1
     return low
@@ -146,7 +146,8 @@ def _size_at(sample: _Sample, step: np.float32, tile: int, most: int, ends: Int6
     inverse = np.float32(1) / step
     for i in range(sample.drawn.size):
         sample.rounded[i] = np.floor(sample.values[i] * inverse + sample.drawn[i]) * step
-    return _size(sample.rounded, step, tile, most, ends, lengths)
+    size: int = _size(sample.rounded, step, tile, most, ends, lengths)
+    return size
 
 
 @compiled

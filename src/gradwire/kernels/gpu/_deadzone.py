@@ -39,9 +39,18 @@ ESCAPED = tl.constexpr((1 << deadzone_codes.ESCAPED_BITS) - 1)
 
 @lru_cache
 def code_tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Lengths and words of symbols, and what bits say, each by context, as ``int32``."""
-    lengths, words, symbols = (shared(each.astype(np.int32).ravel(), device) for each in deadzone_codes.codes())
-    return lengths, words, symbols
+    """Lengths and words of symbols as ``int32``, and what bits say as ``int16``, each by context.
+
+    What bits say is a symbol, and above :data:`LONGEST` bits of it its length: the table is so small that a processor
+    keeps most of it.
+    """
+    lengths, words, symbols = (each.ravel() for each in deadzone_codes.codes())
+    said = symbols.astype(np.uint16).view(np.int16)
+    return (
+        shared(lengths.astype(np.int32), device),
+        shared(words.astype(np.int32), device),
+        shared(said, device),
+    )
 
 
 @triton.jit
@@ -59,9 +68,8 @@ def width_of(number):
 
 @triton.jit
 def first_of(number):
-    """The first number of a class."""
-    first = (2 + ((number + 1) & 1)).to(tl.int64) << width_of(number).to(tl.int64)
-    return tl.where(number > 0, first, 1)
+    """The first number of a class, of those below 2**30."""
+    return tl.where(number > 0, (2 + ((number + 1) & 1)) << width_of(number), 1)
 
 
 @triton.jit

@@ -187,14 +187,38 @@ def tiles_of(block: Block, device: torch.device, *others: Block) -> Tiles:
     return kept[key]
 
 
+_compiled: dict[tuple[object, ...], Any] = {}
+"""Kernels by what Triton compiles them for."""
+
+
 def launch(kernel: Any, programs: int, *arguments: object, warps: int = 4, **constants: object) -> None:
     """Starts so many programs of a kernel on the device of its first argument, a tensor.
 
-    Products and sums are never fused, nothing is tuned: the bits are the same wherever it runs.
+    Products and sums are never fused, nothing is tuned: the bits are the same wherever it runs. What Triton has to find
+    out of arguments at each launch takes the host several times as long as the launch; so what it compiled for such
+    arguments is kept, and started by itself.
     """
-    if programs:
-        with torch.cuda.device_of(arguments[0]):
-            kernel[(programs,)](*arguments, num_warps=warps, enable_fp_fusion=False, **constants)
+    if not programs:
+        return
+    first: Any = arguments[0]
+    kinds = first.get_device(), tuple(map(_kind_of, arguments)), tuple(constants.values())
+    key = kernel, warps, *kinds
+    with torch.cuda.device_of(first):
+        if (compiled := _compiled.get(key)) is None:
+            _compiled[key] = kernel[(programs,)](*arguments, num_warps=warps, enable_fp_fusion=False, **constants)
+        else:
+            others = kernel.arg_names[len(arguments) :]
+            compiled[(programs, 1, 1)](*arguments, *(constants[name] for name in others))
+
+
+def _kind_of(argument: Any) -> object:
+    """All that Triton may compile a kernel anew for, or more."""
+    if isinstance(argument, Tensor):
+        wide = torch.version.hip and argument.untyped_storage().nbytes() >> 31
+        return argument.dtype, argument.data_ptr() % 16, wide
+    if type(argument) is int:
+        return argument == 1, argument % 16, argument.bit_length() // 32
+    return type(argument)
 
 
 def warps(width: int) -> int:

@@ -22,7 +22,6 @@ from gradwire.kernels.gpu._deadzone import (
     context_of,
     first_of,
     following,
-    ones,
     stands_for,
     width_of,
 )
@@ -37,6 +36,12 @@ ROOM = 2**29
 
 TURNS = 8
 """Codes that a lane reads before the program looks whether any is left."""
+
+_MOST = tl.constexpr(2**31 - 1)
+"""Bits: more than any tile's codes take."""
+
+_FAR = tl.constexpr(59)
+"""Classes from here on are of gaps that no tile has, and that 32 bits need not hold."""
 
 
 def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weight: float) -> None:
@@ -92,18 +97,20 @@ def _read(
     row = (tl.program_id(0) // programs).to(tl.int64)
     lane = (tl.program_id(0) % programs) * LANES + tl.arange(0, LANES)
     mask = lane < count
-    words += row * stride
-    levels += row * numel
-    raw += row * numel
+    begin = tl.load(stops + row * count + lane, mask=mask, other=0)
     size = tl.load(sizes + row * count + lane, mask=mask, other=0)
-    begin = tl.load(stops + row * count + lane, mask=mask, other=0) - size
-    word = begin >> 5
+    begin -= size
+    words += row * stride
+    word = tl.minimum(begin >> 5, count_of_words).to(tl.int32)
     shift = (begin & 31).to(tl.int32)
+    left = tl.minimum(size, _MOST).to(tl.int32)
     first = lane.to(tl.int64) * tile
-    end = tl.minimum(first + tile, numel)
-    place = first - 1
+    count_of_values = tl.minimum(numel - first, tile).to(tl.int32)
+    levels += row * numel + first
+    raw += row * numel + first
+    place = tl.full((LANES,), -1, tl.int32)
     activity = tl.zeros((LANES,), tl.int32)
-    live = mask & (size > 0)
+    live = mask & (left > 0)
     while tl.max(live.to(tl.int32), axis=0) > 0:
         for _ in range(TURNS):
             w0 = tl.load(words + word, mask=live & (word < count_of_words), other=0).to(tl.uint32, bitcast=True)
@@ -113,8 +120,8 @@ def _read(
             w0 = _from(w0, w1, shift)
             w1 = _from(w1, w2, shift)
             w2 = _from(w2, w3, shift)
-            entry = tl.load(symbols + (context_of(activity) << LONGEST) + (w0 & CODE).to(tl.int32))
-            width = entry >> LONGEST
+            entry = tl.load(symbols + (context_of(activity) << LONGEST) + (w0 & CODE).to(tl.int32)).to(tl.int32)
+            width = (entry >> LONGEST) & 15
             symbol = entry & CODE
             escaped = symbol == ESCAPE
             symbol = tl.where(escaped, ((w0 >> width.to(tl.uint32)) & ESCAPED).to(tl.int32), symbol)
@@ -128,18 +135,19 @@ def _read(
             taken = width + gap_width + tl.where(as_it_is, 32, level_width + 1)
             w0 = _from(w0, w1, width)
             w1 = _from(w1, w2, width)
-            place += first_of(gap_class) + (w0.to(tl.int64) & ones(gap_width))
+            gap = first_of(gap_class) + (w0.to(tl.int32, bitcast=True) & ((1 << gap_width) - 1))
+            place += tl.where(gap_class < _FAR, gap, 1 << 30)
             w0 = _from(w0, w1, gap_width)
-            level = (first_of(level_class) + ((w0 >> 1).to(tl.int64) & ones(level_width))).to(tl.int32)
+            level = first_of(level_class) + ((w0 >> 1).to(tl.int32, bitcast=True) & ((1 << level_width) - 1))
             level = tl.where((w0 & 1) != 0, level | NEGATIVE_LEVEL, level)
-            live = live & (place < end)
+            live = live & (place < count_of_values)
             tl.store(levels + place, tl.where(as_it_is, AS_IT_IS, level), mask=live)
             tl.store(raw + place, w0.to(tl.float32, bitcast=True), mask=live & as_it_is)
-            size -= taken
+            left -= taken
             shift += taken
             word += shift >> 5
             shift = shift & 31
-            live = live & (size > 0)
+            live = live & (left > 0)
 
 
 @jitted("numel", "steps", "stride", "points", "rows", "weight")

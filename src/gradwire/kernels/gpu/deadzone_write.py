@@ -145,10 +145,7 @@ def _collect(
 
 @jitted("tile", "numel", "most")
 def _classify(elements, levels, tile, numel, most, symbols, turns, WIDTH: tl.constexpr):
-    """Of each code the symbol without its context, and in a byte what it does to those that follow.
-
-    That is how much the level's class is above the gap's, and whether it is the first of its tile.
-    """
+    """Of each code the symbol without its context, and what it does to those that follow; none after the end."""
     k = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     mask = k < most
     element = tl.load(elements + k, mask=mask, other=numel).to(tl.int64)
@@ -159,7 +156,11 @@ def _classify(elements, levels, tile, numel, most, symbols, turns, WIDTH: tl.con
     level_class = tl.where(level == LIMIT, RAW, class_of(level))
     tl.store(symbols + k, ((gap_class << LEVEL_BITS) + level_class).to(tl.int16), mask=mask)
     turn = level_class - gap_class + EVEN + tl.where(before < begin, FRESH, 0)
-    tl.store(turns + k, turn.to(tl.uint8), mask=k < (most + (_EIGHT - 1)) // _EIGHT * _EIGHT)
+    tl.store(
+        turns + k,
+        tl.where(element < numel, turn, FRESH).to(tl.uint8),
+        mask=k < (most + (_EIGHT - 1)) // _EIGHT * _EIGHT,
+    )
 
 
 @jitted("count")
