@@ -13,9 +13,6 @@ from torch import Tensor
 from gradwire.deferred import shared
 from gradwire.kernels.reference import deadzone, deadzone_codes
 
-SIDE_BY_SIDE = 32
-"""Tiles, or stretches of codes, that a program goes through, a lane each."""
-
 NEGATIVE_LEVEL = tl.constexpr(1 << 30)
 AS_IT_IS = tl.constexpr(-1)
 ROUNDING = tl.constexpr(deadzone.ROUNDING)

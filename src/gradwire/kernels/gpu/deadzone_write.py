@@ -22,7 +22,6 @@ from gradwire.kernels.gpu._deadzone import (
     MOST_ACTIVE,
     RAW,
     ROUNDING,
-    SIDE_BY_SIDE,
     THRESHOLD,
     class_of,
     code_tables,
@@ -50,6 +49,9 @@ STRETCH = 8
 
 AHEAD = 16
 """Words before them that it looks at first, to know how active they were."""
+
+_LANES = 32
+"""Stretches that a program goes through, a lane each."""
 
 _WIDTH = 1024
 
@@ -84,11 +86,11 @@ def deadzone_encode(
     widths = torch.empty(most, dtype=torch.uint8, device=device)
     words_of_eight = -(-most // EIGHT)
     turns, contexts = (torch.empty(words_of_eight, dtype=torch.int64, device=device) for _ in range(2))
-    by_code, stretches = triton.cdiv(most, _WIDTH), triton.cdiv(words_of_eight, STRETCH * SIDE_BY_SIDE)
+    by_code, stretches = triton.cdiv(most, _WIDTH), triton.cdiv(words_of_eight, STRETCH * _LANES)
     classes = (elements, levels, tile, block.numel, most, symbols, turns.view(torch.uint8))
     launch(_classify, triton.cdiv(words_of_eight * EIGHT, _WIDTH), *classes, WIDTH=_WIDTH)
     following_on = (turns, words_of_eight, contexts)
-    launch(_follow, stretches, *following_on, LANES=SIDE_BY_SIDE, STRETCH=STRETCH, AHEAD=AHEAD, warps=1)
+    launch(_follow, stretches, *following_on, LANES=_LANES, STRETCH=STRETCH, AHEAD=AHEAD, warps=1)
     measured = (contexts.view(torch.uint8), lengths, elements, block.numel, most, symbols, widths)
     launch(_measure, by_code, *measured, WIDTH=_WIDTH)
     stops = widths.cumsum(0, dtype=torch.int64)
@@ -121,14 +123,14 @@ def _reaching(table, values, steps, WIDTH: tl.constexpr, ALIGNED: tl.constexpr):
 @jitted()
 def _count(table, values, steps, counts, WIDTH: tl.constexpr, ALIGNED: tl.constexpr):
     _, _, _, sent, _ = _reaching(table, values, steps, WIDTH, ALIGNED)
-    tl.store(counts + tl.program_id(0), tl.sum(sent.to(tl.int64), axis=0))
+    tl.store(counts + tl.program_id(0), tl.sum(sent.to(tl.int32), axis=0))
 
 
 @triton.jit
 def _numbered(ends, sent):
     """The numbers of those that are sent, among all."""
-    before = tl.load(ends + tl.program_id(0)) - tl.sum(sent.to(tl.int64), axis=0)
-    return before + tl.cumsum(sent.to(tl.int64), axis=0) - 1
+    before = tl.load(ends + tl.program_id(0)) - tl.sum(sent.to(tl.int32), axis=0)
+    return before + tl.cumsum(sent.to(tl.int32), axis=0) - 1
 
 
 @jitted("most")
