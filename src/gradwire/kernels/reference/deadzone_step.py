@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -113,11 +114,21 @@ def chunks_sampled(block: Block, room: int) -> Int64Array:
     """``int64[C, 4]``: first element of a chunk that is looked at, number, segment, and elements of those before.
 
     One of every so many, each time at another place among them. At the same one they would be of rows that have
-    something in common: with 256 rows of 512, of every fourth byte's.
+    something in common: with 256 rows of 512, of every fourth byte's. Kept until fewer or more are asked for.
     """
+    every = sampling(block, room)
+    if (kept := _chunks.get(block)) is None or kept[0] != every:
+        _chunks[block] = kept = every, _one_of(block, every)
+    return kept[1]
+
+
+_chunks: WeakKeyDictionary[Block, tuple[int, Int64Array]] = WeakKeyDictionary()
+
+
+def _one_of(block: Block, every: int) -> Int64Array:
     start, length, _ = block.runs.T
     counts = -(-length // SAMPLED_CHUNK)
-    ends, every = np.cumsum(counts), sampling(block, room)
+    ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     group = np.arange(-(-total // every))
     number = np.minimum(group * every + ((group * SPREAD % 2**32) * every >> 32), total - 1)
