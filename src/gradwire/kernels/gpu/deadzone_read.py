@@ -74,6 +74,16 @@ def _from(low, high, width):
     return (low >> width.to(tl.uint32)) | ((high << 1) << (31 - width).to(tl.uint32))
 
 
+@triton.jit
+def _word(words, at, count, mask):
+    return tl.load(words + at, mask=mask & (at < count), other=0).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _chosen(number, none, one, two, three):
+    return tl.where(number > 1, tl.where(number > 2, three, two), tl.where(number > 0, one, none))
+
+
 @jitted("sizes", "words", "count_of_words", "stride", "tile", "count", "numel", "programs")
 def _read(
     stops,
@@ -93,8 +103,8 @@ def _read(
 ):
     """Leaves the level of each value that is sent, with its sign, or that it is sent as it is.
 
-    A code, what it says of the gap and of the level are 86 bits at most, which are read at once: where the next code
-    begins is known when its symbol is.
+    A code, what it says of the gap and of the level are 86 bits at most, of four words that a lane has at hand: where
+    the next code begins is known when its symbol is, and only where that is in another word is one fetched.
     """
     row = (tl.program_id(0) // programs).to(tl.int64)
     lane = (tl.program_id(0) % programs) * LANES + tl.arange(0, LANES)
@@ -113,15 +123,15 @@ def _read(
     place = tl.full((LANES,), -1, tl.int32)
     activity = tl.zeros((LANES,), tl.int32)
     live = mask & (left > 0)
+    next0 = _word(words, word, count_of_words, live)
+    next1 = _word(words, word + 1, count_of_words, live)
+    next2 = _word(words, word + 2, count_of_words, live)
+    next3 = _word(words, word + 3, count_of_words, live)
     while tl.max(live.to(tl.int32), axis=0) > 0:
         for _ in range(TURNS):
-            w0 = tl.load(words + word, mask=live & (word < count_of_words), other=0).to(tl.uint32, bitcast=True)
-            w1 = tl.load(words + word + 1, mask=live & (word + 1 < count_of_words), other=0).to(tl.uint32, bitcast=True)
-            w2 = tl.load(words + word + 2, mask=live & (word + 2 < count_of_words), other=0).to(tl.uint32, bitcast=True)
-            w3 = tl.load(words + word + 3, mask=live & (word + 3 < count_of_words), other=0).to(tl.uint32, bitcast=True)
-            w0 = _from(w0, w1, shift)
-            w1 = _from(w1, w2, shift)
-            w2 = _from(w2, w3, shift)
+            w0 = _from(next0, next1, shift)
+            w1 = _from(next1, next2, shift)
+            w2 = _from(next2, next3, shift)
             entry = tl.load(symbols + (context_of(activity) << LONGEST) + (w0 & CODE).to(tl.int32)).to(tl.int32)
             width = (entry >> LONGEST) & 15
             symbol = entry & CODE
@@ -146,10 +156,18 @@ def _read(
             tl.store(levels + place, tl.where(as_it_is, AS_IT_IS, level), mask=live)
             tl.store(raw + place, w0.to(tl.float32, bitcast=True), mask=live & as_it_is)
             left -= taken
-            shift += taken
-            word += shift >> 5
-            shift = shift & 31
             live = live & (left > 0)
+            shift += taken
+            passed = shift >> 5
+            shift = shift & 31
+            word += passed
+            new1 = _word(words, word + 1, count_of_words, live & (passed > 2))
+            new2 = _word(words, word + 2, count_of_words, live & (passed > 1))
+            new3 = _word(words, word + 3, count_of_words, live & (passed > 0))
+            next0 = _chosen(passed, next0, next1, next2, next3)
+            next1 = _chosen(passed, next1, next2, next3, new1)
+            next2 = _chosen(passed, next2, next3, new2, new2)
+            next3 = tl.where(passed > 0, new3, next3)
 
 
 @jitted("numel", "steps", "stride", "points", "rows", "weight")
