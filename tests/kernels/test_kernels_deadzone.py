@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fuzz import HEAD, made
 from gradwire.codecs.quantize import DeadZone, Dithered
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import cpu, reference
+from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room
 from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of
 from gradwire.kernels.reference.deadzone_codes import CONTEXTS, ESCAPE, LONGEST, codes
 from gradwire.kernels.reference.deadzone_step import sampling
@@ -179,6 +181,26 @@ def test_the_step_by_a_part_is_that_of_the_reference() -> None:
     sample = reference.deadzone_sample(block, gradient.flatten(), torch.ones(1), room)
     found = [kernels.deadzone_step(block, sample, 4096, room) for kernels in (cpu, reference)]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("bits", [0.02, 0.3, 2.0, 7.0])
+@pytest.mark.parametrize("spread", [0, 3])
+@pytest.mark.parametrize("kernels", [cpu, reference], ids=["cpu", "reference"])
+def test_no_finer_step_has_room(kernels: Any, spread: int, bits: float) -> None:
+    """Of values that are all looked at, however far from all of them those are by which it is guessed."""
+    block = Block.cut(flat_slots([("w", (20_000,))]), Granularity("model"))
+    generator = torch.Generator().manual_seed(2)
+    rows = (spread * torch.randn(100, 1, generator=generator)).exp()
+    values = (torch.randn(100, 200, generator=generator) * rows).flatten()
+    payload = torch.empty(deadzone_payload_bytes(block, 4096, bits), dtype=torch.uint8)
+    room = 8 * deadzone_room(block, 4096, payload)
+    step, points = kernels.deadzone_step(block, values.abs(), 4096, room)
+    finer = float(np.uint32(np.float32(step).view(np.uint32) - (1 << 15)).view(np.float32))
+    fits = [
+        bool(cpu.deadzone_encode(block, values.clone(), False, torch.tensor([each]), points, 4096, payload))
+        for each in (step, finer)
+    ]
+    assert fits == [True, False]
 
 
 def test_the_step_of_a_large_gradient_is_found_in_a_part_of_it() -> None:

@@ -42,6 +42,11 @@ class Launch:
     source: ASTSource
     options: dict[str, Any]
 
+    @property
+    def specialized(self) -> str:
+        """What it was compiled for."""
+        return str((self.source.signature, self.source.constants, self.source.attrs, self.options["num_warps"]))
+
     def compiled(self, target: str) -> CompiledKernel:
         chosen = {name: self.options[name] for name in ("num_warps", "enable_fp_fusion")}
         return triton.compile(self.source, target=TARGETS[target], options=chosen)

@@ -18,6 +18,7 @@ from compiling import Launch, a_driver, launched
 
 from gradwire.errors import PayloadError
 from gradwire.kernels import Compensated, dispatch, gpu, payload_bytes
+from gradwire.kernels.gpu import _launch
 from gradwire.kernels.reference import deadzone_payload_bytes, elias_fano_bytes
 from gradwire.layout import Block, Granularity, Slot
 from gradwire_bench.gpu_operations import CODES, FAMILIES
@@ -200,3 +201,18 @@ def test_values_and_places_compile_nothing_anew(call: str) -> None:
                 VARIED[call](n)
             variants.append(driver.variants)
     assert variants == [max(variants[0], 1)] * 4
+
+
+@pytest.mark.parametrize("call", VARIED)
+def test_what_is_started_by_itself_is_what_triton_would_have_compiled(call: str) -> None:
+    """Also where numbers become 1 or multiples of others, and what is written lies elsewhere."""
+    started = []
+    for keeps in (True, False):
+        with a_driver() as driver:
+            for n in (5, 1, 4, 2, 3):
+                if not keeps:
+                    _launch._compiled.clear()
+                with suppress(PayloadError):  # nothing runs, nothing is decoded
+                    VARIED[call](n)
+            started.append([(each.name, each.grid, each.specialized) for each in driver.launches])
+    assert started[0] == started[1]
