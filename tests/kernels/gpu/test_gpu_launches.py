@@ -14,6 +14,8 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'grad
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton interprets here, and launches nothing", allow_module_level=True)
 
+import triton
+import triton.language as tl
 from compiling import Launch, a_driver, launched
 
 from gradwire.errors import PayloadError
@@ -203,16 +205,22 @@ def test_values_and_places_compile_nothing_anew(call: str) -> None:
     assert variants == [max(variants[0], 1)] * 4
 
 
-@pytest.mark.parametrize("call", VARIED)
-def test_what_is_started_by_itself_is_what_triton_would_have_compiled(call: str) -> None:
-    """Also where numbers become 1 or multiples of others, and what is written lies elsewhere."""
+@triton.jit
+def _any(values, number):  # type: ignore[no-untyped-def]
+    tl.store(values, number)
+
+
+def test_what_is_started_by_itself_is_what_triton_would_have_compiled() -> None:
+    """Also where a number becomes 1, a multiple of 16 or a long one, and where values lie elsewhere or are others."""
+    numbers = (3, 5, 1, 16, 2**31 - 1, 2**31, 2**40, 2**63, -1, -(2**31) - 1, 0, 0.5, 1.0, True, False)
     started = []
     for keeps in (True, False):
+        _any.device_caches.clear()
         with a_driver() as driver:
-            for n in (5, 1, 4, 2, 3):
-                if not keeps:
-                    _launch._compiled.clear()
-                with suppress(PayloadError):  # nothing runs, nothing is decoded
-                    VARIED[call](n)
-            started.append([(each.name, each.grid, each.specialized) for each in driver.launches])
+            for values in (normal(), normal()[1:], normal()[4:], normal().half(), normal().half()[1:]):
+                for number in (*numbers, *numbers):
+                    if not keeps:
+                        _launch._compiled.clear()
+                    _launch.launch(_any, 1, values, number)
+            started.append([(each.specialized, each.arguments[1]) for each in driver.launches])
     assert started[0] == started[1]

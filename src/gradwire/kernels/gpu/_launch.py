@@ -215,9 +215,9 @@ def _kind_of(argument: Any) -> object:
     """All that Triton may compile a kernel anew for, or more."""
     if isinstance(argument, Tensor):
         wide = torch.version.hip and argument.untyped_storage().nbytes() >> 31
-        return argument.dtype, argument.data_ptr() % 16, wide
+        return argument.dtype, argument.data_ptr() % 16 == 0, wide
     if type(argument) is int:
-        return argument == 1, argument % 16, argument.bit_length() // 32
+        return argument == 1, argument % 16 == 0, argument.bit_length() // 32
     return type(argument)
 
 
