@@ -96,16 +96,15 @@ def _choose(
 ) -> int:
     none = ends[:0]
     share = target * few.values.size // max(sample.values.size, 1)
-    guess = _finest(few, steps, tile, share, STEPS // 2, STEPS, none, lengths)
+    guess, _ = _finest(few, steps, tile, share, STEPS // 2, STEPS, none, lengths)
     size = max(_size_at(sample, steps[guess], tile, UNBOUNDED, ends, lengths), 1)
     if every > 1:
         target -= _doubt(ends, every, target / size)
     share = _size_at(few, steps[guess], tile, UNBOUNDED, none, lengths) * target // size
-    guess = _finest(few, steps, tile, share, guess, 1, none, lengths)
-    low: int = _finest(sample, steps, tile, target, guess, 1, none, lengths)
-    if low > 0 and 2 * _size_at(sample, steps[low], tile, UNBOUNDED, none, lengths) < target:
-        low -= 1
-    return low
+    guess, _ = _finest(few, steps, tile, share, guess, 1, none, lengths)
+    found: tuple[int, int] = _finest(sample, steps, tile, target, guess, 1, none, lengths)
+    low, size = found
+    return low - 1 if low > 0 and 2 * size < target else low
 
 
 @compiled
@@ -118,17 +117,18 @@ def _finest(
     reach: int,
     none: Int64Array,
     lengths: UInt8Array,
-) -> int:
-    low, high = 0, STEPS
+) -> tuple[int, int]:
+    low, high, least = 0, STEPS, max(target, 0)
     while low < high:
-        if _size_at(sample, steps[guess], tile, target, none, lengths) <= target:
-            high = guess
+        size = _size_at(sample, steps[guess], tile, target, none, lengths)
+        if size <= target:
+            high, least = guess, size
             guess = max((low + high) // 2, high - reach)
         else:
             low = guess + 1
             guess = min((low + high) // 2, low + reach - 1)
         reach *= 2
-    return low
+    return low, least
 
 
 @compiled

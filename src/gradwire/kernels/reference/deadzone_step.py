@@ -88,14 +88,14 @@ def deadzone_step(
     drawn = None if key is None else uniform(key, sample.numel(), sample.device)
     few, drawn_of_few = few_of(sample), None if drawn is None else few_of(drawn)
     share = target * few.numel() // max(sample.numel(), 1)
-    guess = _finest(few, drawn_of_few, tile, share, STEPS // 2, STEPS)
+    guess, _ = _finest(few, drawn_of_few, tile, share, STEPS // 2, STEPS)
     size = max(_size(_rounded(sample, guess, drawn), guess, tile), 1)
     if drawn is None and (every := sampling(block, room)) > 1:
         target -= _doubt(sample, guess, tile, every, target / size)
     share = _size(_rounded(few, guess, drawn_of_few), guess, tile) * target // size
-    guess = _finest(few, drawn_of_few, tile, share, guess, 1)
-    low = _finest(sample, drawn, tile, target, guess, 1)
-    if low and 2 * _size(_rounded(sample, low, drawn), low, tile) < target:
+    guess, _ = _finest(few, drawn_of_few, tile, share, guess, 1)
+    low, size = _finest(sample, drawn, tile, target, guess, 1)
+    if low and 2 * size < target:
         low -= 1
     return step_of(low), _points(sample, low)
 
@@ -180,21 +180,22 @@ def _rounded(sample: Tensor, index: int, drawn: Tensor | None) -> Tensor:
     return sample if drawn is None else (sample * (1 / step) + drawn).floor() * step
 
 
-def _finest(sample: Tensor, drawn: Tensor | None, tile: int, target: int, guess: int, reach: int) -> int:
-    """The number of the finest step whose codes take no more, or of the longest.
+def _finest(sample: Tensor, drawn: Tensor | None, tile: int, target: int, guess: int, reach: int) -> tuple[int, int]:
+    """The number of the finest step whose codes take no more, and what they take; or of the longest, and no more.
 
     Looked for from a guess on, so far from it and each time twice as far, until halving what is left is nearer.
     """
-    low, high = 0, STEPS
+    low, high, least = 0, STEPS, max(target, 0)
     while low < high:
-        if _size(_rounded(sample, guess, drawn), guess, tile, target) <= target:
-            high = guess
+        size = _size(_rounded(sample, guess, drawn), guess, tile, target)
+        if size <= target:
+            high, least = guess, size
             guess = max((low + high) // 2, high - reach)
         else:
             low = guess + 1
             guess = min((low + high) // 2, low + reach - 1)
         reach *= 2
-    return low
+    return low, least
 
 
 def _size(sample: Tensor, index: int, tile: int, most: int | None = None) -> int:
