@@ -206,8 +206,8 @@ def test_values_and_places_compile_nothing_anew(call: str) -> None:
 
 
 @triton.jit
-def _any(values, number):  # type: ignore[no-untyped-def]
-    tl.store(values, number)
+def _any(values, number, ADD: tl.constexpr, TWICE: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(values, number * (1 + TWICE) + ADD)
 
 
 def test_what_is_started_by_itself_is_what_triton_would_have_compiled() -> None:
@@ -221,6 +221,7 @@ def test_what_is_started_by_itself_is_what_triton_would_have_compiled() -> None:
                 for number in (*numbers, *numbers):
                     if not keeps:
                         _launch._compiled.clear()
-                    _launch.launch(_any, 1, values, number)
-            started.append([(each.specialized, each.arguments[1]) for each in driver.launches])
+                    _launch.launch(_any, 1, values, number, ADD=True, TWICE=False)
+                    _launch.launch(_any, 1, values, number, TWICE=True, ADD=False)
+            started.append([(each.specialized, each.arguments[1:]) for each in driver.launches])
     assert started[0] == started[1]

@@ -201,8 +201,7 @@ def launch(kernel: Any, programs: int, *arguments: object, warps: int = 4, **con
     if not programs:
         return
     first: Any = arguments[0]
-    kinds = first.get_device(), tuple(map(_kind_of, arguments)), tuple(constants.values())
-    key = kernel, warps, *kinds
+    key = kernel, warps, first.get_device(), tuple(map(_kind_of, arguments)), tuple(constants.items())
     with torch.cuda.device_of(first):
         if (compiled := _compiled.get(key)) is None:
             _compiled[key] = kernel[(programs,)](*arguments, num_warps=warps, enable_fp_fusion=False, **constants)
