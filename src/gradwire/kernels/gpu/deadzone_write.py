@@ -42,7 +42,7 @@ LEAST_BITS = 3
 """Of a value: the shortest code, and a sign."""
 
 EIGHT = 8
-"""Codes of which a word says how active they are."""
+"""Codes of a word; :data:`_WIDTH` is a multiple of it."""
 
 STRETCH = 8
 """Words whose contexts a lane finds."""
@@ -82,26 +82,30 @@ def deadzone_encode(
     )
     lengths, words, _ = code_tables(device)
     firsts = torch.searchsorted(elements, tile * torch.arange(count + 1, dtype=kind, device=device))
-    symbols = torch.empty(most, dtype=torch.int16, device=device)
-    widths = torch.empty(most, dtype=torch.uint8, device=device)
-    words_of_eight = -(-most // EIGHT)
-    turns, contexts = (torch.empty(words_of_eight, dtype=torch.int64, device=device) for _ in range(2))
-    by_code, stretches = triton.cdiv(most, _WIDTH), triton.cdiv(words_of_eight, STRETCH * _LANES)
-    classes = (elements, levels, tile, block.numel, most, symbols, turns.view(torch.uint8))
-    launch(_classify, triton.cdiv(words_of_eight * EIGHT, _WIDTH), *classes, WIDTH=_WIDTH)
-    following_on = (turns, words_of_eight, contexts)
-    launch(_follow, stretches, *following_on, LANES=_LANES, STRETCH=STRETCH, AHEAD=AHEAD, warps=1)
-    measured = (contexts.view(torch.uint8), lengths, elements, block.numel, most, symbols, widths)
-    launch(_measure, by_code, *measured, WIDTH=_WIDTH)
+    symbols, widths = _symbols_of(elements, levels, lengths, tile, block.numel)
     stops = widths.cumsum(0, dtype=torch.int64)
     written = (elements, levels, bits, symbols, widths, stops, lengths, words, room, tile, most, body.view(torch.int32))
-    launch(_write, by_code, *written, WIDTH=_WIDTH)
+    launch(_write, triton.cdiv(most, _WIDTH), *written, WIDTH=_WIDTH)
     fitting = torch.searchsorted(stops, room, right=True)
     sizes = torch.nn.functional.pad(stops, (1, 0))[firsts.minimum(fitting)].diff()
     payload[head + HEAD : payload.numel() - body.numel()].view(torch.int32).copy_(sizes)
     if keeps:
         launch(_take, tiles.count, tiles.table, values, steps, ends, fitting, *_offsets(points), **tiles.shape)
     return stops[-1] <= room
+
+
+def _symbols_of(elements: Tensor, levels: Tensor, lengths: Tensor, tile: int, numel: int) -> tuple[Tensor, Tensor]:
+    """The symbol of each code under its context, and how many bits it takes; 0 where there is no code."""
+    most, device = elements.numel(), elements.device
+    count, programs = triton.cdiv(most, EIGHT), triton.cdiv(most, _WIDTH)
+    symbols, widths = (torch.empty(most, dtype=kind, device=device) for kind in (torch.int16, torch.uint8))
+    turns, contexts = (torch.empty(count, dtype=torch.int64, device=device) for _ in range(2))
+    each_turn, each_context = turns.view(torch.uint8), contexts.view(torch.uint8)
+    launch(_classify, programs, elements, levels, tile, numel, most, symbols, each_turn, WIDTH=_WIDTH)
+    shape = {"LANES": _LANES, "STRETCH": STRETCH, "AHEAD": AHEAD, "warps": 1}
+    launch(_follow, triton.cdiv(count, STRETCH * _LANES), turns, count, contexts, **shape)
+    launch(_measure, programs, each_context, lengths, elements, numel, most, symbols, widths, WIDTH=_WIDTH)
+    return symbols, widths
 
 
 def _offsets(points: tuple[int, int, int]) -> list[float]:
