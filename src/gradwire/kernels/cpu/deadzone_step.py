@@ -98,6 +98,9 @@ def _choose(
     share = target * few.values.size // max(sample.values.size, 1)
     guess, _ = _finest(few, steps, tile, share, STEPS // 2, STEPS, none, lengths)
     size = max(_size_at(sample, steps[guess], tile, UNBOUNDED, ends, lengths), 1)
+    if not (target <= 2 * size and size <= 2 * target):
+        guess, _ = _finest(sample, steps, tile, target, guess, 1, none, lengths)
+        size = max(_size_at(sample, steps[guess], tile, UNBOUNDED, ends, lengths), 1)
     if every > 1:
         target -= _doubt(ends, every, target / size)
     share = _size_at(few, steps[guess], tile, UNBOUNDED, none, lengths) * target // size

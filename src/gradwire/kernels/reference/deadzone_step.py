@@ -90,6 +90,9 @@ def deadzone_step(
     share = target * few.numel() // max(sample.numel(), 1)
     guess, _ = _finest(few, drawn_of_few, tile, share, STEPS // 2, STEPS)
     size = max(_size(_rounded(sample, guess, drawn), guess, tile), 1)
+    if not target <= 2 * size <= 4 * target:  # those few were like few others
+        guess, _ = _finest(sample, drawn, tile, target, guess, 1)
+        size = max(_size(_rounded(sample, guess, drawn), guess, tile), 1)
     if drawn is None and (every := sampling(block, room)) > 1:
         target -= _doubt(sample, guess, tile, every, target / size)
     share = _size(_rounded(few, guess, drawn_of_few), guess, tile) * target // size
