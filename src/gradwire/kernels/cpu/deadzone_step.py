@@ -94,18 +94,19 @@ def _choose(
     ends: Int64Array,
     lengths: UInt8Array,
 ) -> int:
-    none = ends[:0]
+    """Its constants are variables, as Numba would compile what it calls once more for each: half a second of all."""
+    none, unbounded, all_steps, one = ends[:0], np.int64(UNBOUNDED), np.int64(STEPS), np.int64(1)
     share = target * few.values.size // max(sample.values.size, 1)
-    guess, _ = _finest(few, steps, tile, share, STEPS // 2, STEPS, none, lengths)
-    size = max(_size_at(sample, steps[guess], tile, UNBOUNDED, ends, lengths), 1)
+    guess, _ = _finest(few, steps, tile, share, all_steps // 2, all_steps, none, lengths)
+    size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths), 1)
     if not (target <= 2 * size and size <= 2 * target):
-        guess, _ = _finest(sample, steps, tile, target, guess, 1, none, lengths)
-        size = max(_size_at(sample, steps[guess], tile, UNBOUNDED, ends, lengths), 1)
+        guess, _ = _finest(sample, steps, tile, target, guess, one, none, lengths)
+        size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths), 1)
     if every > 1:
         target -= _doubt(ends, every, target / size)
-    share = _size_at(few, steps[guess], tile, UNBOUNDED, none, lengths) * target // size
-    guess, _ = _finest(few, steps, tile, share, guess, 1, none, lengths)
-    found: tuple[int, int] = _finest(sample, steps, tile, target, guess, 1, none, lengths)
+    share = _size_at(few, steps[guess], tile, unbounded, none, lengths) * target // size
+    guess, _ = _finest(few, steps, tile, share, guess, one, none, lengths)
+    found: tuple[int, int] = _finest(sample, steps, tile, target, guess, one, none, lengths)
     low, size = found
     return low - 1 if low > 0 and 2 * size < target else low
 
