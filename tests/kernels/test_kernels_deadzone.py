@@ -23,7 +23,7 @@ from gradwire.kernels import cpu, reference
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room
 from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of
 from gradwire.kernels.reference.deadzone_codes import CONTEXTS, ESCAPE, LONGEST, codes
-from gradwire.kernels.reference.deadzone_step import chunks_sampled, few_of, sampling
+from gradwire.kernels.reference.deadzone_step import chunks_sampled, few_of, index_of, sampling, step_of
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE
 from hostile import decodings
@@ -196,6 +196,29 @@ def test_what_a_sample_may_be_off_by_goes_by_all_of_it() -> None:
     assert max(found) <= min(found) * (1 + 2 / 256)
     quiet = sample.flatten()
     assert cpu.deadzone_step(block, quiet, 4096, room) == reference.deadzone_step(block, quiet, 4096, room)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_step_is_found_from_another_on_and_nearly_found_by_few(quiet: bool) -> None:
+    """From whichever it is looked for it has room, and is the finest or next to it; nearly, it is within two percent.
+
+    Also where those few are quiet. Both are those of the reference.
+    """
+    block = Block.cut(flat_slots([("w", (300_000,))]), Granularity("model"))
+    generator, room = torch.Generator().manual_seed(6), 150_000
+    sample = torch.randn(int(chunks_sampled(block, room)[:, 1].sum()) // 64, 64, generator=generator).abs()
+    if quiet:
+        sample[:: sample.numel() // few_of(sample.flatten()).numel()] = 0
+    sample = sample.flatten()
+    step, points = cpu.deadzone_step(block, sample, 4096, room)
+    for near in (step, step_of(index_of(step) + 30), step_of(index_of(step) - 1000), step_of(0)):
+        found = [each.deadzone_step(block, sample, 4096, room, near=near) for each in (cpu, reference)]
+        assert found[0] == found[1]
+        assert abs(index_of(found[0][0]) - index_of(step)) <= 1
+    nearly = [each.deadzone_step(block, sample, 4096, room, exactly=False) for each in (cpu, reference)]
+    assert nearly[0] == nearly[1]
+    assert 0.98 <= nearly[0][0] / step <= 1.02
+    assert points == pytest.approx(nearly[0][1], abs=2)
 
 
 @pytest.mark.parametrize("bits", [0.02, 0.3, 2.0, 7.0])

@@ -198,7 +198,7 @@ def test_what_is_written_for_all_owners_is_what_is_written_for_each(owners: int,
 
 @pytest.mark.parametrize("owners", [2, 5])
 def test_the_host_waits_for_the_samples_of_all_owners_at_once(owners: int) -> None:
-    """For those of all their values, then for those of all that is left of them."""
+    """For those of all their values, then for those of all that is left of them, which alone must fit."""
     slots = flat_slots([("a", (40, 60)), ("b", (48, 30))])
     codec = SubspaceDeadZone(0.8, 3).installed(Store(torch.device("cpu")), slots, slots[-1].stop)
     shards = list(Block.cut(slots, Granularity("model", rows=True)).shards(owners))
@@ -206,6 +206,8 @@ def test_the_host_waits_for_the_samples_of_all_owners_at_once(owners: int) -> No
     with mock.patch("gradwire.codecs.quantize.subspace.steps_of", side_effect=steps_of) as asked:
         codec.encode_each(shards, draw(slots[-1].stop, seed=1), Feedback(torch.zeros(slots[-1].stop)), payloads, 0)
     assert [len(call.args[0]) for call in asked.mock_calls] == [owners, owners]
+    first, then = ([(each.exactly, each.near is None) for each in call.args[0]] for call in asked.mock_calls)
+    assert (set(first), set(then)) == ({(False, True)}, {(True, False)})
 
 
 def test_directions_stay_when_there_are_more_or_fewer() -> None:

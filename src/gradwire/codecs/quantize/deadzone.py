@@ -36,12 +36,18 @@ class Sampled(NamedTuple):
         sample: Of them.
         tile: Elements of a tile.
         room: Bits.
+        key: Randomness, where values are to be rounded by chance.
+        near: A step from which on it is looked for, if one is known.
+        exactly: Whether it is to be the finest.
     """
 
     block: Block
     sample: Tensor
     tile: int
     room: int
+    key: int | None = None
+    near: float | None = None
+    exactly: bool = True
 
 
 def steps_of(sampled: Sequence[Sampled]) -> list[tuple[float, tuple[int, int, int]]]:

@@ -150,7 +150,8 @@ class Rounded:
     Attributes:
         of: What was measured.
         left: What coordinates are off by, as they will be read.
-        steps: Of the coordinates.
+        step: Of the coordinates, relative to the scales.
+        steps: The same, as it will be read.
         points: Of levels.
         room: Bits for the rest.
         finite: Whether all values are.
@@ -158,6 +159,7 @@ class Rounded:
 
     of: Measured
     left: Tensor
+    step: float
     steps: Tensor
     points: tuple[int, int, int]
     room: int
@@ -268,8 +270,8 @@ class SubspaceDeadZone(DeadZone):
         return Measured(home, payload, home.coordinates.clone(), scales, room, sample)
 
     def _round(self, measured: Sequence[Measured]) -> list[Rounded]:
-        """Rounds coordinates."""
-        found = steps_of([Sampled(each.home.whole, each.sample, self._tile(each.home), each.room) for each in measured])
+        """Rounds coordinates; by a step near the finest if that of the rest, which fits, is still to be found."""
+        found = steps_of([self._sampled(each) for each in measured])
         lefts = [each.coordinates.clone() for each in measured]
         told = []
         for each, left, (step, points) in zip(measured, lefts, found, strict=True):
@@ -277,7 +279,7 @@ class SubspaceDeadZone(DeadZone):
             told.append(torch.stack((taken, each.scales.isfinite().all().to(taken.dtype))))
         rounded = zip(measured, lefts, found, torch.stack(told).tolist(), strict=True)  # the host waits once
         return [
-            Rounded(each, left, each.scales * step, points, max(each.room - bits, 0), bool(finite))
+            Rounded(each, left, step, each.scales * step, points, max(each.room - bits, 0), bool(finite))
             for each, left, (step, points), (bits, finite) in rounded
         ]
 
@@ -302,11 +304,15 @@ class SubspaceDeadZone(DeadZone):
             if kept := block.parts(feedback.residual):
                 torch._foreach_copy_(kept, block.parts(home.work))
 
+    def _sampled(self, of: Measured) -> Sampled:
+        """What the step of coordinates is chosen by."""
+        return Sampled(of.home.whole, of.sample, self._tile(of.home), of.room, exactly=not len(of.coordinates))
+
     def _sampled_rest(self, rounded: Rounded) -> Sampled:
         """What the step of all but coordinates is chosen by."""
         home, room = rounded.of.home, rounded.room
         sample = kernels.deadzone_sample(home.values, home.work, rounded.of.scales, room)
-        return Sampled(home.values, sample, self._tile(home), room)
+        return Sampled(home.values, sample, self._tile(home), room, near=rounded.step)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what levels stand for, and learns from it, but from an owner's share."""

@@ -19,6 +19,7 @@ from gradwire.kernels.reference.deadzone_step import (
     STEPS,
     chunks_sampled,
     few_of,
+    index_of,
     room_of_sample,
     sampling,
     step_of,
@@ -60,13 +61,20 @@ def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int) -> 
 
 
 def deadzone_step(
-    block: Block, sample: Tensor, tile: int, room: int, key: int | None = None
+    block: Block,
+    sample: Tensor,
+    tile: int,
+    room: int,
+    key: int | None = None,
+    near: float | None = None,
+    exactly: bool = True,
 ) -> tuple[float, tuple[int, int, int]]:
     target, every = room_of_sample(block, room, key is not None), sampling(block, room) if key is None else 1
     drawn = None if key is None else uniform(key, sample.numel(), sample.device)
     of_all, of_few = _Sample.of(sample, drawn), _Sample.of(few_of(sample), None if drawn is None else few_of(drawn))
     ends = np.zeros(-(-sample.numel() // SAMPLED_CHUNK) + 1 if every > 1 else 0, np.int64)
-    step = _STEPS[_choose(of_all, of_few, _STEPS, tile, target, every, ends, codes().lengths)]
+    first = -1 if near is None or of_few.values.size == sample.numel() else index_of(near)
+    step = _STEPS[_choose(of_all, of_few, _STEPS, tile, target, every, ends, codes().lengths, first, exactly)]
     points = np.zeros(3, np.int64)
     _points(of_all.values, step, points, np.zeros(3, np.int64))
     return float(step), (int(points[0]), int(points[1]), int(points[2]))
@@ -93,11 +101,14 @@ def _choose(
     every: int,
     ends: Int64Array,
     lengths: UInt8Array,
+    guess: int,
+    exactly: bool,
 ) -> int:
     """Its constants are variables, as Numba would compile what it calls once more for each: half a second of all."""
     none, unbounded, all_steps, one = ends[:0], np.int64(UNBOUNDED), np.int64(STEPS), np.int64(1)
-    share = target * few.values.size // max(sample.values.size, 1)
-    guess, _ = _finest(few, steps, tile, share, all_steps // 2, all_steps, none, lengths)
+    if guess < 0:
+        share = target * few.values.size // max(sample.values.size, 1)
+        guess, _ = _finest(few, steps, tile, share, all_steps // 2, all_steps, none, lengths)
     size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths), 1)
     if not (target <= 2 * size and size <= 2 * target):
         guess, _ = _finest(sample, steps, tile, target, guess, one, none, lengths)
@@ -105,10 +116,11 @@ def _choose(
     if every > 1:
         target -= _doubt(ends, every, target / size)
     share = _size_at(few, steps[guess], tile, unbounded, none, lengths) * target // size
-    guess, _ = _finest(few, steps, tile, share, guess, one, none, lengths)
-    found: tuple[int, int] = _finest(sample, steps, tile, target, guess, one, none, lengths)
-    low, size = found
-    return low - 1 if low > 0 and 2 * size < target else low
+    guess, size = _finest(few, steps, tile, share, guess, one, none, lengths)
+    if exactly:
+        share = target
+        guess, size = _finest(sample, steps, tile, share, guess, one, none, lengths)
+    return guess - 1 if guess > 0 and 2 * size < share else guess
 
 
 @compiled

@@ -66,7 +66,13 @@ def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int) -> 
 
 
 def deadzone_step(
-    block: Block, sample: Tensor, tile: int, room: int, key: int | None = None
+    block: Block,
+    sample: Tensor,
+    tile: int,
+    room: int,
+    key: int | None = None,
+    near: float | None = None,
+    exactly: bool = True,
 ) -> tuple[float, tuple[int, int, int]]:
     """The finest step under which codes have room, by a sample of the values.
 
@@ -80,6 +86,9 @@ def deadzone_step(
         tile: Elements of a tile.
         room: Bits.
         key: Randomness, for values that :func:`deadzone_dither` is to round.
+        near: A step that was found for much the same values and room, if there is one: in samples of more than a few
+            it is looked for from there on.
+        exactly: Whether it is to be the finest; else one within a percent or two of it will do.
 
     Returns:
         The step, relative to the segments' scales, and the points of levels 1, 2 and more.
@@ -87,20 +96,25 @@ def deadzone_step(
     target = room_of_sample(block, room, key is not None)
     drawn = None if key is None else uniform(key, sample.numel(), sample.device)
     few, drawn_of_few = few_of(sample), None if drawn is None else few_of(drawn)
-    share = target * few.numel() // max(sample.numel(), 1)
-    guess, _ = _finest(few, drawn_of_few, tile, share, STEPS // 2, STEPS)
+    if near is None or few.numel() == sample.numel():
+        share = target * few.numel() // max(sample.numel(), 1)
+        guess, _ = _finest(few, drawn_of_few, tile, share, STEPS // 2, STEPS)
+    else:
+        guess = index_of(near)
     size = max(_size(_rounded(sample, guess, drawn), guess, tile), 1)
-    if not target <= 2 * size <= 4 * target:  # those few were like few others
+    if not target <= 2 * size <= 4 * target:  # those few, or what it was found for, were like few others
         guess, _ = _finest(sample, drawn, tile, target, guess, 1)
         size = max(_size(_rounded(sample, guess, drawn), guess, tile), 1)
     if drawn is None and (every := sampling(block, room)) > 1:
         target -= _doubt(sample, guess, tile, every, target / size)
     share = _size(_rounded(few, guess, drawn_of_few), guess, tile) * target // size
-    guess, _ = _finest(few, drawn_of_few, tile, share, guess, 1)
-    low, size = _finest(sample, drawn, tile, target, guess, 1)
-    if low and 2 * size < target:
-        low -= 1
-    return step_of(low), _points(sample, low)
+    guess, size = _finest(few, drawn_of_few, tile, share, guess, 1)
+    if exactly:
+        share = target
+        guess, size = _finest(sample, drawn, tile, share, guess, 1)
+    if guess and 2 * size < share:
+        guess -= 1
+    return step_of(guess), _points(sample, guess)
 
 
 def uniform(key: int, count: int, device: torch.device, first: int = 0) -> Tensor:
@@ -160,6 +174,11 @@ def step_of(index: int) -> float:
     """The float32 so many steps above the finest one, evenly spaced within an octave."""
     first = np.float32(FINEST).view(np.uint32)
     return float(np.uint32(first + (index << 15)).view(np.float32))
+
+
+def index_of(step: float) -> int:
+    """Of one of these float32, which it is."""
+    return int(np.float32(step).view(np.uint32) - np.float32(FINEST).view(np.uint32)) >> 15
 
 
 def deadzone_dither(block: Block, values: Tensor, steps: Tensor, key: int, out: Tensor) -> None:
