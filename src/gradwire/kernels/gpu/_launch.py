@@ -216,7 +216,7 @@ def _kind_of(argument: Any) -> object:
         wide = torch.version.hip and argument.untyped_storage().nbytes() >> 31
         return argument.dtype, argument.data_ptr() % 16 == 0, wide
     if type(argument) is int:
-        return argument == 1, argument % 16 == 0, argument.bit_length() // 32
+        return argument == 1, argument % 16 == 0, (argument ^ argument >> 64).bit_length() // 32
     return type(argument)
 
 
