@@ -13,6 +13,7 @@ from gradwire.cost.advice import Candidate, advise
 from gradwire.cost.costs import FREE, Costs, Profile, Stage, key_of
 from gradwire.cost.scene import Scene
 from gradwire.engine.configuration import Configuration
+from gradwire.errors import ConfigurationError
 from gradwire.wire import ProcessGroupTransport
 from pool import Pool
 
@@ -60,12 +61,12 @@ def test_the_slowest_worker_counts(pool: Pool) -> None:
     assert first[2] > 0
 
 
-def looked(path: str) -> tuple[str, float, int, list[float]]:
+def looked(path: str, function: str = "make") -> tuple[str, float, int, list[float]]:
     tried = [Candidate.make("bf16", {}), Candidate.make("topk", {"ratio": 0.1})]
     whole = dist.new_group()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "SIZES", (1 << 10, 1 << 14))
-        setting, numel, title = group.measured(Scene(f"{path}:make"), False, tried, whole, CPU)
+        setting, numel, title = group.measured(Scene(f"{path}:{function}"), False, tried, whole, CPU)
     assert set(map(key_of, (each.configuration for each in tried))) < set(setting.profile.methods)
     assert setting.workload.seconds > 0
     return title, setting.workload.seconds, numel, [row.seconds for row in advise(setting, tried).rows]
@@ -84,6 +85,30 @@ def test_a_group_measures_itself_and_its_backward_pass(tmp_path: Path, pool: Poo
     assert "(measured)" in title
     assert numel == 400 * 90 + 90
     assert all(each >= seconds for each in rows)
+
+
+def refused(path: str, function: str) -> str:
+    try:
+        looked(path, function)
+    except ConfigurationError as error:
+        return str(error)
+    return "measured"
+
+
+def test_a_step_that_leaves_parameters_out_is_measured_and_one_without_a_loss_refused(
+    tmp_path: Path, pool: Pool
+) -> None:
+    path = tmp_path / "own_steps_of_a_test.py"
+    path.write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.used, self.left = torch.nn.Linear(40, 9), torch.nn.Linear(40, 9)\n"
+        "    def forward(self, values):\n        return self.used(values)\n"
+        "def part():\n    return Net(), lambda each: each(torch.ones(4, 40)).sum()\n"
+        "def number():\n    return Net(), lambda each: 3.0\n"
+    )
+    assert all("(measured)" in title for title, *_ in pool.run(2, looked, str(path), "part"))
+    for said in pool.run(2, refused, str(path), "number"):
+        assert "number' failed: AttributeError: 'float' object has no attribute 'backward'; the function that" in said
 
 
 @pytest.mark.parametrize("growing", [None, "segment", "row"])

@@ -86,7 +86,9 @@ def measured(
         setting = replace(setting, levels=(near, between))
     told = "" if step_time_given else " (assumed)"
     if module is not None and step is not None and not step_time_given:
-        wrapped = DistributedDataParallel(module.to(device))
+        left = user.leaves_out(scene.shapes, module.to(device), step)
+        anywhere = bool(probe.largest([left], transport, device)[0])
+        wrapped = DistributedDataParallel(module, find_unused_parameters=anywhere)
         setting = replace(setting, workload=probe.arrivals(wrapped, step, transport, clock=measure.clock_of(device)))
         told = " (measured)"
     slow = f"; its slowest worker takes {apart:.1f} times as long to encode as its quickest" if apart > APART else ""

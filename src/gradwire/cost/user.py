@@ -59,6 +59,24 @@ def make_with_step(text: str) -> tuple[nn.Module, Step | None]:
     return module, step
 
 
+def leaves_out(text: str, module: nn.Module, step: Step) -> bool:
+    """Whether a step, which this takes to see, leaves parameters without a gradient.
+
+    Raises:
+        ConfigurationError: If it fails, or gives no loss.
+    """
+    try:
+        step(module).backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise ConfigurationError(
+            f"a step of {text!r} failed: {type(error).__name__}: {error}; the function that it returns beside the "
+            "module takes the module and returns the loss, a tensor of one element"
+        ) from error
+    found = any(each.grad is None for each in module.parameters() if each.requires_grad)
+    module.zero_grad(set_to_none=True)
+    return found
+
+
 def _first_of(path: Path) -> str:
     """A file's functions, unless it cannot be read; it is not run, as it may train."""
     try:
