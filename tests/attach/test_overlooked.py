@@ -124,6 +124,14 @@ def accumulated(model: DistributedDataParallel) -> None:
     model(inputs(1)).sum().backward()
 
 
+def accumulated_by_forward(model: DistributedDataParallel) -> None:
+    """DDP goes by the forward pass."""
+    with model.no_sync():
+        outputs = model(inputs())
+    outputs.sum().backward()
+    model(inputs(1)).sum().backward()
+
+
 def evaluated(model: DistributedDataParallel) -> None:
     model(inputs()).sum().backward()
     with torch.no_grad():
@@ -139,9 +147,31 @@ def backward_passes_without_ddp() -> None:
             found = said(body, finds)
             assert len(found) == (dist.get_rank() == 0), found
             assert all("a backward pass was not averaged: it did not come from model(...)" in each for each in found)
-    seen: list[Body] = [accumulated, evaluated, lambda model: model(inputs()).sum().backward()]
+    seen: list[Body] = [accumulated, accumulated_by_forward, evaluated, lambda model: model(inputs()).sum().backward()]
     for body in seen:
         assert not said(body, False)
+
+
+def averaged_all_the_same() -> None:
+    """DDP averages a backward pass under ``no_sync()`` if a forward pass before it was not."""
+
+    def backward_alone(model: DistributedDataParallel) -> None:
+        outputs = model(inputs())
+        with model.no_sync():
+            outputs.sum().backward()
+        model(inputs(1)).sum().backward()
+
+    def another_between(model: DistributedDataParallel) -> None:
+        outputs = model(inputs())
+        with model.no_sync():
+            model(inputs(1)).sum().backward()
+        outputs.sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    for body, finds in product((backward_alone, another_between), (False, True)):
+        found = said(body, finds)
+        assert len(found) == (dist.get_rank() == 0), found
+        assert all("a backward pass under no_sync() was averaged" in each for each in found)
 
 
 def stepped_in_backward() -> None:
@@ -315,6 +345,7 @@ def refused() -> None:
         added_later,
         renamed,
         backward_passes_without_ddp,
+        averaged_all_the_same,
         stepped_in_backward,
         averages_that_nobody_takes,
         closed,

@@ -47,7 +47,7 @@ class Overlooked:
         self._aloud = self._first and not model.static_graph  # which puts averages off to the end
         self._waiting = False
         self._version: int | None = None
-        self._hastily = self._first
+        self._hastily = self._unasked = self._first
         self._used: set[str] = set()
         self._untaken = _Untaken() if self._first else None
         self.unused = Unused(engine.give_back, ask=True) if model.find_unused_parameters else None
@@ -103,12 +103,26 @@ class Overlooked:
     def on_bucket(self, bucket: GradBucket) -> None:
         """Told that DDP brings gradients."""
         self._waiting = False
-        if self._version is not None:
+        model = self._model()
+        if model is not None and not model.require_backward_grad_sync:
+            self._version = None
+            self._tell_of_unasked()
+        elif self._version is not None:
             self._look_for_steps(bucket)
         if self.unused is not None:
             names = {self._names[id(each)] for each in bucket.parameters()}
             self.unused.names |= names - self._used
             self._used.difference_update(names)
+
+    def _tell_of_unasked(self) -> None:
+        """Says so of a backward pass under ``no_sync()`` after a forward pass that was not."""
+        if self._unasked:
+            self._unasked = False
+            _log.warning(
+                "a backward pass under no_sync() was averaged, since DDP goes by the forward pass, and one before it "
+                "was not under no_sync(); so an average is sent, and compressed, that nobody asked for, and the pass "
+                "that was to be averaged may be left to each rank; run forward and backward under no_sync()"
+            )
 
     def _look_for_steps(self, bucket: GradBucket) -> None:
         """Says so if the last parameter, or its gradient, is not what it was when that came."""
@@ -128,8 +142,8 @@ class Overlooked:
         """Told that a parameter has a gradient, which DDP is to be told of next."""
         self._used.add(name)  # for DDP, too, passes under no_sync() count
         model = self._model()
-        if model is None or not model.require_backward_grad_sync:
-            return
+        if model is None or not (model.require_backward_grad_sync and model.require_forward_param_sync):
+            return  # the second is what the last forward pass was told, by which DDP goes
         if name == self._last:
             if self._waiting and self._aloud:
                 self._aloud = False
