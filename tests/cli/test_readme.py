@@ -73,6 +73,14 @@ def test_it_round_trips() -> None:
     assert back.wire_bytes == 4 * 2 * (40 + 50)
 
 
+def test_the_laws_hold() -> None:
+    """As the README says of it, also of shapes that go dense where a model is attached."""
+    with catalogue_as_it_is():
+        run(own_method())
+        found = gradwire.check("my-powersgd", rank=2)
+    assert found.holds, str(found)
+
+
 @catalogue_as_it_is()
 def train_with(source: str) -> tuple[bytes, list[str]]:
     run(source)

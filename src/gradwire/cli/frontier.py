@@ -31,8 +31,8 @@ def frontier(
     ```
 
     Args:
-        method: Methods, name:option=value,...; with or without the flag. Some thirty, and deadzone at twelve sizes, if
-            not given.
+        method: Methods, name:option=value,...; with or without the flag. Some thirty if not given; deadzone at twelve
+            sizes, which others are held against, is always among them.
         workload: Whose gradients: image is the CNN, language the GRU; may be repeated.
         steps: Dense training steps before a recording; may be repeated.
         dataset: The images: auto takes Fashion-MNIST where it can be had, else the digits of scikit-learn.
