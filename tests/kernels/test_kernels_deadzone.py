@@ -25,7 +25,7 @@ from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of
 from gradwire.kernels.reference.deadzone_codes import CONTEXTS, ESCAPE, LONGEST, codes
 from gradwire.kernels.reference.deadzone_step import chunks_sampled, few_of, index_of, sampling, step_of
 from gradwire.layout import Block, Granularity, flat_slots
-from gradwire.memory import NONE
+from gradwire.memory import NONE, Feedback
 from hostile import decodings
 from kernel_inputs import BLOCKS, GRADIENTS, blocks, gradients
 from together import together
@@ -260,6 +260,39 @@ def test_values_that_are_all_alike_are_sent_until_the_room_is_full() -> None:
     assert 300 <= count <= 1000
     assert torch.equal(sent[:count], torch.full((count,), float(sent[0])))
     assert sent[0] == pytest.approx(-3, rel=0.35)
+
+
+@pytest.mark.parametrize("others", [0.0, 1.0])
+@pytest.mark.parametrize("loud", [1, 2])
+def test_a_few_loud_values_of_a_sample_leave_room(loud: int, others: float) -> None:
+    """Of so few what a sample may be off by is more than all they take: nothing was sent, or there was no such step."""
+    block = Block.cut(flat_slots([("w", (140_000,))]), Granularity("model"))
+    gradient, room = torch.full((block.numel,), others), 210_000
+    assert sampling(block, room) == 2
+    gradient[chunks_sampled(block, room)[8 : 8 * loud + 1 : 8, 0]] = -1000
+    sample = reference.deadzone_sample(block, gradient, torch.ones(1), room)
+    found = [kernels.deadzone_step(block, sample, 4096, room) for kernels in (cpu, reference)]
+    assert found[0] == found[1]
+    assert found[0][0] < 1000
+    sent = decoded_alone(gradient, 1.5)
+    assert bool((sent[gradient < 0] < -900).all())
+
+
+@pytest.mark.parametrize("loudest", [1.0, 100.0])
+@pytest.mark.parametrize("bits", [0.5, 1.5])
+def test_no_value_waits_for_ever_for_others_that_are_alike(bits: float, loudest: float) -> None:
+    """Those before the last one filled the room in every step, and it never was sent."""
+    gradient = torch.ones(2560)
+    gradient[-1] = loudest
+    block = Block.cut(flat_slots([("w", (gradient.numel(),))]), Granularity("model"))
+    residual, owed = torch.zeros(gradient.numel()), []
+    for _ in range(120):
+        payload = codec_checks.encoded(DeadZone(bits), block, gradient, Feedback(residual))
+        owed.append(float((residual / gradient).abs().max()))
+        room = 8 * deadzone_room(block, 4096, payload)
+        found = [kernels.deadzone_step(block, residual.abs(), 4096, room) for kernels in (cpu, reference)]
+        assert found[0] == found[1]
+    assert max(owed) <= 40
 
 
 def test_an_outlier_is_sent_as_it_is_and_does_not_hide_the_others() -> None:

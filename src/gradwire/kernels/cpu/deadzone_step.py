@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor, from_numpy
 
-from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, array, compiled
+from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, array, compiled, inlined
 from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
 from gradwire.kernels.cpu._levels import class_of, context_of, following, level_of, low_bits, threshold_of
 from gradwire.kernels.reference._torch import LANES
@@ -73,7 +73,7 @@ def deadzone_step(
     drawn = None if key is None else uniform(key, sample.numel(), sample.device)
     of_all, of_few = _Sample.of(sample, drawn), _Sample.of(few_of(sample), None if drawn is None else few_of(drawn))
     ends = np.zeros(-(-sample.numel() // SAMPLED_CHUNK) + 1 if every > 1 else 0, np.int64)
-    first = -1 if near is None or of_few.values.size == sample.numel() else index_of(near)
+    first = -1 if near is None else index_of(near)
     step = _STEPS[_choose(of_all, of_few, _STEPS, tile, target, every, ends, codes().lengths, first, exactly)]
     points = np.zeros(3, np.int64)
     _points(of_all.values, step, points, np.zeros(3, np.int64))
@@ -106,21 +106,25 @@ def _choose(
 ) -> int:
     """Its constants are variables, as Numba would compile what it calls once more for each: half a second of all."""
     none, unbounded, all_steps, one = ends[:0], np.int64(UNBOUNDED), np.int64(STEPS), np.int64(1)
-    if guess < 0:
+    all_are_few = few.values.size == sample.values.size
+    if guess < 0 or all_are_few:
         share = target * few.values.size // max(sample.values.size, 1)
         guess, _ = _finest(few, steps, tile, share, all_steps // 2, all_steps, none, lengths)
     size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths), 1)
     if not (target <= 2 * size and size <= 2 * target):
         guess, _ = _finest(sample, steps, tile, target, guess, one, none, lengths)
         size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths), 1)
+    aim = target
     if every > 1:
-        target -= _doubt(ends, every, target / size)
-    share = _size_at(few, steps[guess], tile, unbounded, none, lengths) * target // size
-    guess, size = _finest(few, steps, tile, share, guess, one, none, lengths)
-    if exactly:
-        share = target
-        guess, size = _finest(sample, steps, tile, share, guess, one, none, lengths)
-    return guess - 1 if guess > 0 and 2 * size < share else guess
+        aim -= min(_doubt(ends, every, target / size), target // 2)
+    share = _size_at(few, steps[guess], tile, unbounded, none, lengths) * aim // size
+    guess, _ = _finest(few, steps, tile, share, guess, one, none, lengths)
+    if exactly or all_are_few:
+        guess, size = _finest(sample, steps, tile, aim, guess, one, none, lengths)
+        if guess > 0 and 2 * size < target:
+            longer = _told_at(sample, steps[guess], tile, target, lengths)
+            guess -= _told_at(sample, steps[guess - 1], tile, target, lengths) > longer
+    return guess
 
 
 @compiled
@@ -134,7 +138,7 @@ def _finest(
     none: Int64Array,
     lengths: UInt8Array,
 ) -> tuple[int, int]:
-    low, high, least = 0, STEPS, max(target, 0)
+    low, high, least, guess = 0, STEPS, target, min(guess, STEPS - 1)
     while low < high:
         size = _size_at(sample, steps[guess], tile, target, none, lengths)
         if size <= target:
@@ -159,11 +163,24 @@ def _doubt(ends: Int64Array, every: int, weight: float) -> int:
 @compiled
 def _size_at(sample: _Sample, step: np.float32, tile: int, most: int, ends: Int64Array, lengths: UInt8Array) -> int:
     """Of what the sample is rounded to, if numbers are drawn."""
+    _round(sample, step)
+    size: int = _size(sample.rounded, step, tile, most, ends, lengths)
+    return size
+
+
+@compiled
+def _told_at(sample: _Sample, step: np.float32, tile: int, room: int, lengths: UInt8Array) -> float:
+    """The same of the squares of those whose codes have room."""
+    _round(sample, step)
+    told: float = _told(sample.rounded, step, tile, room, lengths)
+    return told
+
+
+@compiled
+def _round(sample: _Sample, step: np.float32) -> None:
     inverse = np.float32(1) / step
     for i in range(sample.drawn.size):
         sample.rounded[i] = np.floor(sample.values[i] * inverse + sample.drawn[i]) * step
-    size: int = _size(sample.rounded, step, tile, most, ends, lengths)
-    return size
 
 
 @compiled
@@ -180,18 +197,46 @@ def _size(sample: Float32Array, step: np.float32, tile: int, most: int, ends: In
             if place >= end:
                 previous = place // tile * tile - 1
                 end, activity = previous + 1 + tile, np.int64(0)
-            gap_class = class_of(place - previous)
-            level_class = np.int64(RAW) if level == LIMIT else class_of(level)
-            width = np.int64(31) if level == LIMIT else low_bits(level_class)
-            size += np.int64(lengths[context_of(activity), gap_class * LEVEL_CLASSES + level_class])
-            size += low_bits(gap_class) + 1 + width
-            activity = following(activity, gap_class, level_class)
+            bits, activity = _taken(place - previous, level, activity, lengths)
+            size += bits
             previous = place
         if size > most:
             return int(size)
         if ends.size:
             ends[first // SAMPLED_CHUNK + 1] = size
     return int(size)
+
+
+@compiled
+def _told(sample: Float32Array, step: np.float32, tile: int, room: int, lengths: UInt8Array) -> float:
+    inverse, threshold, total = np.float32(1) / step, threshold_of(step), np.float64(0)
+    previous, size, activity, end = np.int64(-1), np.int64(0), np.int64(0), np.int64(tile)
+    for first in range(0, sample.size, LANES):
+        mask = reaching_mask(sample, first, threshold)
+        while mask:
+            place = first + trailing_zeros(mask)
+            mask &= mask - np.uint32(1)
+            level = level_of(sample[place] * inverse)
+            if place >= end:
+                previous = place // tile * tile - 1
+                end, activity = previous + 1 + tile, np.int64(0)
+            bits, activity = _taken(place - previous, level, activity, lengths)
+            size += bits
+            if size > room:
+                return float(total)
+            total += np.float64(sample[place]) ** 2
+            previous = place
+    return float(total)
+
+
+@inlined
+def _taken(gap: np.int64, level: np.int64, activity: np.int64, lengths: UInt8Array) -> tuple[np.int64, np.int64]:
+    """Bits of a code, and how active the values before the next one are."""
+    gap_class = class_of(gap)
+    level_class = np.int64(RAW) if level == LIMIT else class_of(level)
+    width = np.int64(31) if level == LIMIT else low_bits(level_class)
+    bits = np.int64(lengths[context_of(activity), gap_class * LEVEL_CLASSES + level_class])
+    return bits + low_bits(gap_class) + 1 + width, following(activity, gap_class, level_class)
 
 
 @compiled

@@ -76,9 +76,9 @@ def deadzone_step(
 ) -> tuple[float, tuple[int, int, int]]:
     """The finest step under which codes have room, by a sample of the values.
 
-    By a sample that is not all of them room is aimed at that is two standard errors of its size smaller. Where that
-    leaves more than half of the room empty, because many values are alike, it is one step finer, and the last ones
-    find no room.
+    By a sample that is not all of them room is aimed at that is two standard errors of its size smaller, but half at
+    least. Where that leaves more than half of the room empty, because many values are alike, it is one step finer, and
+    the last ones find no room; unless these are so loud that by their squares less would be sent.
 
     Args:
         block: Which elements.
@@ -96,7 +96,8 @@ def deadzone_step(
     target = room_of_sample(block, room, key is not None)
     drawn = None if key is None else uniform(key, sample.numel(), sample.device)
     few, drawn_of_few = few_of(sample), None if drawn is None else few_of(drawn)
-    if near is None or few.numel() == sample.numel():
+    all_are_few = few.numel() == sample.numel()
+    if near is None or all_are_few:
         share = target * few.numel() // max(sample.numel(), 1)
         guess, _ = _finest(few, drawn_of_few, tile, share, STEPS // 2, STEPS)
     else:
@@ -105,15 +106,16 @@ def deadzone_step(
     if not target <= 2 * size <= 4 * target:  # those few, or what it was found for, were like few others
         guess, _ = _finest(sample, drawn, tile, target, guess, 1)
         size = max(_size(_rounded(sample, guess, drawn), guess, tile), 1)
+    aim = target
     if drawn is None and (every := sampling(block, room)) > 1:
-        target -= _doubt(sample, guess, tile, every, target / size)
-    share = _size(_rounded(few, guess, drawn_of_few), guess, tile) * target // size
-    guess, size = _finest(few, drawn_of_few, tile, share, guess, 1)
-    if exactly:
-        share = target
-        guess, size = _finest(sample, drawn, tile, share, guess, 1)
-    if guess and 2 * size < share:
-        guess -= 1
+        aim -= min(_doubt(sample, guess, tile, every, target / size), target // 2)
+    share = _size(_rounded(few, guess, drawn_of_few), guess, tile) * aim // size
+    guess, _ = _finest(few, drawn_of_few, tile, share, guess, 1)
+    if exactly or all_are_few:
+        guess, size = _finest(sample, drawn, tile, aim, guess, 1)
+        if guess and 2 * size < target:
+            finer, longer = (_told(_rounded(sample, each, drawn), each, tile, target) for each in (guess - 1, guess))
+            guess -= finer > longer
     return step_of(guess), _points(sample, guess)
 
 
@@ -207,7 +209,7 @@ def _finest(sample: Tensor, drawn: Tensor | None, tile: int, target: int, guess:
 
     Looked for from a guess on, so far from it and each time twice as far, until halving what is left is nearer.
     """
-    low, high, least = 0, STEPS, max(target, 0)
+    low, high, least, guess = 0, STEPS, target, min(guess, STEPS - 1)
     while low < high:
         size = _size(_rounded(sample, guess, drawn), guess, tile, target)
         if size <= target:
@@ -228,6 +230,17 @@ def _size(sample: Tensor, index: int, tile: int, most: int | None = None) -> int
         if most is not None and size > most:
             break
     return size
+
+
+def _told(sample: Tensor, index: int, tile: int, room: int) -> float:
+    """The squares of the values whose codes have room, added up in order."""
+    size, total = 0, 0.0
+    for place, bits in _sizes(sample, index, tile):
+        size += bits
+        if size > room:
+            break
+        total += float(sample[place]) ** 2
+    return total
 
 
 def _doubt(sample: Tensor, index: int, tile: int, every: int, weight: float) -> int:
