@@ -44,6 +44,15 @@ def test_simulate_has_a_row_for_each_method_and_writes_all(tmp_path: Path, monke
     assert all(row["seconds"] >= 0.001 for row in document["predictions"])
 
 
+def test_what_a_step_takes_that_averages_nothing_has_copies_into_buckets_in_it(monkeypatch, capsys) -> None:
+    given = ("simulate", "bf16", "--shapes", "resnet50", "--workers", "4")
+    for step, took in (("0", "15.52"), ("0.3", "315.5")):
+        code, out, _ = run(*given, "--step-time", step, monkeypatch=monkeypatch, capsys=capsys)
+        assert code == 0
+        said = " ".join(out.split())
+        assert f"a step that averages nothing: {took} ms, with DDP's copies into its buckets; of" in said
+
+
 def test_advise_gives_a_line_that_can_be_pasted(monkeypatch, capsys) -> None:
     arguments = ["--shapes", "resnet18", "--device", "h200", "--step-time", "0.02"]
     tried = ["--method", "bf16", "--method", "acpsgd:rank=4", "--link"]
