@@ -23,7 +23,7 @@ from gradwire.kernels import cpu, reference
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room
 from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of
 from gradwire.kernels.reference.deadzone_codes import CONTEXTS, ESCAPE, LONGEST, codes
-from gradwire.kernels.reference.deadzone_step import chunks_sampled, few_of, index_of, sampling, step_of
+from gradwire.kernels.reference.deadzone_step import TURNS, chunks_sampled, few_of, index_of, sampling, step_of
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE, Feedback
 from hostile import decodings
@@ -181,6 +181,33 @@ def test_the_step_by_a_part_is_that_of_the_reference() -> None:
     sample = reference.deadzone_sample(block, gradient.flatten(), torch.ones(1), room)
     found = [kernels.deadzone_step(block, sample, 4096, room) for kernels in (cpu, reference)]
     assert found[0] == found[1]
+
+
+def test_what_no_sample_of_one_turn_sees_does_not_wait_for_ever() -> None:
+    """Each step's is of another turn; by the same one the last values never had room, and were owed 41 gradients."""
+    block = Block.cut(flat_slots([("w", (300_000,))]), Granularity("model"))
+    gradient = torch.randn(block.numel, generator=torch.Generator().manual_seed(0))
+    for start, count, _, _ in chunks_sampled(block, int(1.5 * block.numel)).tolist():
+        gradient[start : start + count] *= 1e-3
+    residual = torch.zeros(block.numel)
+    for step in range(41):
+        codec_checks.encoded(DeadZone(1.5), block, gradient, Feedback(residual), step * codec_checks.KEY)
+    owed = [float(residual[-part:].norm() / gradient[-part:].norm()) for part in (block.numel, 30_000)]
+    assert max(owed) <= 2
+
+
+def test_samples_of_each_turn_are_the_reference() -> None:
+    block = Block.cut(flat_slots([("a", (100_003,)), ("b", (41_001,))]), Granularity("layer"))
+    values, room, scales = (
+        torch.randn(block.positions, generator=torch.Generator().manual_seed(1)),
+        140_000,
+        torch.ones(2),
+    )
+    samples = [cpu.deadzone_sample(block, values, scales, room, turn) for turn in range(TURNS + 1)]
+    for turn, sample in enumerate(samples):
+        assert torch.equal(sample, reference.deadzone_sample(block, values, scales, room, turn))
+    assert torch.equal(samples[0], samples[-1])
+    assert not any(torch.equal(samples[0], each) for each in samples[1:TURNS])
 
 
 def test_what_a_sample_may_be_off_by_goes_by_all_of_it() -> None:

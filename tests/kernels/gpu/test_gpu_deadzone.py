@@ -11,7 +11,7 @@ from interpreted import BLOCKS, by_the_gpu, of_all_kinds  # noqa: F401
 from gradwire.kernels import Compensated, gpu, reference
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room
 from gradwire.kernels.reference.deadzone import HEAD
-from gradwire.layout import Block
+from gradwire.layout import Block, Granularity, flat_slots
 from guarded import copied, guarded, release
 from kernel_inputs import GRADIENTS, KEY, block_of, normal, same
 
@@ -33,6 +33,13 @@ def test_scales_and_what_is_left_in_the_residual(name: str, remembers: bool) -> 
         results.append((scales, residual))
     assert same(results[0][0], results[1][0])
     assert not remembers or same(results[0][1], results[1][1])
+
+
+def test_a_sample_of_another_turn_is_of_other_values() -> None:
+    block, scales = Block.cut(flat_slots([("w", (140_000,))]), Granularity("model")), torch.ones(1)
+    values, room = torch.randn(block.positions, generator=torch.Generator().manual_seed(1)), 140_000
+    for turn in (0, 3, 0):
+        assert same(*(each.deadzone_sample(block, values, scales, room, turn) for each in (gpu, reference)))
 
 
 @pytest.mark.parametrize("name", BLOCKS)

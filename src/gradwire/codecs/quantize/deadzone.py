@@ -37,6 +37,7 @@ class Sampled(NamedTuple):
         tile: Elements of a tile.
         room: Bits.
         key: Randomness, where values are to be rounded by chance.
+        turn: What the sample was taken by.
         near: A step from which on it is looked for, if one is known.
         exactly: Whether it is to be the finest.
     """
@@ -46,6 +47,7 @@ class Sampled(NamedTuple):
     tile: int
     room: int
     key: int | None = None
+    turn: int = 0
     near: float | None = None
     exactly: bool = True
 
@@ -110,8 +112,8 @@ class DeadZone(Codec):
         scales = kernels.deadzone_scales(block, feedback.source(gradient))
         values = feedback.buffer(gradient)
         room = 8 * deadzone_room(block, self.tile, payload)
-        sample = kernels.deadzone_sample(block, values, scales, room)
-        step, points = kernels.deadzone_step(block, sample, self.tile, room)
+        sample = kernels.deadzone_sample(block, values, scales, room, key)
+        step, points = kernels.deadzone_step(block, sample, self.tile, room, None, key)
         kernels.deadzone_encode(block, values, feedback.residual is not None, scales * step, points, self.tile, payload)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
@@ -160,8 +162,8 @@ class Dithered(DeadZone):
         scales = kernels.deadzone_scales(block, feedback.source(gradient))
         values = feedback.buffer(gradient)
         room, rounded = 8 * deadzone_room(block, self.tile, payload), torch.empty_like(values)
-        sample = kernels.deadzone_sample(block, values, scales, room)
-        step, _ = kernels.deadzone_step(block, sample, self.tile, room, key)
+        sample = kernels.deadzone_sample(block, values, scales, room, key)
+        step, _ = kernels.deadzone_step(block, sample, self.tile, room, key, key)
         fits = flag(False)
         while not fits:
             kernels.deadzone_dither(block, values, scales * step, key, rounded)

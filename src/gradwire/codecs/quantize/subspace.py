@@ -132,6 +132,7 @@ class Measured:
         coordinates: Its own.
         scales: Of all values and coordinates, as one segment.
         room: Bits.
+        turn: What samples are taken by.
         sample: Of all, by which the step is chosen that suits both.
     """
 
@@ -140,6 +141,7 @@ class Measured:
     coordinates: Tensor
     scales: Tensor
     room: int
+    turn: int
     sample: Tensor
 
 
@@ -226,7 +228,7 @@ class SubspaceDeadZone(DeadZone):
         """Splits rows, rounds coordinates by a step that suits both parts, and the rest by one that fits."""
         home = self._home(block)
         home.together.split(feedback.source(gradient), home.coordinates, home.work)
-        (rounded,) = self._round([self._measure(home, payload)])
+        (rounded,) = self._round([self._measure(home, payload, key)])
         home.directed.add(rounded.left, home.work, home.work)
         self._write([rounded], [block], gradient, feedback)
 
@@ -244,7 +246,7 @@ class SubspaceDeadZone(DeadZone):
             home, size = self._home(block), self.payload_bytes(block)
             home.take(mine)
             payload[size:] = 0
-            measured.append(self._measure(home, payload[:size]))
+            measured.append(self._measure(home, payload[:size], key))
         rounded = self._round(measured)
         for each in rounded:
             each.of.home.give(each.left, mine)
@@ -262,12 +264,12 @@ class SubspaceDeadZone(DeadZone):
             self.for_owners[key] = Together((*whole, *parts), self._subspaces.bases), bool(torn)
         return self.for_owners[key]
 
-    def _measure(self, home: Home, payload: Tensor) -> Measured:
+    def _measure(self, home: Home, payload: Tensor, turn: int) -> Measured:
         """Takes the sample by which coordinates at work are to be rounded."""
         scales = kernels.deadzone_scales(home.whole, kernels.Compensated(home.work))
         room = 8 * deadzone_room(home.layout(self._tile(home)), self._tile(home), payload)
-        sample = kernels.deadzone_sample(home.whole, home.work, scales, room)
-        return Measured(home, payload, home.coordinates.clone(), scales, room, sample)
+        sample = kernels.deadzone_sample(home.whole, home.work, scales, room, turn)
+        return Measured(home, payload, home.coordinates.clone(), scales, room, turn, sample)
 
     def _round(self, measured: Sequence[Measured]) -> list[Rounded]:
         """Rounds coordinates; by a step near the finest if that of the rest, which fits, is still to be found."""
@@ -306,13 +308,14 @@ class SubspaceDeadZone(DeadZone):
 
     def _sampled(self, of: Measured) -> Sampled:
         """What the step of coordinates is chosen by."""
-        return Sampled(of.home.whole, of.sample, self._tile(of.home), of.room, exactly=not len(of.coordinates))
+        exactly = not len(of.coordinates)
+        return Sampled(of.home.whole, of.sample, self._tile(of.home), of.room, turn=of.turn, exactly=exactly)
 
     def _sampled_rest(self, rounded: Rounded) -> Sampled:
         """What the step of all but coordinates is chosen by."""
-        home, room = rounded.of.home, rounded.room
-        sample = kernels.deadzone_sample(home.values, home.work, rounded.of.scales, room)
-        return Sampled(home.values, sample, self._tile(home), room, near=rounded.step)
+        home, room, turn = rounded.of.home, rounded.room, rounded.of.turn
+        sample = kernels.deadzone_sample(home.values, home.work, rounded.of.scales, room, turn)
+        return Sampled(home.values, sample, self._tile(home), room, turn=turn, near=rounded.step)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
         """Sums what levels stand for, and learns from it, but from an owner's share."""

@@ -53,8 +53,8 @@ class _Sample(NamedTuple):
         return cls(values, *((np.empty(0, np.float32), values) if drawn is None else (array(drawn), values.copy())))
 
 
-def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int) -> Tensor:
-    chunks = chunks_sampled(block, room)
+def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int, turn: int = 0) -> Tensor:
+    chunks = chunks_sampled(block, room, turn)
     sample = np.zeros(-(-int(chunks[:, 1].sum()) // LANES) * LANES, np.float32)
     _take(chunks, array(values), array(scales), sample)
     return from_numpy(sample)
@@ -66,10 +66,12 @@ def deadzone_step(
     tile: int,
     room: int,
     key: int | None = None,
+    turn: int = 0,
     near: float | None = None,
     exactly: bool = True,
 ) -> tuple[float, tuple[int, int, int]]:
-    target, every = room_of_sample(block, room, key is not None), sampling(block, room) if key is None else 1
+    target = room_of_sample(block, room, key is not None, turn)
+    every = sampling(block, room) if key is None else 1
     drawn = None if key is None else uniform(key, sample.numel(), sample.device)
     of_all, of_few = _Sample.of(sample, drawn), _Sample.of(few_of(sample), None if drawn is None else few_of(drawn))
     ends = np.zeros(-(-sample.numel() // SAMPLED_CHUNK) + 1 if every > 1 else 0, np.int64)

@@ -15,7 +15,7 @@ from gradwire.kernels.gpu._measured import Jitted, measure
 from gradwire.kernels.gpu.sign import magnitudes_or_squares
 from gradwire.kernels.reference import deadzone
 from gradwire.kernels.reference._torch import LANES
-from gradwire.kernels.reference.deadzone_step import SAMPLED_CHUNK, chunks_sampled, sampling
+from gradwire.kernels.reference.deadzone_step import SAMPLED_CHUNK, TURNS, chunks_sampled, sampling
 from gradwire.kernels.reference.sign import Sign
 from gradwire.layout import Block
 
@@ -30,10 +30,10 @@ def deadzone_scales(block: Block, source: Compensated) -> Tensor:
     return scales
 
 
-def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int) -> Tensor:
-    chunks = chunks_sampled(block, room)
+def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int, turn: int = 0) -> Tensor:
+    chunks, name = chunks_sampled(block, room, turn), f"sample {turn % TURNS}"
     sample = torch.zeros(-(-int(chunks[:, 1].sum()) // LANES) * LANES, dtype=torch.float32, device=values.device)
-    table = tiles_of(block, values.device).asked("sample", np.array([sampling(block, room)]), lambda: chunks)
+    table = tiles_of(block, values.device).asked(name, np.array([sampling(block, room)]), lambda: chunks)
     launch(_sample, len(chunks), table, values, scales, sample, WIDTH=SAMPLED_CHUNK, warps=2)
     return sample
 

@@ -29,6 +29,9 @@ SAMPLED_CHUNK = 64
 SPREAD = 0x9E3779B9
 """Of 2**32, by which the place of what is looked at moves on: the golden section, which goes with no length of rows."""
 
+TURNS = 8
+"""Choices of what is looked at: what codes of the others take more would be the same in every step by one alone."""
+
 MARGIN = 63 / 64
 """Share of the room that is aimed at where values are rounded by chance, which is drawn anew once the step is known."""
 
@@ -45,7 +48,7 @@ HIGHEST_POINT = 204
 """A level stands for at most ``(HIGHEST_POINT - 128) / 256`` of a step more, lest a value be off by more than it is."""
 
 
-def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int) -> Tensor:
+def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int, turn: int = 0) -> Tensor:
     """Magnitudes of the :func:`chunks_sampled`, relative to the scale of their segment.
 
     Args:
@@ -53,12 +56,13 @@ def deadzone_sample(block: Block, values: Tensor, scales: Tensor, room: int) -> 
         values: ``float32`` flat buffer of compensated values.
         scales: As :func:`deadzone_scales` gave them.
         room: Bits.
+        turn: Any number, which says what is looked at.
 
     Returns:
         ``float32[n]``, 0 where a scale is not positive, and zeros up to a multiple of :data:`LANES`.
     """
     found = []
-    for start, count, segment, _ in chunks_sampled(block, room).tolist():
+    for start, count, segment, _ in chunks_sampled(block, room, turn).tolist():
         scale, chunk = scales[segment], values[start : start + count].abs()
         found.append(chunk * (1 / scale) if bool(scale > 0) else torch.zeros_like(chunk))
     sample = torch.cat(found) if found else values.new_empty(0)
@@ -71,6 +75,7 @@ def deadzone_step(
     tile: int,
     room: int,
     key: int | None = None,
+    turn: int = 0,
     near: float | None = None,
     exactly: bool = True,
 ) -> tuple[float, tuple[int, int, int]]:
@@ -86,6 +91,7 @@ def deadzone_step(
         tile: Elements of a tile.
         room: Bits.
         key: Randomness, for values that :func:`deadzone_dither` is to round.
+        turn: As :func:`deadzone_sample` took it.
         near: A step that was found for much the same values and room, if there is one: in samples of more than a few
             it is looked for from there on.
         exactly: Whether it is to be the finest; else one within a percent or two of it will do.
@@ -93,7 +99,7 @@ def deadzone_step(
     Returns:
         The step, relative to the segments' scales, and the points of levels 1, 2 and more.
     """
-    target = room_of_sample(block, room, key is not None)
+    target = room_of_sample(block, room, key is not None, turn)
     drawn = None if key is None else uniform(key, sample.numel(), sample.device)
     few, drawn_of_few = few_of(sample), None if drawn is None else few_of(drawn)
     all_are_few = few.numel() == sample.numel()
@@ -129,28 +135,29 @@ def sampling(block: Block, room: int) -> int:
     return max(min(-(-block.numel // SAMPLED_ELEMENTS), -(-room // SAMPLED_BITS)), 1)
 
 
-def chunks_sampled(block: Block, room: int) -> Int64Array:
+def chunks_sampled(block: Block, room: int, turn: int = 0) -> Int64Array:
     """``int64[C, 4]``: first element of a chunk that is looked at, number, segment, and elements of those before.
 
     One of every so many, each time at another place among them. At the same one they would be of rows that have
     something in common: with 256 rows of 512, of every fourth byte's. Kept until fewer or more are asked for.
     """
-    every = sampling(block, room)
-    if (kept := _chunks.get(block)) is None or kept[0] != every:
-        _chunks[block] = kept = every, _one_of(block, every)
-    return kept[1]
+    every, turn = sampling(block, room), turn % TURNS
+    kept = _chunks.setdefault(block, {})
+    if turn not in kept or kept[turn][0] != every:
+        kept[turn] = every, _one_of(block, every, turn)
+    return kept[turn][1]
 
 
-_chunks: WeakKeyDictionary[Block, tuple[int, Int64Array]] = WeakKeyDictionary()
+_chunks: WeakKeyDictionary[Block, dict[int, tuple[int, Int64Array]]] = WeakKeyDictionary()
 
 
-def _one_of(block: Block, every: int) -> Int64Array:
+def _one_of(block: Block, every: int, turn: int) -> Int64Array:
     start, length, _ = block.runs.T
     counts = -(-length // SAMPLED_CHUNK)
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     group = np.arange(-(-total // every))
-    number = np.minimum(group * every + ((group * SPREAD % 2**32) * every >> 32), total - 1)
+    number = np.minimum(group * every + (((group * SPREAD + turn * 2**32 // TURNS) % 2**32) * every >> 32), total - 1)
     run = np.searchsorted(ends, number, side="right")
     first = (number - (ends - counts)[run]) * SAMPLED_CHUNK
     taken = np.minimum(SAMPLED_CHUNK, length[run] - first)
@@ -158,9 +165,9 @@ def _one_of(block: Block, every: int) -> Int64Array:
     return np.stack((start[run] + first, taken, segment, np.cumsum(taken) - taken), axis=1)
 
 
-def room_of_sample(block: Block, room: int, drawn: bool) -> int:
+def room_of_sample(block: Block, room: int, drawn: bool, turn: int) -> int:
     """Bits that the codes of a sample may take, of the share of the room that is its own."""
-    taken = int(chunks_sampled(block, room)[:, 1].sum())
+    taken = int(chunks_sampled(block, room, turn)[:, 1].sum())
     share = room * (taken / max(block.numel, 1))
     return int(share * MARGIN) if drawn else room if taken == block.numel else int(share)
 
