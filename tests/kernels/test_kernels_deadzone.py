@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor
 import codec_checks
 from fuzz import HEAD, made
 from gradwire.codecs.quantize import DeadZone, Dithered
+from gradwire.codecs.quantize.deadzone import steps_of
 from gradwire.errors import ConfigurationError
 from gradwire.kernels import cpu, reference
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room
@@ -208,6 +210,25 @@ def test_samples_of_each_turn_are_the_reference() -> None:
         assert torch.equal(sample, reference.deadzone_sample(block, values, scales, room, turn))
     assert torch.equal(samples[0], samples[-1])
     assert not any(torch.equal(samples[0], each) for each in samples[1:TURNS])
+
+
+@pytest.mark.parametrize("codec", [DeadZone(0.5), Dithered(1.0)], ids=lambda each: type(each).__name__)
+def test_the_host_waits_for_the_samples_of_all_owners_at_once(codec: DeadZone) -> None:
+    """And what is written is what each block by itself is; rows may be longer."""
+    shards = list(Block.cut(flat_slots([("a", (140, 60)), ("b", (700,))]), Granularity("model")).shards(3))
+    gradient = torch.randn(9100, generator=torch.Generator().manual_seed(1))
+    longest = 5 + max(map(codec.payload_bytes, shards))
+    together, alone = (torch.full((3, longest), 7, dtype=torch.uint8) for _ in range(2))
+    residuals = [torch.zeros(9100) for _ in range(2)]
+    with mock.patch("gradwire.codecs.quantize.deadzone.steps_of", side_effect=steps_of) as asked:
+        codec.encode_each(shards, gradient.clone(), Feedback(residuals[0]), together, 5)
+    assert [len(call.args[0]) for call in asked.mock_calls] == [3]
+    for shard, payload in zip(shards, alone, strict=True):
+        size = codec.payload_bytes(shard)
+        codec.encode(shard, gradient.clone(), Feedback(residuals[1]), payload[:size], 5)
+        payload[size:] = 0
+    assert torch.equal(together, alone)
+    assert torch.equal(*residuals)
 
 
 def test_what_a_sample_may_be_off_by_goes_by_all_of_it() -> None:

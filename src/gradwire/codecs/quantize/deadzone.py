@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -69,11 +69,13 @@ class DeadZone(Codec):
     memory. Of buffers that share bits the size depends on their budget, too.
 
     Attributes:
+        by_chance: Whether values are rounded by chance.
         bits: For each value.
         budget: The bits that it shares with other buffers, where it does.
         budget_kept_as: What that is kept as.
     """
 
+    by_chance: ClassVar[bool] = False
     bits: float = 0.1
     budget: Budget | None = field(default=None, repr=False, compare=False, kw_only=True)
     budget_kept_as: str = field(default="budget", repr=False, kw_only=True)
@@ -109,11 +111,37 @@ class DeadZone(Codec):
 
     def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
         """Chooses the step, and writes what has room."""
-        scales = kernels.deadzone_scales(block, feedback.source(gradient))
+        self.encode_each([block], gradient, feedback, payload[None], key)
+
+    def encode_each(
+        self, blocks: Sequence[Block], gradient: Tensor, feedback: Feedback, payloads: Tensor, key: int
+    ) -> None:
+        """The same block by block, once the steps of all are chosen."""
         values = feedback.buffer(gradient)
-        room = 8 * deadzone_room(block, self.tile, payload)
-        sample = kernels.deadzone_sample(block, values, scales, room, key)
-        step, points = kernels.deadzone_step(block, sample, self.tile, room, None, key)
+        written = [payload[: self.payload_bytes(block)] for block, payload in zip(blocks, payloads, strict=True)]
+        scales = [kernels.deadzone_scales(block, feedback.source(gradient)) for block in blocks]
+        sampled = []
+        for block, scale, payload in zip(blocks, scales, written, strict=True):
+            room = 8 * deadzone_room(block, self.tile, payload)
+            sample = kernels.deadzone_sample(block, values, scale, room, key)
+            sampled.append(Sampled(block, sample, self.tile, room, key if self.by_chance else None, key))
+        for number, (step, points) in enumerate(steps_of(sampled)):
+            payload = written[number]
+            self._put(blocks[number], values, feedback, scales[number], step, points, payload, key)
+            payloads[number, payload.numel() :] = 0
+
+    def _put(
+        self,
+        block: Block,
+        values: Tensor,
+        feedback: Feedback,
+        scales: Tensor,
+        step: float,
+        points: tuple[int, int, int],
+        payload: Tensor,
+        key: int,
+    ) -> None:
+        """Writes what has room by a step relative to the scales."""
         kernels.deadzone_encode(block, values, feedback.residual is not None, scales * step, points, self.tile, payload)
 
     def decode(self, block: Block, payloads: Tensor, out: Tensor, weight: float) -> None:
@@ -153,18 +181,25 @@ class Dithered(DeadZone):
     sixteenth larger, and all is rounded again.
     """
 
+    by_chance: ClassVar[bool] = True
+
     def remainder(self, most: int) -> Remainder:
         """A step may be longer than most values, which are then off by more than they are."""
         return "grows"
 
-    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
-        """Chooses the step, rounds, and writes all."""
-        scales = kernels.deadzone_scales(block, feedback.source(gradient))
-        values = feedback.buffer(gradient)
-        room, rounded = 8 * deadzone_room(block, self.tile, payload), torch.empty_like(values)
-        sample = kernels.deadzone_sample(block, values, scales, room, key)
-        step, _ = kernels.deadzone_step(block, sample, self.tile, room, key, key)
-        fits = flag(False)
+    def _put(
+        self,
+        block: Block,
+        values: Tensor,
+        feedback: Feedback,
+        scales: Tensor,
+        step: float,
+        points: tuple[int, int, int],
+        payload: Tensor,
+        key: int,
+    ) -> None:
+        """Rounds, and writes all."""
+        fits, rounded = flag(False), torch.empty_like(values)
         while not fits:
             kernels.deadzone_dither(block, values, scales * step, key, rounded)
             fits = kernels.deadzone_encode(block, rounded, False, scales * step, EXACT, self.tile, payload)
