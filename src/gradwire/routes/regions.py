@@ -154,10 +154,9 @@ def regions(
     incoming = yield AllToAll(outgoing)
 
     payload = torch.empty(cut.payload_bytes, dtype=torch.uint8, device=device)
-    sums, whole = _reduced(cut, rank, incoming)
+    places, sums, whole = _reduced(cut, rank, incoming)
     chosen = largest(sums, cut.capacity)
-    chosen = chosen[sums[chosen] != 0]  # of which there may be too few, and nobody has what lies between two runs
-    cut.write(rank, chosen + int(cut.edges[rank]), sums[chosen], payload)
+    cut.write(rank, places[chosen] + int(cut.edges[rank]), sums[chosen], payload)
     if not whole:
         payload[: 4 * cut.capacity].view(torch.float32).fill_(torch.nan)
     gathered = yield AllGather(payload, straight=True)
@@ -186,8 +185,11 @@ def regions(
     return cut
 
 
-def _reduced(cut: Regions, rank: int, incoming: Tensor) -> tuple[Tensor, bool]:
-    """The sum of everybody's values in a rank's own region, in rank order, and whether it is finite."""
+def _reduced(cut: Regions, rank: int, incoming: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Where in a rank's own region anybody has a value, their sums, in rank order, and whether these are finite.
+
+    Sums may be zero: who sent values that cancel would send them again, larger, in every step if nobody took them.
+    """
     width, shape = cut.width(rank), (len(incoming), cut.capacity)
     sums = torch.zeros(width, device=incoming.device, dtype=torch.float32)
     positions = torch.empty(shape, dtype=torch.int64, device=incoming.device)
@@ -195,11 +197,12 @@ def _reduced(cut: Regions, rank: int, incoming: Tensor) -> tuple[Tensor, bool]:
     for row, payload in enumerate(incoming):
         positions[row], values[row] = cut.read(rank, payload)
     if not _finite(values):
-        return sums, False
+        return positions.new_empty(0), sums[:0], False
+    places = torch.zeros_like(sums).index_fill_(0, positions[positions < width], 1.0).nonzero().flatten()
     if width:
         inside = (positions < width).sum(1).cpu().numpy()
         kernels.scatter_sum(_flat(width), positions, values, sums, 1.0, inside)
-    return sums, _finite(sums)
+    return places, sums[places], _finite(sums)
 
 
 def _finite(values: Tensor) -> bool:

@@ -1,0 +1,44 @@
+"""Constant gradients whose kind methods find hard: over many steps every coordinate gets what it is owed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.engine.configuration import Configuration
+from gradwire.layout import flat_slots
+from gradwire.local.world import LocalWorld
+from gradwire.policy import DensePolicy
+
+EVERYTHING = DensePolicy(below=0, vectors=False)
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) + 0.5
+
+
+def applied(method: str, options: dict[str, Any], steps: list[list[Tensor]], skipped: int, **choices: Any) -> Tensor:
+    """The mean over steps of what was applied to one tensor, the first steps left out."""
+    slots = flat_slots([("tensor", tuple(steps[0][0].shape))])
+    configuration = Configuration.make(method, options, **choices, dense=EVERYTHING)
+    world, total = LocalWorld(configuration, slots, len(steps[0])), torch.zeros_like(steps[0][0])
+    for step, gradients in enumerate(steps):
+        given = [gradient.flatten().clone() for gradient in gradients]
+        world.average(given)
+        total += given[0].view_as(total) if step >= skipped else 0
+    return total / (len(steps) - skipped)
+
+
+@pytest.mark.parametrize("method", ["topk", "gtopk", "oktopk", "scalecom"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_large_values_that_cancel_keep_no_others_back(method: str, workers: int) -> None:
+    gradients = [0.2 * draw(1000) for _ in range(workers)]
+    for gradient, factor in zip(gradients, (1.0, -1.0, 0.0), strict=False):
+        gradient[:100] = factor * (1 + draw(100, seed=1))
+    found = applied(method, {"ratio": 0.05}, [gradients] * 300, 100)
+    rates = found[100:] / gradients[0][100:]
+    assert 0.5 < float(rates.min()) <= float(rates.max()) < 1.8
+    assert (found[:100] == 0).all()
