@@ -42,3 +42,18 @@ def test_large_values_that_cancel_keep_no_others_back(method: str, workers: int)
     rates = found[100:] / gradients[0][100:]
     assert 0.5 < float(rates.min()) <= float(rates.max()) < 1.8
     assert (found[:100] == 0).all()
+
+
+@pytest.mark.parametrize("method", ["powersgd", "acpsgd"])
+@pytest.mark.parametrize("rank", [1, 4])
+@pytest.mark.parametrize("kind", ["after a step of zeros", "after others"])
+def test_a_matrix_wakes_up_below_and_beside_zeros(method: str, rank: int, kind: str) -> None:
+    """As that of an embedding, whose first rows stand for tokens that never come."""
+    matrix = draw(40, 24) - 1
+    matrix[:4], matrix[:, :4] = 0, 0
+    before = torch.zeros_like(matrix)
+    if kind == "after others":
+        before[4:20, 4:12] = matrix[4:20, 4:12]
+        matrix[:20], matrix[:, :12] = 0, 0
+    found = applied(method, {"rank": rank}, [[before] * 2] * 4 + [[matrix] * 2] * 200, 104)
+    assert float((found - matrix).norm()) < 0.25 * float(matrix.norm())

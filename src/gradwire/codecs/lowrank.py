@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -49,16 +49,18 @@ class Matrices:
         return min(limit, self.n, self.m)
 
     def factor(self, store: Store, field: str, rank: int, length: int, seed: int) -> Tensor:
-        """A factor of each matrix, ``float32[k, rank, length]``, kept by parameter name; Gaussian at first.
+        """A factor of each matrix, ``float32[k, rank, length]``, kept by parameter name; :meth:`start` at first."""
+        first = partial(_start, field, rank, length, seed)
+        return store.stacked(field, [slot.name for slot in self.slots], first, Kind.SHARED)
 
-        The start is drawn from ``seed`` and the name alone, so it is the same on all ranks.
-        """
+    def start(self, store: Store, field: str, rank: int, length: int, seed: int) -> Tensor:
+        """What a factor is at first: Gaussian, drawn from ``seed`` and names alone, so it is the same on all ranks."""
+        return torch.stack([_start(field, rank, length, seed, slot.name) for slot in self.slots]).to(store.device)
 
-        def start(name: str) -> Tensor:
-            slot = Slot(f"{field} of {name}", (rank, length), 0)
-            return gaussian(mix64(slot.stream ^ seed), slot.numel).view(slot.shape)
 
-        return store.stacked(field, [slot.name for slot in self.slots], start, Kind.SHARED)
+def _start(field: str, rank: int, length: int, seed: int, name: str) -> Tensor:
+    slot = Slot(f"{field} of {name}", (rank, length), 0)
+    return gaussian(mix64(slot.stream ^ seed), slot.numel).view(slot.shape)
 
 
 Factors = list[Tensor]
@@ -135,6 +137,15 @@ def remember(kept: Factors, found: Factors) -> Factors:
         mine.copy_(torch.where(finite, new, mine))
         marked.append(torch.where(finite, new, torch.nan))
     return marked
+
+
+def renewed(factors: Factors, starts: Factors) -> Factors:
+    """Factors, and in place of rows that are zero those from which they started.
+
+    A matrix that is zero leaves such rows, and so does one that has nothing in the directions that were known. They
+    point nowhere, and from then on nothing would be sent of a matrix whose first rows stay zero.
+    """
+    return [torch.where(rows.any(2, keepdim=True), rows, start) for rows, start in zip(factors, starts, strict=True)]
 
 
 def blocks(groups: Sequence[Matrices]) -> tuple[Block, ...]:

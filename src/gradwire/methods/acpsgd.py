@@ -17,6 +17,7 @@ from gradwire.codecs.lowrank import (
     project_columns,
     project_rows,
     remember,
+    renewed,
     room,
     write_products,
     written,
@@ -34,6 +35,7 @@ class _State:
     groups: list[Matrices]
     p: Factors
     q: Factors
+    starts: tuple[Factors, Factors]
 
 
 @register("acpsgd")
@@ -76,15 +78,18 @@ class ACPSGD(Method):
     def init(self, context: Context) -> _State:
         """Groups matrices and starts both factors where none are kept."""
         groups = group(context.block)
-        p = [each.factor(context.store, "p", each.rank(self.rank), each.n, context.seed) for each in groups]
-        q = [each.factor(context.store, "q", each.rank(self.rank), each.m, context.seed) for each in groups]
-        return _State(context.feedback(), groups, p, q)
+        store, seed = context.store, context.seed
+        of_p = [(each, store, "p", each.rank(self.rank), each.n, seed) for each in groups]
+        of_q = [(each, store, "q", each.rank(self.rank), each.m, seed) for each in groups]
+        p, q = ([Matrices.factor(*each) for each in of_one] for of_one in (of_p, of_q))
+        starts = [Matrices.start(*each) for each in of_p], [Matrices.start(*each) for each in of_q]
+        return _State(context.feedback(), groups, p, q, starts)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """One round. The residual is what this worker's own factor leaves, or the average, where that is rounded."""
         even, exact, groups = step % 2 == 0, self.bits == 32, state.groups
         project = project_rows if even else project_columns
-        units = orthonormal(state.q if even else state.p)
+        units = orthonormal(renewed(*((state.q, state.starts[1]) if even else (state.p, state.starts[0]))))
         most = [room(unit.shape[2]) for unit in units]
         fixed, bases = list(torch._foreach_div(units, most)), list(torch._foreach_mul(units, most))
         own = project(groups, state.feedback.source(gradient), fixed, bases if exact else None)

@@ -18,6 +18,7 @@ from gradwire.codecs.lowrank import (
     project_columns,
     project_rows,
     remember,
+    renewed,
     room,
     scaled,
     write_products,
@@ -35,6 +36,7 @@ class _State:
     feedback: Feedback
     groups: list[Matrices]
     q: Factors
+    starts: Factors
 
 
 @register("powersgd")
@@ -80,12 +82,13 @@ class PowerSGD(Method):
         """Groups matrices and starts ``Q`` where none is kept."""
         groups = group(context.block)
         q = [each.factor(context.store, "q", each.rank(self.rank), each.m, context.seed) for each in groups]
-        return _State(context.feedback(), groups, q)
+        starts = [each.start(context.store, "q", each.rank(self.rank), each.m, context.seed) for each in groups]
+        return _State(context.feedback(), groups, q, starts)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds."""
         feedback, groups = state.feedback, state.groups
-        own = project_rows(groups, feedback.source(gradient), scaled(state.q))
+        own = project_rows(groups, feedback.source(gradient), scaled(renewed(state.q, state.starts)))
         requests: list[Request] = [AllReduceMean(written(p, self.bits)) for p in own]
         ps = orthonormal([mean.float() for mean in (yield requests)])
 
