@@ -57,3 +57,13 @@ def test_a_matrix_wakes_up_below_and_beside_zeros(method: str, rank: int, kind: 
         matrix[:20], matrix[:, :12] = 0, 0
     found = applied(method, {"rank": rank}, [[before] * 2] * 4 + [[matrix] * 2] * 200, 104)
     assert float((found - matrix).norm()) < 0.25 * float(matrix.norm())
+
+
+@pytest.mark.parametrize("route", ["gather", "sharded"])
+@pytest.mark.parametrize(("numel", "ratio", "rare"), [(200, 0.1, 3), (8, 0.1, 2), (1000, 0.01, 40)])
+def test_the_few_of_a_rare_sign_are_sent(route: str, numel: int, ratio: float, rare: int) -> None:
+    gradient = draw(numel)
+    gradient[-rare:] *= -1
+    found = applied("dryden", {"ratio": ratio}, [[gradient] * 2] * 400, 100, route=route)
+    rates = found / gradient
+    assert 0.4 < float(rates.min()) <= float(rates.max()) < 2.5

@@ -25,7 +25,7 @@ class Dryden(CodecMethod):
     proportion of each and at least one value, means, what is left added to the next gradient; at first for whole
     matrices, since August for each column; thresholds from a sample. (In 2017 one threshold of magnitude for both sides
     took their place.) Here the choice is exact, and the number fixed: the proportion of the whole segment, divided as
-    the segment's signs are, so that the smaller side may go without.
+    the segment's signs are, with at least one value of each; where it is one in all, that is the largest.
 
     Attributes:
         ratio: pi, the share of either side, in (0, 1].
@@ -52,5 +52,5 @@ class Dryden(CodecMethod):
         return Sparse(EitherSide(self.ratio), CodedValues(Quantiser(codes.OneBit())), index.parse(self.indices))
 
     def error_bound(self, numel: int) -> float:
-        """A mean never adds to the error, and a side that is too few to be sent may hold nearly all."""
+        """A mean never adds to the error, and may be far from one value of its side that is nearly all."""
         return 1.0

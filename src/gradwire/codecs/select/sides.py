@@ -19,6 +19,7 @@ class EitherSide(Selector):
     """The same share of the positive and of the negative values of each segment, the largest of each side.
 
     Together they are as many as the ratio asks for; where there are fewer that are not zero, zeros make up the number.
+    A side that has any sends at least one, else the few of a rare sign would never go; a single one is the largest.
 
     Attributes:
         ratio: The share, in (0, 1].
@@ -37,15 +38,15 @@ class EitherSide(Selector):
         self, block: Block, gradient: Tensor, feedback: Feedback, counts: Int64Array, positions: Tensor, values: Tensor
     ) -> None:
         """The largest magnitudes of both sides together, twice as many; they hold each side's own, or nearly always."""
-        doubled = np.minimum(2 * counts, block.segment_numels)
+        doubled = np.minimum(np.where(counts > 1, 2 * counts, counts), block.segment_numels)
         candidates = torch.empty(int(doubled.sum()), dtype=torch.int64, device=gradient.device)
         found = torch.empty(candidates.shape, dtype=torch.float32, device=gradient.device)
         kernels.topk_select(block, feedback.source(gradient), doubled, candidates, found)
         among = Block.dense("candidates", doubled)
         whole = torch.from_numpy(np.repeat(np.isfinite(_largest(among, found)), counts)).to(gradient.device)
         source = feedback.buffer(gradient)
-        positive, negative, zeros = _split(counts, *kernels.sign_counts(block, source))
         above, below = kernels.sign_counts(among, found)
+        positive, negative, zeros = _split(counts, *kernels.sign_counts(block, source), above)
         if (above >= positive).all() and (below >= negative).all() and not zeros.any():
             padding = torch.from_numpy(np.repeat(among.runs[:, 2] - among.runs[:, 0], counts)).to(gradient.device)
             chosen = _of_sides(among, found, positive, negative, zeros) - padding
@@ -70,12 +71,16 @@ def _of_sides(block: Block, source: Tensor, positive: Int64Array, negative: Int6
     return torch.cat([_top(block, side, wanted) for side, wanted in sides]).sort().values
 
 
-def _split(counts: Int64Array, above: Int64Array, below: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """How many positive, negative and zero values of each segment to choose."""
+def _split(
+    counts: Int64Array, above: Int64Array, below: Int64Array, leading: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """How many positive, negative and zero values to choose of each segment, where one is alone as ``leading`` says."""
     either = above + below
     wanted = np.minimum(counts, either)
     positive = np.rint(wanted * (above / np.maximum(either, 1))).astype(np.int64)
-    positive = np.clip(positive, wanted - below, np.minimum(above, wanted))
+    some_above, some_below = (np.minimum(side, wanted > 1) for side in (above, below))
+    positive = np.clip(positive, np.maximum(wanted - below, some_above), np.minimum(above, wanted - some_below))
+    positive = np.where(counts == 1, np.minimum(leading, wanted), positive)
     return positive, wanted - positive, counts - wanted
 
 
