@@ -116,6 +116,20 @@ def test_the_bound_is_doubled_until_it_fits() -> None:
     assert 2.0**-11 < error < 2.0 ** (doublings - 10)
 
 
+@pytest.mark.parametrize("room", [1, 2, 3])
+@pytest.mark.parametrize("size", [1.0, 3e-3, 3e38])
+def test_of_values_that_are_alike_the_first_are_sent_that_fit(room: int, size: float) -> None:
+    """A bound that is larger leaves none of them."""
+    alike, block = normal().sign() * size, BLOCKS["large"]
+    decoded, _ = sent(Inceptionn(2.0**-10, room=room), alike)
+    given, fitting = alike[covered(block)], -(-block.numel * room // 32) * 4
+    assert decoded.nonzero().flatten().tolist() == [*range(fitting)]
+    torch.testing.assert_close(decoded[:fitting], given[:fitting], rtol=0.1, atol=0)
+    for each in BLOCKS.values():
+        compare(each, alike, None, 10, room)
+        compare(each, alike, (0.9, 0.3), 10, room)
+
+
 def test_room_follows_what_was_wanted() -> None:
     """A quarter more than was needed, from the next step on; less of it while the gradient is smaller."""
     block, store = BLOCKS["large"], Store(torch.device("cpu"))

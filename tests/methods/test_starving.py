@@ -67,3 +67,10 @@ def test_the_few_of_a_rare_sign_are_sent(route: str, numel: int, ratio: float, r
     found = applied("dryden", {"ratio": ratio}, [[gradient] * 2] * 400, 100, route=route)
     rates = found / gradient
     assert 0.4 < float(rates.min()) <= float(rates.max()) < 2.5
+
+
+@pytest.mark.parametrize("room", [1, 2, 6])
+def test_values_that_are_alike_take_turns_in_a_small_room(room: int) -> None:
+    gradient = 0.01 * draw(1003).sign() * draw(1003, seed=2).sub(1).sign()
+    found = applied("inceptionn", {"room": room}, [[gradient] * 2] * 200, 40, memory="residual")
+    torch.testing.assert_close(found, gradient, rtol=0.2, atol=0)

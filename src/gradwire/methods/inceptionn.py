@@ -25,7 +25,8 @@ class INCEPTIONN(CodecMethod):
     Attributes:
         bound: The error bound, a power of two; the paper takes 2**-10, 2**-8 and 2**-6.
         room: Bits a value, tags aside, that a payload has room for in the first step, and at most; later ones have room
-            for a quarter more than was wanted in the step before. Where it does not suffice, the bound is doubled.
+            for a quarter more than was wanted in the step before. Where it does not suffice, the bound is doubled, and
+            among values that are alike the last ones wait for a memory to make them larger.
     """
 
     citation = "Li et al. 2018, MICRO, doi:10.1109/MICRO.2018.00023"

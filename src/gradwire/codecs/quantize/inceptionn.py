@@ -35,7 +35,7 @@ class Inceptionn(Codec):
     which. How many bytes that makes depends on the values, so a payload has room for a quarter more than the neediest
     rank wanted in the step before, which all ranks read from the payloads of all. If more is wanted than there is room,
     the encoder doubles the bound, and the edges between the classes with it, until it fits; what that loses stays in
-    the residual.
+    the residual. Where values are so much alike that none would be left, as many of them go as fit, the first ones.
 
     Attributes:
         bound: The error bound, a power of two.

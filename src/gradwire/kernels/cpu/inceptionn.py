@@ -46,9 +46,11 @@ def inceptionn_encode(block: Block, source: Compensated, payload: Tensor, bound:
             doublings += 1
             low, middle, top = (min(edge, NEVER) for edge in inceptionn_edges(bound, doublings))
             needed = int(counts[low:].sum() + counts[middle:].sum() + 2 * counts[top:].sum())
+    scarce = doublings > 0 and not needed
+    doublings -= scarce
     head[:] = doublings, -(-wanted // 4)
     edges = np.array(inceptionn_edges(bound, doublings))
-    _encode(given, marks, packed[before_tags:before_values], packed[before_values:], edges)
+    _encode(given, marks, packed[before_tags:before_values], packed[before_values:], edges, room, scarce)
 
 
 @compiled
@@ -135,8 +137,12 @@ def _encode(
     packed_tags: UInt8Array,
     written: UInt8Array,
     edges: Int64Array,
+    room: int,
+    scarce: bool,
 ) -> None:
+    """Writes tags and values; where it is ``scarce`` only the first that fill the ``room``, of a byte each."""
     runs, segments, gradient, residual, keep, beta, gamma = source
+    none = np.full(edges.size, NEVER, np.int64)
     tags = np.zeros(CHUNK, np.uint8)
     codes = np.empty(CHUNK, np.uint32)
     packed_tags[:] = 0
@@ -151,10 +157,27 @@ def _encode(
             for first in range(0, length, CHUNK):
                 count = min(CHUNK, length - first)
                 a, b = start + first, start + first + count
-                _shift(gradient[a:b], residual[a:b], keep, beta, gamma, edges, tags, codes)
+                end = b
+                if scarce:
+                    end = a + _fitting(gradient[a:b], residual[a:b], beta, gamma, _threshold(edges[0]), room - cursor)
+                    _shift(gradient[end:b], residual[end:b], keep, beta, gamma, none, tags[end - a :], codes[end - a :])
+                _shift(gradient[a:end], residual[a:end], keep, beta, gamma, edges, tags, codes)
                 pack(tags, count, 2, packed_tags[(position + first) >> 2 :])
                 cursor = _write(tags[:count], codes, written, cursor)
     written[cursor:] = 0
+
+
+@compiled
+def _fitting(
+    gradient: Float32Array, residual: Float32Array, beta: np.float32, gamma: np.float32, low: np.uint32, room: int
+) -> int:
+    """How many values there are before the one that reaches ``low`` and has no room."""
+    for i in range(gradient.size):
+        t = np.float32(beta * residual[i] + gamma * gradient[i])
+        room -= int(np.uint32(t.view(np.uint32) & MAGNITUDE) >= low)
+        if room < 0:
+            return i
+    return gradient.size
 
 
 @compiled

@@ -61,7 +61,10 @@ def _tags(bits: Tensor, edges: tuple[int, int, int]) -> Tensor:
 
 
 def inceptionn_encode(block: Block, source: Compensated, payload: Tensor, bound: int) -> None:
-    """Shifted mantissas, cut off below ``2**-bound``; the bound is doubled until they fit the payload."""
+    """Shifted mantissas, cut off below ``2**-bound``; the bound is doubled until they fit the payload.
+
+    Where that would leave none, it is doubled once less, and as many are sent as fit, the first ones.
+    """
     device = source.gradient.device
     before_tags, before_values = inceptionn_offsets(block)
     room = payload.numel() - before_values - SLACK
@@ -85,8 +88,11 @@ def inceptionn_encode(block: Block, source: Compensated, payload: Tensor, bound:
     while needed > room:
         doublings += 1
         needed = int(widths[_tags(magnitude, inceptionn_edges(bound, doublings))].sum())
+    doublings -= doublings > 0 and not needed
     _, middle, top = edges = inceptionn_edges(bound, doublings)
     tags = _tags(magnitude, edges)
+    tags[widths[tags].cumsum(0) > room] = 0
+    needed = int(widths[tags].sum())
 
     mantissa = (magnitude & 0x7FFFFF) | 0x800000
     exponent, sign = magnitude >> 23, bits >> 31 & 1
