@@ -26,7 +26,8 @@ class GTopK(LocalTopK):
     another worker; here it then stays in that worker's residual, so nothing is lost. That code takes powers of two
     only; here n is any, and workers beyond a power of two fold their sets in first and are told the result last. It
     chooses from the whole model at once, ``granularity="model"``, and takes ``ratio=0.004`` in the first epoch, 0.001
-    then.
+    then. By the paper's rule, k or more large values of two workers that nearly cancel lose to others' sums in every
+    step, and keep back all else that these two have.
     """
 
     citation = "Shi et al. 2019, arXiv:1901.04359"

@@ -26,6 +26,8 @@ class OkTopk(LocalTopK):
     Each worker reduces one region of the index space; the regions are cut so that everybody's k largest values fall in
     equal numbers into each, and cut anew every 64 steps from the mean of where the workers would cut, as in the
     authors' code. Of the sums, the k largest are applied; a worker's value there leaves its residual, as in that code.
+    So k or more large values of two workers that nearly cancel lose to others' sums, and keep back all else that these
+    two have.
 
     Payloads have a size known beforehand, ``margin * k / n`` values from each rank to each other, in both rounds; what
     does not fit stays in the residual. So a threshold that is used for many steps would save nothing here, and both

@@ -28,7 +28,8 @@ class SIDCo(CodecMethod):
 
     With tails heavier than exponential one stage sends too many, which fewer stages cannot mend. Where no number of
     stages comes within the 20 %, the rule goes back and forth between two: on the demo's CNN at 1 %, five steps of
-    three stages (1.25 %) took turns with five of two (under 0.1 %).
+    three stages (1.25 %) took turns with five of two (under 0.1 %). Magnitudes that are nearly alike have no tail: only
+    the largest of a segment is sent in a step, until about half of them have been.
 
     Attributes:
         ratio: The share of a segment's elements to aim at, in (0, 1].

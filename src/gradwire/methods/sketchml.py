@@ -26,7 +26,9 @@ class SketchML(CodecMethod):
     of the middle of the bucket's edges; groups have equally many columns; and keys are written once, in Elias-Fano, and
     3 bits for each value's group, where there each group has keys of its own, which takes as many bits more. Their
     delta-binary coding has no size that would be known beforehand. With sketches a value takes 7.8 bits and a
-    hundredth of its energy is lost; 8 bits with ``rows=0`` lose a ten-thousandth.
+    hundredth of its energy is lost; 8 bits with ``rows=0`` lose a ten-thousandth. Values that meet in all rows read as
+    the smallest of them: where a group has one column, with ``k <= groups / columns``, a large value next to small ones
+    is sent as one of these in every step, and what it is owed grows without end.
 
     Attributes:
         ratio: Values sent as a share of a segment's elements, in (0, 1].
