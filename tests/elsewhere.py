@@ -208,8 +208,23 @@ def a_gpu() -> Iterator[Elsewhere]:
     def overrides(device: str) -> Any:
         return own if device == GPU.type else known(device)
 
+    settle, settling = deferred.Later.settle, False
+
+    def settled(later: deferred.Later) -> None:
+        nonlocal settling
+        settling = True
+        try:
+            settle(later)
+        finally:
+            settling = False
+
     def sent_to_host(values: Tensor) -> Callable[[], Tensor]:
-        return lambda: here(values).clone()
+        def arrived() -> Tensor:
+            if not settling:  # what was collected has come long before
+                mode.waits.append("copy to the host")
+            return here(values).clone()
+
+        return arrived
 
     def scratch(store: Store, numel: int, purpose: str = "") -> Tensor:
         return torch.empty(numel, dtype=torch.float32, device=store.device)
@@ -217,6 +232,7 @@ def a_gpu() -> Iterator[Elsewhere]:
     with (
         mock.patch.object(dispatch, "overrides", overrides),
         mock.patch.object(deferred, "sent_to_host", sent_to_host),
+        mock.patch.object(deferred.Later, "settle", settled),
         mock.patch.object(Store, "scratch", scratch),
         mock.patch("gradwire.engine.engine.marks_of", return_value=None),
         mock.patch("torch.cuda.is_current_stream_capturing", return_value=False),
