@@ -198,7 +198,7 @@ def _reduced(cut: Regions, rank: int, incoming: Tensor) -> tuple[Tensor, Tensor,
         positions[row], values[row] = cut.read(rank, payload)
     if not _finite(values):
         return positions.new_empty(0), sums[:0], False
-    places = torch.zeros_like(sums).index_fill_(0, positions[positions < width], 1.0).nonzero().flatten()
+    places = torch.unique(positions[positions < width])
     if width:
         inside = (positions < width).sum(1).cpu().numpy()
         kernels.scatter_sum(_flat(width), positions, values, sums, 1.0, inside)
