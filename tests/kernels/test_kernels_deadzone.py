@@ -25,7 +25,7 @@ from gradwire.kernels import cpu, reference
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room
 from gradwire.kernels.reference.deadzone import LARGEST, LIMIT, first_of
 from gradwire.kernels.reference.deadzone_codes import CONTEXTS, ESCAPE, LONGEST, codes
-from gradwire.kernels.reference.deadzone_step import TURNS, chunks_sampled, few_of, index_of, sampling, step_of
+from gradwire.kernels.reference.deadzone_step import FEW, TURNS, chunks_sampled, few_of, index_of, sampling, step_of
 from gradwire.layout import Block, Granularity, flat_slots
 from gradwire.memory import NONE, Feedback
 from hostile import decodings
@@ -238,7 +238,8 @@ def test_what_a_sample_may_be_off_by_goes_by_all_of_it() -> None:
     chunks = int(chunks_sampled(block, room)[:, 1].sum()) // 64
     loud = torch.rand(chunks, 1, generator=generator) ** 6
     sample = (torch.randn(chunks, 64, generator=generator) * loud).abs()
-    every = 64 * chunks // few_of(sample.flatten()).numel()
+    every = 64 * chunks // FEW
+    assert torch.equal(few_of(sample.flatten()), sample[::every].flatten())
     sample[::every] = 0
     found = [cpu.deadzone_step(block, torch.roll(sample, by, 0).flatten(), 4096, room)[0] for by in (0, 1, 5)]
     assert max(found) <= min(found) * (1 + 2 / 256)
@@ -246,23 +247,33 @@ def test_what_a_sample_may_be_off_by_goes_by_all_of_it() -> None:
     assert cpu.deadzone_step(block, quiet, 4096, room) == reference.deadzone_step(block, quiet, 4096, room)
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_a_step_is_found_from_another_on_and_nearly_found_by_few(quiet: bool) -> None:
-    """From whichever it is looked for it has room, and is the finest or next to it; nearly, it is within two percent.
-
-    Also where those few are quiet. Both are those of the reference.
-    """
+def with_few(loudness: float) -> tuple[Block, Tensor, int]:
+    """A block, a sample of which those few are louder than others by which a step is guessed, and a room."""
     block = Block.cut(flat_slots([("w", (300_000,))]), Granularity("model"))
     generator, room = torch.Generator().manual_seed(6), 150_000
     sample = torch.randn(int(chunks_sampled(block, room)[:, 1].sum()) // 64, 64, generator=generator).abs()
-    if quiet:
-        sample[:: sample.numel() // few_of(sample.flatten()).numel()] = 0
-    sample = sample.flatten()
-    step, points = cpu.deadzone_step(block, sample, 4096, room)
+    every = sample.numel() // FEW
+    assert torch.equal(few_of(sample.flatten()), sample[::every].flatten())
+    sample[::every] *= loudness
+    return block, sample.flatten(), room
+
+
+@pytest.mark.parametrize("loudness", [0.0, 1.0])
+def test_a_step_is_found_from_another_on(loudness: float) -> None:
+    """From whichever it is looked for it is the finest that has room, or next to it, and that of the reference."""
+    block, sample, room = with_few(loudness)
+    step, _ = cpu.deadzone_step(block, sample, 4096, room)
     for near in (step, step_of(index_of(step) + 30), step_of(index_of(step) - 1000), step_of(0)):
         found = [each.deadzone_step(block, sample, 4096, room, near=near) for each in (cpu, reference)]
         assert found[0] == found[1]
         assert abs(index_of(found[0][0]) - index_of(step)) <= 1
+
+
+@pytest.mark.parametrize("loudness", [0.0, 1e-3, 0.1, 0.3, 1.0, 3.0, 1000.0])
+def test_a_step_is_nearly_found_by_few(loudness: float) -> None:
+    """Within two percent, also where those few are quieter or louder than the others: by those alone it was nothing."""
+    block, sample, room = with_few(loudness)
+    step, points = cpu.deadzone_step(block, sample, 4096, room)
     nearly = [each.deadzone_step(block, sample, 4096, room, exactly=False) for each in (cpu, reference)]
     assert nearly[0] == nearly[1]
     assert 0.98 <= nearly[0][0] / step <= 1.02

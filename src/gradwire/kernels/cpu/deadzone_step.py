@@ -113,15 +113,17 @@ def _choose(
         share = target * few.values.size // max(sample.values.size, 1)
         guess, _ = _finest(few, steps, tile, share, all_steps // 2, all_steps, none, lengths)
     size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths), 1)
-    if not (target <= 2 * size and size <= 2 * target):
+    alike = target <= 2 * size and size <= 2 * target
+    if not alike:
         guess, _ = _finest(sample, steps, tile, target, guess, one, none, lengths)
         size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths), 1)
     aim = target
     if every > 1:
         aim -= min(_doubt(ends, every, target / size), target // 2)
-    share = _size_at(few, steps[guess], tile, unbounded, none, lengths) * aim // size
-    guess, _ = _finest(few, steps, tile, share, guess, one, none, lengths)
-    if exactly or all_are_few:
+    if alike:
+        share = _size_at(few, steps[guess], tile, unbounded, none, lengths) * aim // size
+        guess, _ = _finest(few, steps, tile, share, guess, one, none, lengths)
+    if exactly or all_are_few or not alike:
         guess, size = _finest(sample, steps, tile, aim, guess, one, none, lengths)
         if guess > 0 and 2 * size < target:
             longer = _told_at(sample, steps[guess], tile, target, lengths)

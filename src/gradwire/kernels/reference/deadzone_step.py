@@ -94,7 +94,7 @@ def deadzone_step(
         turn: As :func:`deadzone_sample` took it.
         near: A step that was found for much the same values and room, if there is one: in samples of more than a few
             it is looked for from there on.
-        exactly: Whether it is to be the finest; else one within a percent or two of it will do.
+        exactly: Whether it is to be the finest; else one near it will do.
 
     Returns:
         The step, relative to the segments' scales, and the points of levels 1, 2 and more.
@@ -109,15 +109,17 @@ def deadzone_step(
     else:
         guess = index_of(near)
     size = max(_size(_rounded(sample, guess, drawn), guess, tile), 1)
-    if not target <= 2 * size <= 4 * target:  # those few, or what it was found for, were like few others
+    alike = target <= 2 * size <= 4 * target
+    if not alike:  # those few, or what it was found for, were like few others
         guess, _ = _finest(sample, drawn, tile, target, guess, 1)
         size = max(_size(_rounded(sample, guess, drawn), guess, tile), 1)
     aim = target
     if drawn is None and (every := sampling(block, room)) > 1:
         aim -= min(_doubt(sample, guess, tile, every, target / size), target // 2)
-    share = _size(_rounded(few, guess, drawn_of_few), guess, tile) * aim // size
-    guess, _ = _finest(few, drawn_of_few, tile, share, guess, 1)
-    if exactly or all_are_few:
+    if alike:
+        share = _size(_rounded(few, guess, drawn_of_few), guess, tile) * aim // size
+        guess, _ = _finest(few, drawn_of_few, tile, share, guess, 1)
+    if exactly or all_are_few or not alike:
         guess, size = _finest(sample, drawn, tile, aim, guess, 1)
         if guess and 2 * size < target:
             finer, longer = (_told(_rounded(sample, each, drawn), each, tile, target) for each in (guess - 1, guess))
