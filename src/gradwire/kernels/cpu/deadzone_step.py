@@ -112,22 +112,23 @@ def _choose(
     if guess < 0 or all_are_few:
         share = target * few.values.size // max(sample.values.size, 1)
         guess, _ = _finest(few, steps, tile, share, all_steps // 2, all_steps, none, lengths)
-    size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths), 1)
+    size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths, False)[0], 1)
     alike = target <= 2 * size and size <= 2 * target
     if not alike:
         guess, _ = _finest(sample, steps, tile, target, guess, one, none, lengths)
-        size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths), 1)
+        size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths, False)[0], 1)
     aim = target
     if every > 1:
         aim -= min(_doubt(ends, every, target / size), target // 2)
     if alike:
-        share = _size_at(few, steps[guess], tile, unbounded, none, lengths) * aim // size
+        share = _size_at(few, steps[guess], tile, unbounded, none, lengths, False)[0] * aim // size
         guess, _ = _finest(few, steps, tile, share, guess, one, none, lengths)
     if exactly or all_are_few or not alike:
         guess, size = _finest(sample, steps, tile, aim, guess, one, none, lengths)
         if guess > 0 and 2 * size < target:
-            longer = _told_at(sample, steps[guess], tile, target, lengths)
-            guess -= _told_at(sample, steps[guess - 1], tile, target, lengths) > longer
+            _, longer = _size_at(sample, steps[guess], tile, target, none, lengths, True)
+            _, finer = _size_at(sample, steps[guess - 1], tile, target, none, lengths, True)
+            guess -= finer > longer
     return guess
 
 
@@ -144,7 +145,7 @@ def _finest(
 ) -> tuple[int, int]:
     low, high, least, guess = 0, STEPS, target, min(guess, STEPS - 1)
     while low < high:
-        size = _size_at(sample, steps[guess], tile, target, none, lengths)
+        size, _ = _size_at(sample, steps[guess], tile, target, none, lengths, False)
         if size <= target:
             high, least = guess, size
             guess = max((low + high) // 2, high - reach)
@@ -165,32 +166,26 @@ def _doubt(ends: Int64Array, every: int, weight: float) -> int:
 
 
 @compiled
-def _size_at(sample: _Sample, step: np.float32, tile: int, most: int, ends: Int64Array, lengths: UInt8Array) -> int:
+def _size_at(
+    sample: _Sample, step: np.float32, tile: int, most: int, ends: Int64Array, lengths: UInt8Array, tells: bool
+) -> tuple[int, float]:
     """Of what the sample is rounded to, if numbers are drawn."""
-    _round(sample, step)
-    size: int = _size(sample.rounded, step, tile, most, ends, lengths)
-    return size
-
-
-@compiled
-def _told_at(sample: _Sample, step: np.float32, tile: int, room: int, lengths: UInt8Array) -> float:
-    """The same of the squares of those whose codes have room."""
-    _round(sample, step)
-    told: float = _told(sample.rounded, step, tile, room, lengths)
-    return told
-
-
-@compiled
-def _round(sample: _Sample, step: np.float32) -> None:
     inverse = np.float32(1) / step
     for i in range(sample.drawn.size):
         sample.rounded[i] = np.floor(sample.values[i] * inverse + sample.drawn[i]) * step
+    found: tuple[int, float] = _size(sample.rounded, step, tile, most, ends, lengths, tells)
+    return found
 
 
 @compiled
-def _size(sample: Float32Array, step: np.float32, tile: int, most: int, ends: Int64Array, lengths: UInt8Array) -> int:
-    """Bits of all codes, or more than ``most``; those up to the end of each chunk are noted where there is room."""
-    inverse, threshold = np.float32(1) / step, threshold_of(step)
+def _size(
+    sample: Float32Array, step: np.float32, tile: int, most: int, ends: Int64Array, lengths: UInt8Array, tells: bool
+) -> tuple[int, float]:
+    """Bits of all codes, or more than ``most``; and, if it tells, the squares of values whose codes have room.
+
+    Bits up to the end of each chunk are noted where there is room for that.
+    """
+    inverse, threshold, squares = np.float32(1) / step, threshold_of(step), np.float64(0)
     previous, size, activity, end = np.int64(-1), np.int64(0), np.int64(0), np.int64(tile)
     for first in range(0, sample.size, LANES):
         mask = reaching_mask(sample, first, threshold)
@@ -203,34 +198,14 @@ def _size(sample: Float32Array, step: np.float32, tile: int, most: int, ends: In
                 end, activity = previous + 1 + tile, np.int64(0)
             bits, activity = _taken(place - previous, level, activity, lengths)
             size += bits
+            if tells and size <= most:
+                squares += np.float64(sample[place]) ** 2
             previous = place
         if size > most:
-            return int(size)
+            break
         if ends.size:
             ends[first // SAMPLED_CHUNK + 1] = size
-    return int(size)
-
-
-@compiled
-def _told(sample: Float32Array, step: np.float32, tile: int, room: int, lengths: UInt8Array) -> float:
-    inverse, threshold, total = np.float32(1) / step, threshold_of(step), np.float64(0)
-    previous, size, activity, end = np.int64(-1), np.int64(0), np.int64(0), np.int64(tile)
-    for first in range(0, sample.size, LANES):
-        mask = reaching_mask(sample, first, threshold)
-        while mask:
-            place = first + trailing_zeros(mask)
-            mask &= mask - np.uint32(1)
-            level = level_of(sample[place] * inverse)
-            if place >= end:
-                previous = place // tile * tile - 1
-                end, activity = previous + 1 + tile, np.int64(0)
-            bits, activity = _taken(place - previous, level, activity, lengths)
-            size += bits
-            if size > room:
-                return float(total)
-            total += np.float64(sample[place]) ** 2
-            previous = place
-    return float(total)
+    return int(size), float(squares)
 
 
 @inlined
