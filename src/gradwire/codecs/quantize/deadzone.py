@@ -64,7 +64,7 @@ class DeadZone(Codec):
     """Magnitudes in steps, rounded down to zero below eleven sixteenths, and codes for what is left.
 
     A step is relative to its segment's mean magnitude and the same for all segments: the finest under which the codes
-    fill ``bits`` for each value, found by a sample of some 130,000 values or more. So a payload's size depends on
+    fill ``bits`` for each value, found by a sample of some 30,000 values or more. So a payload's size depends on
     nothing but its block. What finds no room, if the sample was too hopeful, is the last values, and stays in the
     memory. Of buffers that share bits the size depends on their budget, too.
 

@@ -17,7 +17,7 @@ from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
 from gradwire.layout import Block, Int64Array
 from gradwire.randomness import hash32, run_keys
 
-SAMPLED_ELEMENTS = 2**17
+SAMPLED_ELEMENTS = 2**15
 """By so many elements the step is chosen,"""
 
 SAMPLED_BITS = 2**16
