@@ -14,6 +14,7 @@ from gradwire.local.world import LocalWorld
 from gradwire.policy import DensePolicy
 
 EVERYTHING = DensePolicy(below=0, vectors=False)
+HALVES = [(slice(None, 20), slice(None, 12)), (slice(20, None), slice(12, None))]
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -74,3 +75,19 @@ def test_values_that_are_alike_take_turns_in_a_small_room(room: int) -> None:
     gradient = 0.01 * draw(1003).sign() * draw(1003, seed=2).sub(1).sign()
     found = applied("inceptionn", {"room": room}, [[gradient] * 2] * 200, 40, memory="residual")
     torch.testing.assert_close(found, gradient, rtol=0.2, atol=0)
+
+
+@pytest.mark.parametrize(("method", "options"), [("powersgd", {"rank": 1}), ("powersgd", {"rank": 4}), ("dion", {})])
+def test_a_matrix_wakes_up_where_it_shares_no_row_or_column_with_what_was_there(
+    method: str, options: dict[str, Any]
+) -> None:
+    """As that of two groups of units with nothing between them, of which one begins later."""
+    before, after = torch.zeros(40, 24), draw(40, 24) - 1
+    before[:20, :12] = after[:20, :12]
+    after[:20, 12:], after[20:, :12] = 0, 0
+    found = applied(method, options, [[before] * 2] * 20 + [[after] * 2] * 200, 120)
+    shares = [found[rows, columns].norm() / after[rows, columns].norm() for rows, columns in HALVES]
+    if method == "dion":  # whose averages have a length of their own
+        assert float(min(shares)) > 0.25 * float(max(shares))
+    else:
+        assert float((found - after).norm()) < 0.25 * float(after.norm())

@@ -148,6 +148,16 @@ def renewed(factors: Factors, starts: Factors) -> Factors:
     return [torch.where(rows.any(2, keepdim=True), rows, start) for rows, start in zip(factors, starts, strict=True)]
 
 
+def filled(factors: Factors, starts: Factors) -> Factors:
+    """Factors, and in place of each zero what was there when they started.
+
+    A column that a matrix had nothing in leaves a zero. Values that come to it later, in rows that were zero as well,
+    are nothing to the directions that are known, however much of them is owed. Where there is nothing still, what a
+    zero is replaced by counts for nothing.
+    """
+    return [torch.where(rows == 0, start, rows) for rows, start in zip(factors, starts, strict=True)]
+
+
 def blocks(groups: Sequence[Matrices]) -> tuple[Block, ...]:
     """All matrices."""
     return tuple(block for matrices in groups for block in matrices.blocks)

@@ -12,6 +12,7 @@ from gradwire import kernels
 from gradwire.codecs.lowrank import (
     Factors,
     Matrices,
+    filled,
     gains,
     group,
     orthonormal,
@@ -34,6 +35,7 @@ class _State:
     momentum: Feedback
     groups: list[Matrices]
     q: Factors
+    starts: Factors
 
 
 @register("dion")
@@ -94,13 +96,16 @@ class Dion(Method):
         """Groups matrices, finds the momenta and starts ``Q`` where none is kept."""
         groups = group(context.block)
         q = [each.factor(context.store, "q", self._rank(each.n, each.m), each.m, context.seed) for each in groups]
-        return _State(Residual().feedback(context.store, "momentum", context.block.slots, context.numel), groups, q)
+        starts = [each.start(context.store, "q", self._rank(each.n, each.m), each.m, context.seed) for each in groups]
+        units = [(start / length(start)).float() for start in starts]
+        momentum = Residual().feedback(context.store, "momentum", context.block.slots, context.numel)
+        return _State(momentum, groups, q, units)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds. Where ``R`` has a zero column, as for zero gradients, that of ``Q`` stays."""
         momentum, groups = state.momentum.buffer(gradient), state.groups
         most = [room(matrices.n) for matrices in groups]
-        fixed = list(torch._foreach_div(state.q, [room(matrices.m) for matrices in groups]))
+        fixed = list(torch._foreach_div(filled(state.q, state.starts), [room(matrices.m) for matrices in groups]))
         own = project_rows(groups, kernels.Compensated(gradient, momentum), fixed)
         ps = orthonormal((yield [AllReduceMean(p) for p in own]))
 

@@ -12,13 +12,13 @@ from gradwire.codecs.lowrank import (
     Factors,
     Matrices,
     check_rank,
+    filled,
     gains,
     group,
     orthonormal,
     project_columns,
     project_rows,
     remember,
-    renewed,
     room,
     scaled,
     write_products,
@@ -83,12 +83,13 @@ class PowerSGD(Method):
         groups = group(context.block)
         q = [each.factor(context.store, "q", each.rank(self.rank), each.m, context.seed) for each in groups]
         starts = [each.start(context.store, "q", each.rank(self.rank), each.m, context.seed) for each in groups]
-        return _State(context.feedback(), groups, q, starts)
+        return _State(context.feedback(), groups, q, scaled(starts))
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds."""
         feedback, groups = state.feedback, state.groups
-        own = project_rows(groups, feedback.source(gradient), scaled(renewed(state.q, state.starts)))
+        fixed = scaled(filled(scaled(state.q), state.starts))
+        own = project_rows(groups, feedback.source(gradient), fixed)
         requests: list[Request] = [AllReduceMean(written(p, self.bits)) for p in own]
         ps = orthonormal([mean.float() for mean in (yield requests)])
 
