@@ -70,6 +70,23 @@ def test_the_few_of_a_rare_sign_are_sent(route: str, numel: int, ratio: float, r
     assert 0.4 < float(rates.min()) <= float(rates.max()) < 2.5
 
 
+@pytest.mark.parametrize("granularity", ["layer", "block:64"])
+@pytest.mark.parametrize("route", ["gather", "sharded"])
+def test_segments_of_values_that_are_alike_get_their_turn(granularity: str, route: str) -> None:
+    """Relative to its own mean magnitude a value that is alone is no larger for having waited."""
+    slots = flat_slots([("matrix", (64, 64)), ("scale", ()), ("pair", (2,)), ("alike", (32,))])
+    configuration = Configuration.make("deadzone", {"bits": 0.5}, granularity, route, dense=EVERYTHING)
+    gradient = draw(slots[-1].stop) - 1
+    gradient[slots[3].offset : slots[3].stop] = 0.5
+    world, total = LocalWorld(configuration, slots, 2), torch.zeros_like(gradient)
+    for step in range(400):
+        given = [gradient.clone(), gradient.clone()]
+        world.average(given)
+        total += given[0] / 300 if step >= 100 else 0
+    rates = [total[slot.offset : slot.stop].norm() / gradient[slot.offset : slot.stop].norm() for slot in slots]
+    assert 0.5 < float(min(rates)) <= float(max(rates)) < 1.5
+
+
 @pytest.mark.parametrize("room", [1, 2, 6])
 def test_values_that_are_alike_take_turns_in_a_small_room(room: int) -> None:
     gradient = 0.01 * draw(1003).sign() * draw(1003, seed=2).sub(1).sign()

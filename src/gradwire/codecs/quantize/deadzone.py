@@ -24,6 +24,9 @@ EXACT = (128, 128, 128)
 
 COARSER = 1 + 1 / 16
 
+FINER = 65536.0
+"""The most by which a gradient's mean magnitude counts as smaller than that of its segment with what waits there."""
+
 FEWEST, MOST = 0.005, 8.0
 """Bits a value."""
 
@@ -63,10 +66,10 @@ def steps_of(sampled: Sequence[Sampled]) -> list[tuple[float, tuple[int, int, in
 class DeadZone(Codec):
     """Magnitudes in steps, rounded down to zero below eleven sixteenths, and codes for what is left.
 
-    A step is relative to its segment's mean magnitude and the same for all segments: the finest under which the codes
-    fill ``bits`` for each value, found by a sample of some 30,000 values or more. So a payload's size depends on
-    nothing but its block. What finds no room, if the sample was too hopeful, is the last values, and stays in the
-    memory. Of buffers that share bits the size depends on their budget, too.
+    A step is relative to the mean magnitude of its segment's gradient and the same for all segments: the finest under
+    which the codes fill ``bits`` for each value, found by a sample of some 30,000 values or more. So a payload's size
+    depends on nothing but its block. What finds no room, if the sample was too hopeful, is the last values, and stays
+    in the memory. Of buffers that share bits the size depends on their budget, too.
 
     Attributes:
         by_chance: Whether values are rounded by chance.
@@ -119,7 +122,7 @@ class DeadZone(Codec):
         """The same block by block, once the steps of all are chosen."""
         values = feedback.buffer(gradient)
         written = [payload[: self.payload_bytes(block)] for block, payload in zip(blocks, payloads, strict=True)]
-        scales = [kernels.deadzone_scales(block, feedback.source(gradient)) for block in blocks]
+        scales = [_scales(block, gradient, feedback) for block in blocks]
         sampled = []
         for block, scale, payload in zip(blocks, scales, written, strict=True):
             room = 8 * deadzone_room(block, self.tile, payload)
@@ -171,6 +174,19 @@ class DeadZone(Codec):
     def _steps(self, block: Block) -> int:
         """Of a payload."""
         return block.segment_count
+
+
+def _scales(block: Block, gradient: Tensor, feedback: Feedback) -> Tensor:
+    """What the step is relative to in each segment, as :func:`gradwire.kernels.deadzone_scales` gives it.
+
+    Of several segments it is the mean magnitude of the gradient, as far as :data:`FINER` allows: relative to what waits
+    itself, a value that is alone, or values that are alike, would look the same however long they have waited.
+    """
+    scales = kernels.deadzone_scales(block, feedback.source(gradient))
+    if feedback.residual is None or block.segment_count == 1:
+        return scales
+    latest = kernels.deadzone_scales(block, kernels.Compensated(gradient))
+    return torch.where(latest > 0, latest.clamp(max=scales).clamp(min=scales / FINER), scales)
 
 
 @dataclass(frozen=True)
