@@ -156,6 +156,31 @@ def test_models_that_differ() -> None:
 
 
 @ranks(2)
+def test_outer_optimizers_that_differ() -> None:
+    """Also those that a function makes, by which ranks would part company with the first average."""
+    rank = dist.get_rank()
+
+    def halves(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        groups = [{"params": parameters[: 2 + rank], "lr": 0.5}, {"params": parameters[2 + rank :], "lr": 0.8}]
+        return torch.optim.SGD(groups)
+
+    def slower(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=torch.tensor(0.5 + 0.25 * rank))
+
+    def other(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(parameters) if rank else nesterov(parameters)
+
+    def marked(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": parameters, "mark": object(), "by": lambda: rank}], lr=0.5)
+
+    net = network()
+    refused("outer group 0 of SGD with 2 tensors.*outer group 0 of SGD with 3 tensors", net, outer=halves)
+    refused("outer group 0 of SGD.*'lr': '0.5'.*outer group 0 of SGD.*'lr': '0.75'", net, outer=slower)
+    refused("outer group 0 of SGD.*outer group 0 of Adagrad", net, outer=other)
+    gradwire.periodic(sgd(net), outer=marked).close()
+
+
+@ranks(2)
 def test_parameters_that_came_later() -> None:
     """Those added to the optimizer, or unfrozen, are in no average: nobody goes on as if they were."""
     for unfreeze in (False, True):

@@ -28,7 +28,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments, in_step
 from gradwire.local_sgd.drift import Drift
 from gradwire.local_sgd.fragments import cut
-from gradwire.local_sgd.outer import Outer, adopted, check_saved, described
+from gradwire.local_sgd.outer import Outer, adopted, check_saved, described, groups_of
 from gradwire.local_sgd.pending import NEXT, PendingAverages, copied
 from gradwire.local_sgd.schedule import Moments, Schedule
 from gradwire.local_sgd.start import REMEDY, send_first
@@ -91,6 +91,7 @@ class Periodic(Handle):
         self._fragments = fragments
         try:
             lines = [f"{key}={value}" for key, value in {**schedule.describe(), "outer": described(outer)}.items()]
+            lines += groups_of(outer if isinstance(outer, Optimizer) else made)
             tensors = [(name, local(each).detach()) for name, each in parameters]
             tensors += [] if buffers is None else list(buffers.named_buffers())
             transport = transport_for(group, self.engine.store.device)

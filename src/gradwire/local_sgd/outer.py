@@ -11,6 +11,9 @@ from torch.optim import Optimizer
 from gradwire.attach.given import Named
 from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.fragments import Fragment
+from gradwire.plain import plain
+
+_SAID = (int, float, str, tuple, list, type(None))
 
 Outer = Optimizer | Callable[[list[Tensor]], Optimizer]
 
@@ -87,6 +90,16 @@ def described(outer: Outer | None) -> str:
     return f"{type(outer).__name__} {[options(group) for group in outer.param_groups]}"
 
 
+def groups_of(outer: Optimizer | None) -> list[str]:
+    """A line of text for each group of an outer optimizer, which must be the same on all ranks."""
+    groups = [] if outer is None else outer.param_groups
+    return [
+        f"outer group {number} of {type(outer).__name__} with {len(group['params'])} tensors and {options(group)}"
+        for number, group in enumerate(groups)
+    ]
+
+
 def options(group: dict[str, Any]) -> dict[str, str]:
-    """A parameter group's hyper-parameters, as text."""
-    return {key: str(value) for key, value in group.items() if key not in ("params", "param_names")}
+    """A parameter group's hyper-parameters, as text; functions and other objects have none that ranks could share."""
+    values = {key: plain(value) for key, value in group.items() if key not in ("params", "param_names")}
+    return {key: str(value) for key, value in values.items() if isinstance(value, _SAID)}
