@@ -156,6 +156,18 @@ def test_models_that_differ() -> None:
 
 
 @ranks(2)
+def test_beginnings_that_differ() -> None:
+    """Told at once, where ranks would wait for one another's other collectives."""
+    rank = dist.get_rank()
+    net = network()
+    net.register_buffer("count", torch.zeros(3 + rank))
+    refused("rank 0 has 'broadcast=True', rank 1 has 'broadcast=False'", net, broadcast=rank == 0)
+    for broadcast in (False, True):
+        refused(r"rank 1 has 'nothing'", net, buffers=None if rank else net, broadcast=broadcast)
+        refused(r"has 'buffer count with shape \(3,\).*with shape \(4,\)", net, buffers=net, broadcast=broadcast)
+
+
+@ranks(2)
 def test_outer_optimizers_that_differ() -> None:
     """Also those that a function makes, by which ranks would part company with the first average."""
     rank = dist.get_rank()

@@ -54,6 +54,8 @@ def test_all_ranks_are_told_of_what_is_no_number(kind: str) -> None:
         said = re.escape(f"{name}={value!r} is out of range; choose ")
         with pytest.raises(gradwire.ConfigurationError, match=said):
             made(kind, net, **({name: value} if dist.get_rank() else {}))
+    with pytest.raises(gradwire.ConfigurationError, match="rank 0 has 'broadcast=True', rank 1 has 'broadcast=False'"):
+        made(kind, net, broadcast=dist.get_rank() == 0)
     assert torch.equal(flat(net), before)
 
 

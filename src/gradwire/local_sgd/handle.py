@@ -90,10 +90,12 @@ class Periodic(Handle):
         self._schedule = schedule
         self._fragments = fragments
         try:
-            lines = [f"{key}={value}" for key, value in {**schedule.describe(), "outer": described(outer)}.items()]
+            beginning = {"outer": described(outer), "broadcast": bool(broadcast)}
+            lines = [f"{key}={value}" for key, value in {**schedule.describe(), **beginning}.items()]
             lines += groups_of(outer if isinstance(outer, Optimizer) else made)
-            tensors = [(name, local(each).detach()) for name, each in parameters]
-            tensors += [] if buffers is None else list(buffers.named_buffers())
+            given = [] if buffers is None else list(buffers.named_buffers())
+            lines += [f"buffer {name} with shape {tuple(each.shape)} and dtype {each.dtype}" for name, each in given]
+            tensors = [*((name, local(each).detach()) for name, each in parameters), *given]
             transport = transport_for(group, self.engine.store.device)
             check_same(lines, transport, self.engine.store.device)
             if broadcast:

@@ -161,6 +161,7 @@ class AveragingOptimizer(Uncopied, Optimizer):
         lines = [f"{key}={value}" for key, value in self._describe().items()]
         lines += [f"group {number} {described(group)}" for number, group in enumerate(self.param_groups)]
         lines += [f"parameter {name} with shape {tuple(parameter.shape)}" for name, parameter in named]
+        lines.append(f"broadcast={bool(broadcast)}")
         check_same(lines, transport, named[0][1].device)
         if broadcast:
             send_first(named, transport)
