@@ -255,13 +255,24 @@ def test_a_stopped_run_goes_on(arguments: dict[str, Any], stop: int) -> None:
     later.synchronize()
     assert torch.equal(flat(again), flat(net))
     assert (later.steps_done, later.syncs) == (handle.steps_done, handle.syncs)
+    steps, of_all = later.stats(), handle.stats()
+    assert steps.steps == 2 + 17 - stop
+    assert steps.dense_bytes * of_all.steps == of_all.dense_bytes * steps.steps
     if (outer := saved[2]["periodic"]["outer"]) is not None:
         torch.testing.assert_close(outer["state"], given["state"], rtol=0, atol=0)
     changed = {**saved[2], "periodic": {**saved[2]["periodic"], "schedule": {"mix": "0.125"}}}
     with pytest.raises(ConfigurationError, match=r"saved with mix='0\.125', this handle has mix="):
         later.load_state_dict(changed)
-    with pytest.raises(ConfigurationError, match="not of periodic averaging"):
-        later.load_state_dict({"version": 1})
+    for other_state in ({"version": 1}, None, [1]):
+        with pytest.raises(ConfigurationError, match="not of periodic averaging"):
+            later.load_state_dict(other_state)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="state version 1 is not known"):
+        later.load_state_dict({**saved[2], "version": 1})
+    for key in saved[2]["periodic"]:
+        lacking = {name: each for name, each in saved[2]["periodic"].items() if name != key}
+        with pytest.raises(ConfigurationError, match=f"the state's 'periodic' has no '{key}'"):
+            later.load_state_dict({**saved[2], "periodic": lacking})
+    assert later.steps_done == 17
     handle.close()
     later.close()
 

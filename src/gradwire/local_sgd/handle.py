@@ -33,10 +33,12 @@ from gradwire.local_sgd.pending import NEXT, PendingAverages, copied
 from gradwire.local_sgd.schedule import Moments, Schedule
 from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.local_sgd.steps import is_whole, steps_within
+from gradwire.state.form import check_form
 from gradwire.surroundings import as_on_the_wire
 from gradwire.wire import Synchronization, transport_for
 
 _COUNTERS = ("steps_done", "_periods", "_began", "_length")
+_KEPT = ("schedule", *_COUNTERS, *PendingAverages.kept, "buffers", "outer")
 
 _MOMENTS: dict[Moments, type[KeptMoments]] = {
     "keep": KeptMoments,
@@ -111,7 +113,7 @@ class Periodic(Handle):
         if self._buffers is not None:
             self._buffers.start()
         self.outer = adopted(outer, fragments) if isinstance(outer, Optimizer) else made
-        self.steps_done = 0
+        self.steps_done = self._earlier = 0
         self._dense_bytes = self.engine.dense_bytes(sum(local(each).nbytes for _, each in parameters))
         self._periods = 0
         self._begin_period()
@@ -162,13 +164,12 @@ class Periodic(Handle):
                 self._begin_period()
 
     def stats(self) -> Stats:
-        """Totals of this rank since the method was attached: ``steps`` are local ones.
+        """Totals of this rank since the method was attached: ``steps`` are local ones, without those of a loaded state.
 
         ``dense_bytes`` is what a dense all-reduce of the gradients in every local step would have handed over.
         """
-        return dataclasses.replace(
-            super().stats(), steps=self.steps_done, dense_bytes=self.steps_done * self._dense_bytes
-        )
+        taken = self.steps_done - self._earlier
+        return dataclasses.replace(super().stats(), steps=taken, dense_bytes=taken * self._dense_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """What a later run needs beside the model's and the optimizer's own state, to go on as if it had not stopped.
@@ -196,9 +197,13 @@ class Periodic(Handle):
             ConfigurationError: If the state is of another version, configuration, schedule or model; nothing is
                 changed.
         """
-        saved = state.get("periodic")
-        if saved is None:
+        saved = state.get("periodic") if isinstance(state, Mapping) else None
+        if not isinstance(saved, Mapping):
             raise ConfigurationError("the state is not of periodic averaging; load it where it was saved")
+        check_form(state)
+        for key in _KEPT:
+            if key not in saved:
+                raise ConfigurationError(f"the state's 'periodic' has no {key!r}; give all that state_dict() returned")
         ours: dict[str, object] = {**self._schedule.describe(), "outer": self.outer is not None}
         for key, value in {**saved["schedule"], "outer": saved["outer"] is not None}.items():
             if ours[key] != value:
@@ -213,6 +218,7 @@ class Periodic(Handle):
             check_saved(self.outer, saved["outer"])
         self._pending.wait()
         super().load_state_dict(state)
+        self._earlier += saved["steps_done"] - self.steps_done
         for name in _COUNTERS:
             setattr(self, name, saved[name])
         self._pending.load(saved, self.outer)

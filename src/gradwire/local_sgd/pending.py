@@ -97,7 +97,10 @@ class PendingAverages:
     Attributes:
         taken: Averages taken, each fragment's counted for itself.
         dropped: Averages that were not taken because they were not finite.
+        kept: The keys of a state.
     """
+
+    kept = ("syncs", "dropped", "rounds", "level", "anchors", "origins", "changes", "flights")
 
     def __init__(self, fragments: Sequence[Fragment], beside: Sequence[Beside], engine: Engine, wire: Wire) -> None:
         self._fragments = fragments
