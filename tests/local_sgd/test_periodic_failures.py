@@ -165,6 +165,24 @@ def test_buffers_of_eager_updates_are_not_set_back_to_the_beginning() -> None:
 
 
 @ranks(2)
+def test_buffers_are_averaged_at_last_where_an_eager_average_is_dropped() -> None:
+    """Parameters are the same on all ranks by that; buffers went on, and ``synchronize()`` averages them."""
+    rank = dist.get_rank()
+    net = network()
+    net.register_buffer("count", torch.zeros(3))
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=2, eager=True, buffers=net, parameters=net.named_parameters())
+    net.count += 1 + rank
+    net[2].weight.data[0, 0] += torch.nan if rank else 0
+    train(net, optimizer, range(2))
+    handle.synchronize()
+    assert handle.dropped == 1
+    assert net.count.tolist() == [1.5] * 3
+    assert torch.equal(flat(net), flat(network()))
+    handle.close()
+
+
+@ranks(2)
 def test_fragments_that_are_averaged_at_once_are_dropped_at_once() -> None:
     """However late the wire comes to measure what they changed."""
     usual = fragments.Stretch.measure

@@ -123,7 +123,7 @@ class Fragment:
         stretches: What of it is averaged at once: all of it where segments are models, as much as DDP has in a bucket
             where they are buckets.
         rounds: Averages that the method made and that all ranks take; none while the handle was paused.
-        level: The local step after which all ranks last had the anchor for parameters.
+        level: The local step after which all ranks last had the anchor for parameters, and the same beside them.
     """
 
     def __init__(self, number: int, pieces: Sequence[Piece], granularity: Granularity, eager: bool = False) -> None:

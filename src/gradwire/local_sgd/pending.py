@@ -215,7 +215,8 @@ class PendingAverages:
             flight.wait()  # for all of them first: until then the wire may still measure what others changed
         for flight in flights:
             fragment = flight.fragment
-            if flight.dropped or (flight.mix == 1 and not flight.eager):
+            alone = flight.eager and any(each.averages(fragment) for each in self._beside)  # not with what is beside
+            if (flight.dropped and not alone) or (flight.mix == 1 and not flight.eager):
                 fragment.level = now
             if flight.dropped:
                 self._tell(flight, now)
