@@ -177,6 +177,15 @@ class TestAttached:
         with pytest.raises(ConfigurationError, match=re.escape("no parameter matches the pattern '?[[]1]'")):
             gradwire.Synchronizer(net, {"?[[]1]": "topk", "*": "qsgd"})
 
+    def test_a_last_pattern_may_be_for_nobody(self) -> None:
+        """And one may match some that another takes."""
+        mixed = {"embed": "topk", "?.*": "dense", "*.weight": "topk", "head": "dense", "*": "qsgd"}
+        with pytest.raises(ConfigurationError, match=re.escape("no parameter matches the pattern 'c.weight'")):
+            gradwire.Synchronizer(parameters(), {"c.weight": "topk", **mixed})
+        sync = gradwire.Synchronizer(parameters(), mixed)
+        assert [str(sync.engine.now.rule(name))[:5] for name in ("a.weight", "head")] == ["dense", "dense"]
+        sync.close()
+
     def test_a_handle_changes_to_schedules(self) -> None:
         sync = gradwire.Synchronizer(parameters(), MIXED[0])
         sync.change({"embed": {0: "topk:ratio=0.25", 1: "topk:ratio=0.01"}, "*": "dense"})
@@ -195,6 +204,8 @@ class TestAttached:
                 {},
                 "'head' and 1 more; a bracket stands for itself as [[]",
             ),
+            ({"*": "dense", "embed": "topk"}, {}, "the pattern 'embed' never counts, because '*' before it matches"),
+            ({"a.*": "topk", "*": "dense", "b.*": "topk"}, {}, "write it before '*', or leave it out"),
             ({}, {}, "is no mapping of patterns; write it as in"),
             ({3: "topk"}, {}, "is no mapping of patterns; write it as in"),
             ({"*": "topk"}, {"ratio": 0.1}, "options ['ratio'] came with a method for each of several patterns"),

@@ -19,7 +19,7 @@ from gradwire.engine.schedule import by_step, value_at
 from gradwire.engine.several import Several
 from gradwire.errors import ConfigurationError
 from gradwire.methods import Method, name_of, parse
-from gradwire.patterns import matches
+from gradwire.patterns import matches, takes_all_of
 
 Methods = str | Method | Mapping[str, str | Method | Mapping[int, str | Method]]
 """A method for all parameters, or one for those whose names match a pattern, the first one that does; that may have
@@ -65,7 +65,11 @@ class Mixture(Several):
         return self._known[name]
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Raises ConfigurationError unless every name has its pattern and every pattern matches a name."""
+        """Raises ConfigurationError unless every name has its pattern and every pattern matches a name.
+
+        One that matches names may count for none of them, as a last one for all others may; but not because another
+        before it takes whatever it matches.
+        """
         missing = [name for name in names if self._number(name) is None]
         if missing:
             raise ConfigurationError(_unmatched(missing))
@@ -74,6 +78,14 @@ class Mixture(Several):
                 raise ConfigurationError(
                     f"no parameter matches the pattern {pattern!r}; leave it out, or write it for names such as "
                     f"{_listed(names)}{'; a bracket stands for itself as [[]' if '[' in pattern else ''}"
+                )
+        counted = {self._number(name) for name in names}
+        for number, pattern in enumerate(self.patterns):
+            wider = next((each for each in self.patterns[:number] if takes_all_of(each, pattern)), None)
+            if wider is not None and number not in counted:
+                raise ConfigurationError(
+                    f"the pattern {pattern!r} never counts, because {wider!r} before it matches the same names and the "
+                    f"first that matches counts; write it before {wider!r}, or leave it out"
                 )
 
     def as_saved(self, described: Mapping[str, str]) -> Mixture:
