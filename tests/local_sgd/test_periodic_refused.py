@@ -54,6 +54,7 @@ def test_attachments_that_are_refused() -> None:
     fused = {"moments": "reset", "fragments": 2, "cut": "layers"}
     refused("momenta of some parameters at a time, and a fused SGD", net, sgd(net, momentum=0.9, fused=True), **fused)
     refused("'topkk' is not known; did you mean 'topk'", net, method="topkk")
+    refused("is a method for each of several patterns.*give one for all", net, method={"*": "topk"})
     refused("ratio=2 is out of range", net, method="topk", ratio=2)
     refused("momentum of gradients", net, method="topk", memory="dgc")
     refused("momentum of gradients", net, method="signum")

@@ -73,6 +73,11 @@ class Configuration:
                 f"method={method!r} is for gradwire.compress and gradwire.Synchronizer, for all parameters at once; "
                 "give one of gradwire.methods.names() here"
             )
+        if isinstance(method, Mapping):
+            raise ConfigurationError(
+                f"method={dict(method)!r} is a method for each of several patterns, which gradwire.compress, "
+                "gradwire.Synchronizer and the optimizers of gradwire.optim take; give one for all parameters here"
+            )
         if is_scheduled(options):
             first, *others = [(step, cls.of(method, each, choices)) for step, each in stages(options)]
             return dataclasses.replace(first[1], later=tuple((step, each.method) for step, each in others))
