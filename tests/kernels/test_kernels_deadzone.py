@@ -301,8 +301,8 @@ def test_no_finer_step_has_room(kernels: Any, spread: int, bits: float) -> None:
 
 
 def test_the_step_of_a_large_gradient_is_found_in_a_part_of_it() -> None:
-    block = Block.cut(flat_slots([("w", (2**24,))]), Granularity("model"))
-    assert [sampling(block, int(bits * block.numel)) for bits in (0.005, 0.1, 8)] == [2, 26, 512]
+    cases = [(2**17, 8), (2**17 + 1, 8), (2**24, 0.005), (2**24, 0.1), (2**24, 8)]
+    assert [sampling(Block.dense("w", np.array([n])), int(bits * n)) for n, bits in cases] == [1, 5, 2, 26, 512]
 
 
 def decoded_alone(gradient: Tensor, bits: float, kind: type[DeadZone] = DeadZone) -> Tensor:
@@ -325,10 +325,10 @@ def test_values_that_are_all_alike_are_sent_until_the_room_is_full() -> None:
 @pytest.mark.parametrize("loud", [1, 2])
 def test_a_few_loud_values_of_a_sample_leave_room(loud: int, others: float) -> None:
     """Of so few what a sample may be off by is more than all they take: nothing was sent, or there was no such step."""
-    block = Block.cut(flat_slots([("w", (60_000,))]), Granularity("model"))
-    gradient, room = torch.full((block.numel,), others), 90_000
+    block = Block.cut(flat_slots([("w", (140_000,))]), Granularity("model"))
+    gradient, room = torch.full((block.numel,), others), 120_000
     assert sampling(block, room) == 2
-    gradient[chunks_sampled(block, room)[3 : 3 * loud + 1 : 3, 0]] = -1000
+    gradient[chunks_sampled(block, room)[8 : 8 * loud + 1 : 8, 0]] = -1000
     sample = reference.deadzone_sample(block, gradient, torch.ones(1), room)
     found = [kernels.deadzone_step(block, sample, 4096, room) for kernels in (cpu, reference)]
     assert found[0] == found[1]

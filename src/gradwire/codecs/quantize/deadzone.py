@@ -67,9 +67,9 @@ class DeadZone(Codec):
     """Magnitudes in steps, rounded down to zero below eleven sixteenths, and codes for what is left.
 
     A step is relative to the mean magnitude of its segment's gradient and the same for all segments: the finest under
-    which the codes fill ``bits`` for each value, found by a sample of some 30,000 values or more. So a payload's size
-    depends on nothing but its block. What finds no room, if the sample was too hopeful, is the last values, and stays
-    in the memory. Of buffers that share bits the size depends on their budget, too.
+    which the codes fill ``bits`` for each value, found by all of up to 131,072 values, and of more by a sample of some
+    30,000 or more. So a payload's size depends on nothing but its block. What finds no room, if the sample was too
+    hopeful, is the last values, and stays in the memory. Of buffers that share bits the size depends on their budget.
 
     Attributes:
         by_chance: Whether values are rounded by chance.

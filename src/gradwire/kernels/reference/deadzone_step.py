@@ -17,11 +17,14 @@ from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
 from gradwire.layout import Block, Int64Array
 from gradwire.randomness import hash32, run_keys
 
+ALL_SAMPLED = 2**17
+"""By all elements the step is chosen if there are no more than that;"""
+
 SAMPLED_ELEMENTS = 2**15
-"""By so many elements the step is chosen,"""
+"""of others by so many,"""
 
 SAMPLED_BITS = 2**16
-"""or by more, so that their codes take so many bits; by all if there are fewer, or not so many bits."""
+"""or by more, so that their codes take so many bits; by all if these are fewer."""
 
 SAMPLED_CHUNK = 64
 """Consecutive elements that are looked at."""
@@ -134,6 +137,8 @@ def uniform(key: int, count: int, device: torch.device, first: int = 0) -> Tenso
 
 def sampling(block: Block, room: int) -> int:
     """Of how many chunks one is looked at."""
+    if block.numel <= ALL_SAMPLED:
+        return 1
     return max(min(-(-block.numel // SAMPLED_ELEMENTS), -(-room // SAMPLED_BITS)), 1)
 
 
