@@ -55,6 +55,12 @@ def owed(attachment: Any) -> torch.Tensor:
     return torch.cat([each.view(-1) for each in handle.state_dict()["tensors"]["residual"].values()])
 
 
+def begun(attachment: Any) -> bool:
+    """Whether its one handle is as if it had just been attached."""
+    (state,) = attachment.state()
+    return state["step"] == 0 and not any(each.any() for kept in state["tensors"].values() for each in kept.values())
+
+
 def scaled_by(attachment: Any, scaler: torch.amp.GradScaler) -> bool:
     """Whether its one handle divides gradients by the scaler's scale."""
     (handle,) = attachment.handles

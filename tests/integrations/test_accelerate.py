@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.errors import ConfigurationError
-from launched import launched, owed, scaled_by, warnings_of_gradwire
+from launched import begun, launched, owed, scaled_by, warnings_of_gradwire
 from models import batch, flat, network, same_everywhere
 from pool import Pool
 
@@ -223,6 +223,22 @@ def starts_empty(folder: str) -> list[str]:
 
 
 @launched()
+def forgets(folder: str) -> tuple[bytes, bytes]:
+    """A run that has averaged goes on from such a checkpoint as one does that has not."""
+    run, _, model, optimizer = accelerated(None, {})
+    run.save_state(folder)
+    ends = []
+    for steps in (2, 0):
+        run, attachment, model, optimizer = accelerated("topk", {"ratio": 0.05})
+        train(run, model, optimizer, range(steps))
+        run.load_state(folder)
+        assert begun(attachment)
+        ends.append(train(run, model, optimizer, range(2, 5)).numpy().tobytes())
+        attachment.close()
+    return ends[0], ends[1]
+
+
+@launched()
 def alone(folder: str) -> list[str]:
     with warnings_of_gradwire() as lines:
         run, attachment, model, optimizer = accelerated("efsignsgd", {})
@@ -237,6 +253,11 @@ def test_a_checkpoint_without_states_starts_empty(pool: Pool, tmp_path: Path) ->
     first, second = pool.run(2, starts_empty, str(tmp_path))
     assert first == [f"{tmp_path} has no states of gradwire: what compression remembers starts empty"]
     assert second == []
+
+
+def test_a_checkpoint_without_states_has_all_forgotten(pool: Pool, tmp_path: Path) -> None:
+    results = pool.run(2, forgets, str(tmp_path))
+    assert len({each for result in results for each in result}) == 1
 
 
 def test_a_process_alone_sends_nothing(pool: Pool, tmp_path: Path) -> None:

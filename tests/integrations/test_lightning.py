@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.errors import ConfigurationError
-from launched import launched, owed, scaled_by, warnings_of_gradwire
+from launched import begun, launched, owed, scaled_by, warnings_of_gradwire
 from models import batch, flat, network, same_everywhere
 from pool import Pool
 
@@ -309,6 +309,26 @@ def loads_no_states(folder: str) -> None:
     assert sum("has no states of gradwire" in line for line in told) == 2 * (dist.get_rank() == 0)
     for each in (first, second):
         each.attachment.close()
+
+
+@launched()
+def forgets(folder: str) -> None:
+    run, first, second = trainer(folder, None, 1, callbacks=[]), callback("topk"), callback("topk")
+    run.fit(module(), loader())
+    run.save_checkpoint(f"{folder}/nothing.ckpt")
+    trainer(folder, first, 1).fit(module(), loader())
+    fabric = fabric_of([second])
+    fabric.save(f"{folder}/fabric.ckpt", {"gradwire": second})
+    model = fabric.setup(network())
+    fabric.backward(model(batch(dist.get_rank(), 0)[0]).sum())
+    assert not any(begun(each.attachment) for each in (first, second))
+    trainer(folder, first, 1, limit_train_batches=0).fit(module(), loader(), ckpt_path=f"{folder}/nothing.ckpt")
+    fabric.load(f"{folder}/fabric.ckpt", {"gradwire": second})
+    assert all(begun(each.attachment) for each in (first, second))
+
+
+def test_a_checkpoint_without_states_has_all_forgotten(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, forgets, str(tmp_path))
 
 
 def test_a_checkpoint_without_states_starts_empty(pool: Pool, tmp_path: Path) -> None:

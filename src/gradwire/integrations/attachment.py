@@ -17,6 +17,7 @@ from gradwire.attach.wrappers import unwrapped_model
 from gradwire.engine import Methods, Stats
 from gradwire.errors import ConfigurationError
 from gradwire.state import parts
+from gradwire.state.form import emptied
 from gradwire.state.ranks import Agreed, State, alone, workers
 
 _log = logging.getLogger("gradwire")
@@ -95,6 +96,10 @@ class Attachment:
         for handle, state in zip(self.handles, states, strict=True):
             handle.load_state_dict(state)
 
+    def forget(self) -> None:
+        """Begins as if the method had just been attached: with nothing remembered, at its first step."""
+        self.restore([emptied(state) for state in self.state()])
+
     def save(self, folder: str | Path) -> None:
         """Writes this rank's states beside the trainer's own files; to be called on all ranks."""
         if self.handles:
@@ -123,8 +128,10 @@ class Attachment:
             if states is not None:
                 self.restore(states)
                 agreed.step = self.handles[0].engine.step
-        if agreed.step is None and dist.get_rank() == 0:
-            _log.warning("%s has no states of gradwire: what compression remembers starts empty", folder)
+        if agreed.step is None:
+            self.forget()
+            if dist.get_rank() == 0:
+                _log.warning("%s has no states of gradwire: what compression remembers starts empty", folder)
 
     def close(self) -> None:
         """Closes all handles, as :meth:`gradwire.Handle.close` does."""

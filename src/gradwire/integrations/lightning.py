@@ -91,8 +91,10 @@ class GradwireCallback(Callback):  # type: ignore[misc]
         self._saved = state_dict.get("ranks", [])
         if self.attachment.handles:
             self._go_on()
-        if "ranks" not in state_dict and workers() > 1 and dist.get_rank() == 0:
-            _log.warning("the checkpoint has no states of gradwire: what compression remembers starts empty")
+        if "ranks" not in state_dict and workers() > 1:
+            self.attachment.forget()
+            if dist.get_rank() == 0:
+                _log.warning("the checkpoint has no states of gradwire: what compression remembers starts empty")
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Told of a checkpoint of Lightning's, which hands no state on where it has none."""

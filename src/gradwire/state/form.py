@@ -133,6 +133,11 @@ def check_form(state: Any) -> None:
         raise ConfigurationError("the state's buckets do not hold each of its parameters once; save the state again")
 
 
+def emptied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of the same worker, model and choices when nothing has been averaged yet."""
+    return {**state, "step": 0, "dense_steps": 0, "buckets": [], "kinds": {}, "tensors": {}}
+
+
 def check_same(state: Mapping[str, Any], other: Mapping[str, Any], whose: str) -> None:
     """Raises ConfigurationError, naming the first difference, unless both have one configuration and model.
 
