@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.engine import Methods
 from gradwire.engine.recipes import RECIPE
-from gradwire.errors import ConfigurationError
+from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.integrations.attachment import Attachment
-from gradwire.state.ranks import Agreed, of_all_ranks, own, workers
+from gradwire.state.ranks import Agreed, State, of_all_ranks, own, workers
 
 try:
     from lightning.pytorch import Callback
@@ -54,18 +53,19 @@ class GradwireCallback(Callback):  # type: ignore[misc]
 
     def __init__(self, method: Methods = RECIPE, **options: Any) -> None:
         self.attachment = Attachment(method, options)
-        self._saved: list[list[Mapping[str, Any]]] = []
+        self._saved: list[list[State]] = []
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Attaches to the model that the strategy has just wrapped."""
         if sum(isinstance(each, GradwireCallback) for each in trainer.callbacks) > 1:
             raise ConfigurationError("the trainer has several GradwireCallbacks; DDP takes one hook, so give one")
-        states = [] if self._saved else self.attachment.state()
+        again = bool(self.attachment.handles) and not self._saved
+        states = self._remembered() if again else []
         pl_module.zero_grad()  # of an earlier fit
         self.attachment.close()
         self._attach(trainer.strategy.model, trainer.strategy, getattr(trainer.precision_plugin, "scaler", None))
         self._go_on()
-        if states and self.attachment.handles:
+        if again and self.attachment.handles:
             self._restore(states)
 
     def on_after_setup(self, fabric: Any, module: nn.Module) -> None:
@@ -109,10 +109,20 @@ class GradwireCallback(Callback):  # type: ignore[misc]
         elif saved:
             _log.warning("the checkpoint has states of gradwire; a process that trains alone leaves them out")
 
-    def _restore(self, states: list[Mapping[str, Any]]) -> None:
+    def _remembered(self) -> list[State]:
+        """What an earlier fit left, or nothing if an exception ended it within a step."""
+        try:
+            return self.attachment.state()
+        except GradwireError:
+            if dist.get_rank() == 0:
+                _log.warning("an earlier fit ended within a step: what compression remembers starts empty")
+            return []
+
+    def _restore(self, states: list[State]) -> None:
         with Agreed() as agreed:
-            self.attachment.restore(states)
-            agreed.step = self.attachment.handles[0].engine.step
+            if states:
+                self.attachment.restore(states)
+                agreed.step = self.attachment.handles[0].engine.step
 
     def _attach(self, model: nn.Module, strategy: Any, scaler: torch.amp.GradScaler | None) -> None:
         inner = unwrapped_model(model)
