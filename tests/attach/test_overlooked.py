@@ -211,16 +211,18 @@ def stepped_in_backward() -> None:
     assert not said(watched, False) + said(watched, True)
 
 
-def untaken(steps: str) -> list[str]:
-    """What rank 0 logs if an optimizer takes a step after each average where there is an ``s``."""
+def untaken(steps: str, **options: Any) -> list[str]:
+    """What rank 0 logs if an optimizer takes a step after each average where there is an ``s``; an ``l`` loads then."""
     model = DistributedDataParallel(network())
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, **options)
     with listening() as lines, closing(gradwire.compress(model, "topk")):
         for number, step in enumerate(steps):
             model(inputs(number)).sum().backward()
-            if step == "s":
+            if step in "sl":
                 optimizer.step()
                 optimizer.zero_grad()
+            if step == "l":
+                model.load_state_dict(model.state_dict())
     return lines
 
 
@@ -250,6 +252,7 @@ def adversarial(quietly: bool) -> list[str]:
 def averages_that_nobody_takes() -> None:
     for steps in ("-----", "s" * 30, "------ss-ssss--" + "s" * 30, "-s-s-s"):
         assert not untaken(steps), steps
+    assert not untaken("ssl" + "s" * 9, fused=True)  # whose steps do not count as versions, as loading does
     assert not adversarial(quietly=True)
     for found in (untaken("-s" * 10), untaken("--s" * 5), adversarial(quietly=False)):
         assert len(found) == (dist.get_rank() == 0), found

@@ -90,6 +90,8 @@ class Overlooked:
         model = self._model()
         if model is None or not self._first:
             return
+        if self._untaken is not None:
+            self._untaken.on_load()
         known = set(self._names.values())
         now = parameters_of(model.module)
         replaced = [name for name, each in now if name in known and id(each) not in self._names]
@@ -196,12 +198,16 @@ class _Untaken:
         self._version: int | None = None
         self._looks = self._found = 0
 
+    def on_load(self) -> None:
+        """Told that the version may be another one without a step."""
+        self._version = None
+
     def look(self, version: int) -> bool:
         """Looks at a parameter's version when its gradient is about to be averaged; whether that was the last time."""
         before, self._version = self._version, version
         stepped = before not in (None, version)
         self._looks += stepped or self._looks > 0
-        self._found += not stepped and self._looks > 0
+        self._found += before == version and self._looks > 0
         if self._found == UNTAKEN:
             _log.warning(
                 "no optimizer took %d of the last averages before the next ones came, as with those that a GAN's "
