@@ -141,6 +141,31 @@ def trains_twice(folder: str) -> None:
         compress_again(trainer)
 
 
+@launched()
+def finds_a_batch_size(folder: str) -> bytes:
+    """The first size that is tried fails when a backward pass has been averaged."""
+    trainer, attachment = trainer_in(folder, "topk", {"ratio": 0.05}, save_strategy="no", auto_find_batch_size=True)
+    step, sizes = trainer.training_step, []
+
+    def fails_at_first(*args: Any) -> Tensor:
+        loss: Tensor = step(*args)
+        sizes.append(trainer._train_batch_size)
+        if trainer._train_batch_size == 16:
+            raise RuntimeError("CUDA out of memory.")
+        return loss
+
+    trainer.training_step = fails_at_first
+    trainer.train()
+    assert sizes[0] == 16 > sizes[1]
+    assert attachment.stats().steps == 6
+    attachment.close()
+    return flat(trainer.model).numpy().tobytes()
+
+
+def test_a_batch_size_is_found(pool: Pool, tmp_path: Path) -> None:
+    assert len(set(pool.run(2, finds_a_batch_size, str(tmp_path)))) == 1
+
+
 def compress_again(trainer: Any) -> None:
     from gradwire.integrations.transformers import compress
 

@@ -65,8 +65,10 @@ def _attaching(wrap: Any, accelerator: Any, attachment: Attachment) -> Any:
     """The trainer's ``_wrap_model``, which before 5.3 gives the accelerator other arguments for DDP."""
 
     @wraps(wrap)
-    def wrapping(*args: Any, **kwargs: Any) -> Any:
-        model = wrap(*args, **kwargs)
+    def wrapping(model: Any, training: bool = True, *args: Any, **kwargs: Any) -> Any:
+        if training:  # the trainer clears gradients, too, when it has wrapped: of another batch size that it tried
+            model.zero_grad()
+        model = wrap(model, training, *args, **kwargs)
         if not hasattr(accelerator.ddp_handler, "attaches"):
             attach_through(accelerator, attachment)
         return model
