@@ -101,6 +101,28 @@ def test_optimizers_that_share_out_parameters() -> None:
 
 
 @ranks(2)
+def test_optimizers_that_call_a_closure() -> None:
+    for method, options in METHODS:
+        trained, losses = Trained(network(), method, **options), []
+        optimizer = torch.optim.LBFGS(trained.model.parameters(), lr=0.05, max_iter=4)
+
+        def closure(step: int, trained: Any = trained, optimizer: Any = optimizer, losses: Any = losses) -> float:
+            optimizer.zero_grad()
+            loss = mean_square(trained.model, step)()
+            loss.backward()
+            averaged = loss.detach().clone()
+            dist.all_reduce(averaged)
+            losses.append(averaged.item() / dist.get_world_size())
+            return float(losses[-1])
+
+        for step in range(4):
+            optimizer.step(partial(closure, step))
+        assert len(losses) > 4
+        assert same_everywhere(torch.tensor(losses))
+        trained.end(len(losses))
+
+
+@ranks(2)
 def test_compiled() -> None:
     expected = Trained(network(), cap=25)
     for step in range(4):
