@@ -73,6 +73,28 @@ def test_fits_of_all_kinds(keras_pool: Pool) -> None:
     keras_pool.run(2, fits_of_all_kinds)
 
 
+def trained_before() -> None:
+    """Steps that the model took alone, and were compiled then, are followed by averaged ones of the same shapes."""
+    import gradwire.keras
+
+    inputs, labels = own(64, 32)
+    net = model()
+    for _ in range(3):
+        net.train_on_batch(inputs[:16], labels[:16])
+    handle = gradwire.keras.compress(net, "topk", ratio=0.1)
+    for _ in range(2):
+        net.train_on_batch(inputs[:16], labels[:16])
+    assert handle.stats().steps == 2
+    fit(net, inputs, labels, batch=16)
+    assert handle.stats().steps == 4
+    assert_same_everywhere(flat(net))
+    handle.close()
+
+
+def test_a_model_that_was_trained_before(keras_pool: Pool) -> None:
+    keras_pool.run(2, trained_before)
+
+
 def steps_of_some_variables() -> None:
     """What a method owes to variables that a step leaves out waits for the next step that has them."""
     import keras

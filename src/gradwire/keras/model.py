@@ -40,8 +40,8 @@ class Attached(Foreign):
             elsewhere.broadcast(self.everything(), process_group)
         _taken.add(self.optimizer)
         if self.model is not None:
-            fit = partial(self._fit, self.model.fit, Together(self))
-            vars(self.model).update(compile=partial(self._compile, self.model.compile), fit=fit)
+            fit, again = partial(self._fit, self.model.fit, Together(self)), partial(self._compile, self.model.compile)
+            vars(self.model).update(fit=fit, compile=again, train_function=None)  # one traced before averages nothing
 
     def close(self) -> None:
         """As :meth:`gradwire.Handle.close`; model and optimizer are then as they were before."""
