@@ -82,10 +82,10 @@ class LayerMethod(Method):
     owed = ("residual",)
 
     @abstractmethod
-    def average(self, gradient: Tensor, state: LayerState) -> Generator[Request, Tensor, Tensor]:
-        """Yields requests, receives their answers, and returns the average.
+    def average(self, gradient: Tensor, state: LayerState) -> Generator[Request | list[Request], Any, Tensor]:
+        """Yields a request, or a list of them for one round, receives the answer, or theirs, and returns the average.
 
-        What it sends or keeps may be the gradient or what is remembered: both stay as they are.
+        What it sends stays as it was, and may be the gradient or what is remembered; so may what it keeps.
 
         Args:
             gradient: ``float32`` with the parameter's shape; not to be changed.
@@ -109,8 +109,8 @@ class LayerMethod(Method):
         try:
             request = next(rounds)
             while True:
-                answer = yield _apart(request, view, state)
-                request = rounds.send(answer.contiguous() if answer.dtype == torch.uint8 else answer)
+                answer = yield _apart(request)
+                request = rounds.send(_readable(answer))
         except StopIteration as end:
             average = end.value
         if not isinstance(average, Tensor) or average.shape != view.shape:
@@ -125,13 +125,18 @@ class LayerMethod(Method):
         return ConfigurationError(f"{type(self).__name__}.average of {slot.name!r}, {slot.shape}, {said}")
 
 
-def _apart(request: Any, view: Tensor, state: LayerState) -> Any:
-    """A request whose payload, which the wire may write to, is neither the gradient nor remembered."""
+def _apart(request: Any) -> Any:
+    """A request whose payload, which the wire may write to, is a copy: so whoever sends it still has what it sent."""
     if isinstance(request, list):
-        return [_apart(each, view, state) for each in request]
-    if isinstance(request, Request) and any(_shared(request.payload, each) for each in (view, *state.values())):
-        return replace(request, payload=request.payload.clone())
-    return request
+        return [_apart(each) for each in request]
+    return replace(request, payload=request.payload.clone()) if isinstance(request, Request) else request
+
+
+def _readable(answer: Any) -> Any:
+    """An answer whose bytes can be read as another dtype."""
+    if isinstance(answer, list):
+        return [_readable(each) for each in answer]
+    return answer.contiguous() if answer.dtype == torch.uint8 else answer
 
 
 def _shared(tensor: Tensor, other: Tensor) -> bool:

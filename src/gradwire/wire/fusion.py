@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.errors import PayloadError
+from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.wire.circles import circle_of
 from gradwire.wire.meter import Meter, Tally
 from gradwire.wire.requests import (
@@ -80,6 +80,11 @@ def _launch(
     kind: type, peer: int | None, straight: bool, tensors: Sequence[Tensor], transport: Transport, meter: Tally
 ) -> Flight:
     """One collective for requests of one kind."""
+    if peer is not None and not 0 <= peer < transport.world_size:
+        raise ConfigurationError(
+            f"{kind.__name__} names rank {peer} among {transport.world_size} workers; choose one from 0 to "
+            f"{transport.world_size - 1}"
+        )
     if kind is AllGather:
         return _all_gather(tensors, straight, transport, meter)
     if kind is AllToAll:
@@ -121,6 +126,10 @@ def _all_gather(payloads: Sequence[Tensor], straight: bool, transport: Transport
 
 
 def _all_to_all(payloads: Sequence[Tensor], transport: Transport, meter: Tally) -> Flight:
+    if wrong := [len(each) for each in payloads if len(each) != transport.world_size]:
+        raise ConfigurationError(
+            f"AllToAll was given {wrong[0]} rows among {transport.world_size} workers; give it a row for each rank"
+        )
     rows = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads), dim=1)
     meter.all_to_all(rows.nbytes, transport.world_size)
     pending = transport.all_to_all(rows)

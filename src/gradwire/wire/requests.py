@@ -164,7 +164,10 @@ class AllToAll(Request):
 
 
 Synchronization = Generator[Request | list[Request], Any, None]
-"""A method at work on one block: yields a request and receives its answer, or a list of requests and theirs."""
+"""A method at work on one block: yields a request and receives its answer, or a list of requests and theirs.
+
+Who asks for an empty list gets one at once, which is no round.
+"""
 
 Rounds = Generator[list[Request], list[Tensor], None]
 """Several synchronizations at work together: yields the requests of a round, receives their answers."""
@@ -209,11 +212,14 @@ def _asking(synchronization: Synchronization, changed: Callable[[Request], Reque
 
 
 def _advance(synchronization: Synchronization, answer: Tensor | list[Tensor] | None) -> Request | list[Request] | None:
-    """Takes one synchronization to its next requests; None at its end."""
+    """Takes one synchronization to its next requests, of which there is at least one; None at its end."""
     try:
-        return next(synchronization) if answer is None else synchronization.send(answer)
+        asked = next(synchronization) if answer is None else synchronization.send(answer)
+        while not _as_list(asked):
+            asked = synchronization.send([])
     except StopIteration:
         return None
+    return asked
 
 
 def _as_list(asked: Request | list[Request]) -> list[Request]:
