@@ -79,6 +79,45 @@ def test_a_registry_finds_lists_and_refuses(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", REGISTRIES)
+def test_a_name_that_nobody_could_ask_for_is_refused(kind: str) -> None:
+    """Also a class in its place, as where the decorator was written without a name."""
+    registry = REGISTRIES[kind]
+    usual = registry.names()
+    for name, said in (
+        *(
+            ("", "''"),
+            ("my:own", "'my:own'"),
+            (":N", "':N'"),
+            ("a,b", "'a,b'"),
+            ("a=1", "'a=1'"),
+            ("my own", "'my own'"),
+        ),
+        *((5, "5"), (Quantiser, "'Quantiser'")),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=f"^{kind} {said} could not be asked for; choose a name, as in reg"
+        ):
+            registry.register(name)  # type: ignore[arg-type]
+    assert registry.names() == usual
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("method", "auto"), ("method", "recipe"), ("route", "sharded"), ("route", "allreduce")]
+)
+def test_a_name_that_means_something_else_already_is_refused(kind: str, name: str) -> None:
+    """Where it would be asked for, what is registered would never be found."""
+    with pytest.raises(ConfigurationError, match=f"^{kind} '{name}' could not be asked for; .*, and not '{name}'"):
+        REGISTRIES[kind].register(name)
+
+
+def test_a_codec_takes_no_name_of_a_value_coding() -> None:
+    """Codecs are value codings, too: one of this name would take the place of what ``values="fp32"`` has meant."""
+    with pytest.raises(ConfigurationError, match=r"^codec 'fp32' is .* already; choose another name"):
+        quantize.register("fp32")(lambda: Quantiser(codes.QSGD(4)))
+    assert isinstance(values.parse("fp32"), values.FloatValues)
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
 def test_names_with_a_number(kind: str) -> None:
     registry = REGISTRIES[kind]
     registry.register("wide:N")(lambda number: 10 * number)

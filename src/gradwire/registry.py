@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from gradwire.errors import ConfigurationError, did_you_mean
@@ -22,13 +22,20 @@ class Registry(Generic[Entry]):
         kind: What messages call one of them.
         otherwise: What may be given in place of a name, for messages.
         beside: Another registry, whose names are known here, too.
+        spoken_for: Names that mean something else where one of them is asked for.
     """
 
-    def __init__(self, kind: str, otherwise: str = "", beside: Registry[Any] | None = None) -> None:
+    def __init__(
+        self, kind: str, otherwise: str = "", beside: Registry[Any] | None = None, spoken_for: Sequence[str] = ()
+    ) -> None:
         self._kind = kind
         self._otherwise = otherwise
         self._beside = beside
+        self._spoken_for = spoken_for
         self._entries: dict[str, Entry] = {}
+        self._besides: list[Registry[Any]] = []
+        if beside is not None:
+            beside._besides.append(self)
 
     def register(self, name: str) -> Callable[[Own], Own]:
         """A decorator that enters a class or function: itself, or what makes one, under a name.
@@ -38,11 +45,19 @@ class Registry(Generic[Entry]):
                 takes the number.
 
         Raises:
-            ConfigurationError: If the name is taken, unless by an earlier run of the same definition, as in a notebook.
+            ConfigurationError: If the name is taken, unless by an earlier run of the same definition, as in a notebook;
+                or if nobody could ask for it.
         """
+        plain = name.removesuffix(NUMBER) if isinstance(name, str) else ""
+        if not plain or plain in self._spoken_for or any(each in ":,=" or each.isspace() for each in plain):
+            given = name if isinstance(name, str) else getattr(name, "__qualname__", name)
+            raise ConfigurationError(
+                f"{self._kind} {given!r} could not be asked for; choose a name, as in register('mine'), without blanks "
+                "and any of : , =" + "".join(f", and not {each!r}" for each in self._spoken_for)
+            )
 
         def enter(entry: Own) -> Own:
-            taken = dict(self._all()).get(name)
+            taken = dict([*self._all(), *(each for other in self._besides for each in other._all())]).get(name)
             if taken is not None and not _same(taken, entry):
                 raise ConfigurationError(f"{self._kind} {name!r} is {_place(taken)} already; choose another name")
             self._entries[name] = entry  # type: ignore[assignment]

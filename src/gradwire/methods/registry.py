@@ -21,7 +21,7 @@ CHOICES = (
 )
 """What goes with every method and is no option of any, for messages."""
 
-methods: Registry[type[Method]] = Registry("method")
+methods: Registry[type[Method]] = Registry("method", spoken_for=("auto", "recipe"))
 register = methods.register
 
 

@@ -19,7 +19,7 @@ from gradwire.wire.requests import Synchronization
 
 Route = Callable[[Operator, Operator | None, Block, Tensor, int], Synchronization]
 
-routes: Registry[Route] = Registry("route")
+routes: Registry[Route] = Registry("route", spoken_for=("sharded", "allreduce", "integer", "merge", "regions"))
 
 register, names, get = routes.register, routes.names, routes.get
 
