@@ -110,6 +110,14 @@ def test_a_name_that_means_something_else_already_is_refused(kind: str, name: st
         REGISTRIES[kind].register(name)
 
 
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_a_maker_that_returns_nothing_is_told(kind: str) -> None:
+    """As where ``return`` was forgotten: None would stand for what is usual."""
+    REGISTRIES[kind].register("mine")(lambda: None)
+    with pytest.raises(ConfigurationError, match=rf"^{kind} 'mine' is .*<lambda>, which made None; have it return one"):
+        REGISTRIES[kind].make("mine")
+
+
 def test_a_codec_takes_no_name_of_a_value_coding() -> None:
     """Codecs are value codings, too: one of this name would take the place of what ``values="fp32"`` has meant."""
     with pytest.raises(ConfigurationError, match=r"^codec 'fp32' is .* already; choose another name"):

@@ -81,10 +81,12 @@ class Registry(Generic[Entry]):
         """Makes what is registered under a name, of the number after it if there is one.
 
         Raises:
-            ConfigurationError: If nothing is, or the number is out of range.
+            ConfigurationError: If nothing is, the number is out of range, or what is registered makes nothing.
         """
         maker, numbers = self._find(name)
-        return maker(*numbers)
+        if (made := maker(*numbers)) is None:
+            raise ConfigurationError(f"{self._kind} {name!r} is {_place(maker)}, which made None; have it return one")
+        return made
 
     def _all(self) -> list[tuple[str, Entry]]:
         return [*self._entries.items(), *([] if self._beside is None else self._beside._all())]

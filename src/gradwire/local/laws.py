@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from gradwire.local.alone import roundtrip
 from gradwire.local.world import LocalWorld
 from gradwire.memory import NoMemory, Residual
 from gradwire.methods import Method
+from gradwire.methods.method import Bias
 from gradwire.policy import DensePolicy
 from gradwire.surroundings import as_on_the_wire
 
@@ -342,8 +343,10 @@ def class_as_declared(chosen: Configuration) -> None:
             for name, left in zip(vectors, _relative(chosen, [*vectors.values()], 0).tolist(), strict=True):
                 if left > most:
                     raise BrokenError(f"|Q(x) - x|² is {left:.3g} |x|² for a {name} x of shape {(SIDE, SIDE)}")
-    else:
+    elif chosen.method.bias == "biased":
         raise SilentError("nothing to hold it to")
+    else:
+        raise BrokenError(f"bias={chosen.method.bias!r} is not known; declare one of {', '.join(get_args(Bias))}")
 
 
 def _mean_is_off(world: LocalWorld, vector: Tensor, count: int) -> str:

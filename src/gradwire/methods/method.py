@@ -28,6 +28,9 @@ from gradwire.randomness import SHARED, key_of
 from gradwire.routes import Operator, Route, Shards, allreduce, sharded
 from gradwire.wire.requests import Synchronization
 
+Bias = Literal["exact", "unbiased", "contractive", "biased"]
+"""What a method's averages are to the mean."""
+
 
 @dataclass(frozen=True, eq=False)
 class Context:
@@ -126,7 +129,7 @@ class Method(Plain, ABC):
     why_no_mean: ClassVar[str] = ""
     rolls_back: ClassVar[bool] = False
     owed: ClassVar[tuple[str, ...]] = ()
-    bias: ClassVar[Literal["exact", "unbiased", "contractive", "biased"]] = "biased"
+    bias: ClassVar[Bias] = "biased"
     wire_bits: ClassVar[str] = ""
 
     @property

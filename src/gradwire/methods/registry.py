@@ -145,13 +145,22 @@ def _check_kinds(method: Method) -> None:
             raise ConfigurationError(f"{field.name}={value!r} is not possible; choose {words}")
 
 
-def _check_dataclass(kind: type[Method]) -> None:
-    """Raises ConfigurationError unless a method's options are fields."""
-    if not (isinstance(kind, type) and issubclass(kind, Method) and dataclasses.is_dataclass(kind)):
+def _check_dataclass(kind: Any) -> None:
+    """Raises ConfigurationError unless a method's options are fields, which can reach it, and it has all it must."""
+    fits = isinstance(kind, type) and issubclass(kind, Method) and dataclasses.is_dataclass(kind)
+    if not fits:
         raise ConfigurationError(
             f"{getattr(kind, '__qualname__', kind)} is no dataclass of a gradwire.methods.Method, whose fields are its "
             "options; write @dataclass(frozen=True, kw_only=True) right above the class"
         )
+    for field in dataclasses.fields(kind):  # what is declared may be a field, too: where it is chosen, it is meant
+        if field.name in (*CHOICES, "preset", "method") and not hasattr(Method, field.name):
+            raise ConfigurationError(
+                f"{kind.__qualname__} has an option {field.name!r}, which would never reach it, since {field.name} is "
+                "chosen where a method is attached; give the option another name"
+            )
+    if lacks := sorted(kind.__abstractmethods__):
+        raise ConfigurationError(f"{kind.__qualname__} lacks {', '.join(lacks)}; write it, as its base class says")
 
 
 def _fitting(value: Any, kind: str) -> Any:

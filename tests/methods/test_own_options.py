@@ -1,0 +1,63 @@
+"""What a class of one's own declares that could not be meant: options that never reach it, parts that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire
+from gradwire import ConfigurationError
+from gradwire.methods import LayerMethod, LayerState
+from gradwire.methods.registry import methods
+from gradwire.wire import AllReduceMean
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    """What a test registers is known in that test only."""
+    before = dict(methods._entries)
+    yield
+    methods._entries = before
+
+
+def mean(self: LayerMethod, gradient: Tensor, state: LayerState) -> Any:
+    return (yield AllReduceMean(gradient))
+
+
+def registered(**parts: Any) -> type[LayerMethod]:
+    """A method that is called ``mine``."""
+    kind: Any = dataclass(frozen=True, kw_only=True)(type("Mine", (LayerMethod,), parts))
+    made: type[LayerMethod] = gradwire.methods.register("mine")(kind)
+    return made
+
+
+@pytest.mark.parametrize("option", ["seed", "start", "name", "learning_rate", "preset"])
+def test_an_option_named_as_what_is_chosen_with_every_method_is_refused(option: str) -> None:
+    """It would be left at its default whatever was given: ``compress(model, "mine", start=50)`` means dense steps."""
+    kind = registered(average=mean, __annotations__={option: "int"}, **{option: 1})
+    for given in ("mine", kind()):
+        with pytest.raises(ConfigurationError, match=f"^Mine has an option '{option}', which would never reach it"):
+            gradwire.roundtrip(torch.ones(4, 3), given)
+
+
+def test_what_is_declared_may_be_written_with_its_type() -> None:
+    registered(average=mean, __annotations__={"memory": "str", "bias": "str"}, memory="none", bias="exact")
+    assert gradwire.check("mine").holds
+
+
+def test_a_method_without_its_average_is_told() -> None:
+    registered(averge=mean)
+    with pytest.raises(ConfigurationError, match=r"^Mine lacks average; write it, as its base class says"):
+        gradwire.roundtrip(torch.ones(4, 3), "mine")
+
+
+def test_a_class_that_there_is_not_is_no_class_to_be_silent_of() -> None:
+    registered(average=mean, bias="unbaised")
+    finding = gradwire.check("mine").findings[6]
+    assert (finding.law, finding.holds) == ("unbaised, as declared", False)
+    assert finding.said == "bias='unbaised' is not known; declare one of exact, unbiased, contractive, biased"
