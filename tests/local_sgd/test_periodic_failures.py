@@ -18,8 +18,8 @@ from torch import nn
 import gradwire
 from gradwire import GradwireError
 from gradwire.local_sgd import fragments
-from local_training import backward, network, sgd, train
-from models import flat, same_everywhere
+from local_training import backward, nesterov, network, sgd, train
+from models import flat, gathered, same_everywhere
 from pool import ranks
 
 
@@ -180,6 +180,31 @@ def test_buffers_are_averaged_at_last_where_an_eager_average_is_dropped() -> Non
     assert net.count.tolist() == [1.5] * 3
     assert torch.equal(flat(net), flat(network()))
     handle.close()
+
+
+@ranks(2)
+def test_weights_that_one_rank_puts_back_are_averaged_at_last() -> None:
+    """As those of its best epoch, where the last step ended a period and all had the same."""
+    for options in ({}, {"outer": nesterov}, {"fragments": 2}):
+        net = network()
+        optimizer = sgd(net)
+        handle = gradwire.periodic(optimizer, every=2, **options)
+        train(net, optimizer, range(1))
+        best = {name: each.clone() for name, each in net.state_dict().items()}
+        train(net, optimizer, range(1, 4))
+        handle.synchronize()
+        syncs = handle.syncs
+        handle.synchronize()
+        assert handle.syncs == syncs
+        if dist.get_rank():
+            net.load_state_dict(best)
+        expected = torch.stack(gathered(flat(net))).mean(0)
+        handle.synchronize()
+        assert same_everywhere(flat(net))
+        if "outer" not in options:
+            torch.testing.assert_close(flat(net), expected)
+        assert handle.syncs > syncs
+        handle.close()
 
 
 @ranks(2)

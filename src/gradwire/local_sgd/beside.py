@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -251,6 +251,12 @@ def in_step(steps: int, device: torch.device) -> Synchronization:
             f"ranks average after different local steps: {', '.join(map(str, taken))}, rank by rank; let every rank "
             "take every step, and every=f give all of them the same periods"
         )
+
+
+def on_any_rank(mine: Sequence[bool], of_all: list[bool], device: torch.device) -> Synchronization:
+    """Adds to a list what holds on some rank, of so many things that each says whether they do; in a byte each."""
+    rows = yield AllGather(torch.tensor(mine, dtype=torch.uint8).to(device), straight=True)
+    of_all += rows.amax(0).bool().tolist()
 
 
 def _change(buffer: Tensor, last: Tensor) -> Tensor:

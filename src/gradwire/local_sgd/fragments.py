@@ -197,6 +197,13 @@ class Fragment:
                 values = torch.lerp(piece.read(piece.parameter).float(), anchor, mix)
             piece.write(piece.parameter, values)
 
+    def moved(self) -> bool:
+        """Whether this rank's parameters are elsewhere than at the anchor, as their own precision has it."""
+        return any(
+            not torch.equal(piece.read(piece.parameter).float(), anchor.to(piece.parameter.dtype).float())
+            for piece, anchor in zip(self.pieces, self.anchors, strict=True)
+        )
+
     def finite(self) -> bool:
         """Whether this rank's parameters are."""
         return all(finite(piece.read(piece.parameter)) for piece in self.pieces)

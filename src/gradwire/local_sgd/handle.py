@@ -25,9 +25,17 @@ from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Mixture, Settled
 from gradwire.engine.stats import Stats
 from gradwire.errors import ConfigurationError
-from gradwire.local_sgd.beside import AveragedBuffers, AveragedMoments, Beside, KeptMoments, ResetMoments, in_step
+from gradwire.local_sgd.beside import (
+    AveragedBuffers,
+    AveragedMoments,
+    Beside,
+    KeptMoments,
+    ResetMoments,
+    in_step,
+    on_any_rank,
+)
 from gradwire.local_sgd.drift import Drift
-from gradwire.local_sgd.fragments import cut
+from gradwire.local_sgd.fragments import Fragment, cut
 from gradwire.local_sgd.outer import Outer, adopted, check_saved, described, groups_of
 from gradwire.local_sgd.pending import NEXT, PendingAverages, copied
 from gradwire.local_sgd.schedule import Moments, Schedule
@@ -139,8 +147,8 @@ class Periodic(Handle):
         """Averages now whatever may differ between ranks, such as at the end of training.
 
         What is on its way is taken first. The averages are taken undelayed and unmixed, so that all ranks have the
-        same parameters afterwards, and a new period begins. With ``verify_every`` they compare what these
-        averages left.
+        same parameters afterwards, also where some rank put other weights in their place, and a new period begins.
+        With ``verify_every`` they compare what these averages left.
 
         Raises:
             ConfigurationError: If the optimizer has other parameters than when averaging began; or if one was frozen
@@ -153,8 +161,7 @@ class Periodic(Handle):
             now = self.steps_done
             self._compare(lambda: [in_step(now, self.engine.store.device)])
             self._pending.take_all(now)
-            behind = [fragment for fragment in self._fragments if fragment.level < now]
-            for fragment in behind:
+            for fragment in self._behind(now):
                 self._pending.launch(fragment, now, 0, 1.0, None if self._warm else self.outer)
             self._pending.take(now)
             for guard in self.engine.guards:
@@ -277,6 +284,15 @@ class Periodic(Handle):
         if step >= self._length:
             self._begin_period()
         self._look_ahead()
+
+    def _behind(self, now: int) -> list[Fragment]:
+        """Those that ranks may have otherwise: by local steps, or as some of them have been changed on some rank."""
+        behind = [fragment.level < now for fragment in self._fragments]
+        if not all(behind):
+            mine = [before or fragment.moved() for before, fragment in zip(behind, self._fragments, strict=True)]
+            behind.clear()
+            self._compare(lambda: [on_any_rank(mine, behind, self.engine.store.device)])
+        return [fragment for fragment, differs in zip(self._fragments, behind, strict=True) if differs]
 
     def _compare(self, begin: Callable[[], list[Synchronization]]) -> None:
         """Waits until all ranks have compared what ``begin`` says."""
