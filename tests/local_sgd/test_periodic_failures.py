@@ -139,14 +139,20 @@ def test_an_optimizer_is_sound_again_after_an_average_that_is_dropped(
     handle.close()
 
 
-@ranks(2)
-def test_buffers_of_eager_updates_are_not_set_back_to_the_beginning() -> None:
-    """But for what of them is not finite, whether all parameters are or not."""
-    rank = dist.get_rank()
+def eager_with_a_buffer() -> tuple[nn.Sequential, torch.optim.Optimizer, gradwire.Periodic]:
+    """A model that has a buffer of zeros, ``count``, and what averages it with eager updates."""
     net = network()
     net.register_buffer("count", torch.zeros(3))
     optimizer = sgd(net)
     handle = gradwire.periodic(optimizer, every=2, eager=True, buffers=net, parameters=net.named_parameters())
+    return net, optimizer, handle
+
+
+@ranks(2)
+def test_buffers_of_eager_updates_are_not_set_back_to_the_beginning() -> None:
+    """But for what of them is not finite, whether all parameters are or not."""
+    rank = dist.get_rank()
+    net, optimizer, handle = eager_with_a_buffer()
     for step in range(8):
         net.count += 1 + rank
         if step == 3 and rank == 1:
@@ -168,10 +174,7 @@ def test_buffers_of_eager_updates_are_not_set_back_to_the_beginning() -> None:
 def test_buffers_are_averaged_at_last_where_an_eager_average_is_dropped() -> None:
     """Parameters are the same on all ranks by that; buffers went on, and ``synchronize()`` averages them."""
     rank = dist.get_rank()
-    net = network()
-    net.register_buffer("count", torch.zeros(3))
-    optimizer = sgd(net)
-    handle = gradwire.periodic(optimizer, every=2, eager=True, buffers=net, parameters=net.named_parameters())
+    net, optimizer, handle = eager_with_a_buffer()
     net.count += 1 + rank
     net[2].weight.data[0, 0] += torch.nan if rank else 0
     train(net, optimizer, range(2))

@@ -84,10 +84,8 @@ def check_saved(outer: Optimizer, saved: Mapping[str, Any]) -> None:
 
 
 def described(outer: Outer | None) -> str:
-    """The kind and hyper-parameters, as text, as far as they are known before the optimizer is made."""
-    if not isinstance(outer, Optimizer):
-        return "none" if outer is None else "made by a function"
-    return f"{type(outer).__name__} {[options(group) for group in outer.param_groups]}"
+    """Where the optimizer comes from, as text; what it is, :func:`groups_of` says."""
+    return "none" if outer is None else "given" if isinstance(outer, Optimizer) else "made by a function"
 
 
 def groups_of(outer: Optimizer | None) -> list[str]:

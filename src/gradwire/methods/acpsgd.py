@@ -53,7 +53,10 @@ class ACPSGD(Method):
     """
 
     citation = "Zhang et al. 2023, Evaluation and Optimization of Gradient Compression, arXiv:2306.08881"
-    published = Published("The paper takes rank 32 for BERT.")
+    published = Published(
+        "The paper takes rank 32 for BERT. A row of a factor that is all zero begins anew here, or a matrix that was "
+        "zero in a step might never be sent again."
+    )
     routes = ("allreduce",)
     granularities = ("layer",)
     why_granularity = "it factorises one matrix at a time"

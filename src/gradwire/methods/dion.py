@@ -62,7 +62,8 @@ class Dion(Method):
     citation = "Ahn et al. 2025, arXiv:2504.05295"
     published = Published(
         "The paper goes from full rank, which leaves nothing to compress, to 1/16. In the authors' code wide matrices "
-        "are transposed first and QR is randomised."
+        "are transposed first and QR is randomised. Zeros of a factor are those of its start again here: what comes to "
+        "rows and columns that had nothing before would never be sent."
     )
     routes = ("allreduce",)
     granularities = ("layer",)

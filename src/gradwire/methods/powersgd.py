@@ -55,7 +55,8 @@ class PowerSGD(Method):
     citation = "Vogels et al. 2019, arXiv:1905.13727"
     published = Published(
         "The paper compares ranks 1, 2 and 4. Its authors' later package averages one factor a step unless asked for "
-        "more, as `acpsgd` does, after 100 dense steps (`start=100`)."
+        "more, as `acpsgd` does, after 100 dense steps (`start=100`). Zeros of a factor are those of its start again "
+        "here: what comes to rows and columns that had nothing before would never be sent."
     )
     routes = ("allreduce",)
     granularities = ("layer",)

@@ -2,7 +2,7 @@
 
 A route of one's own has the arguments of :func:`gather`, leaves the same average on every rank, and is for every
 method that can be gathered. ``"sharded"`` is none of these: its owners have memories of their own, which are kept,
-saved and redistributed by shard.
+saved and redistributed by shard. Nor are those that a few methods take by themselves, whose names are spoken for, too.
 """
 
 from __future__ import annotations
