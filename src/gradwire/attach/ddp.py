@@ -261,7 +261,8 @@ def compress(
         handle = Handle(configuration, parameters, model.process_group, roll_call, guarding)
     averages: Buckets | Collected = Buckets(handle, parameters)
     if configuration.whole:
-        averages = Collected(handle, parameters, [[name for name, _ in parameters]])
+        every = [[name for name, _ in parameters]]
+        averages = Collected(handle, parameters, every, model.gradient_as_bucket_view)
     model._comm_hooks.clear()  # of what a copied hook left
     names = {id(each): name for name, each in parameters}
     overlooked = Overlooked(model, parameters, frozen, handle)

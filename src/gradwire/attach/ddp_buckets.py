@@ -101,7 +101,8 @@ class Collected:
     """Collects all buckets of a step, then averages them in other ones.
 
     Once DDP's are final, parameters lie in the order in which they come: a bucket is copied in at once, and its average
-    is handed on where it lies.
+    is handed on where it lies. Where gradients are views of DDP's buckets it is copied back at once as well, as DDP
+    would copy parameter by parameter.
     """
 
     @as_on_the_wire()
@@ -110,8 +111,10 @@ class Collected:
         handle: Handle,
         parameters: Named,
         buckets: Sequence[Sequence[str]],
+        views: bool = False,
     ) -> None:
         self._handle = handle
+        self._views = views
         self._names = {id(parameter): name for name, parameter in parameters}
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         self._buckets = buckets
@@ -152,7 +155,7 @@ class Collected:
         def begin() -> list[Synchronization]:
             for place, values in moves:
                 place.copy_(values)
-            if whole is not None and buffer.dtype == torch.float32:
+            if whole is not None and buffer.dtype == torch.float32 and not self._views:
                 self._waiting.append((future, whole, []))
             else:
                 self._waiting.append((future, buffer, moves))

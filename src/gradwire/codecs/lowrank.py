@@ -201,6 +201,13 @@ def scaled(factors: Factors) -> Factors:
     return [scaled_rows(rows) for rows in factors]
 
 
+def refilled(factors: Factors, starts: Factors) -> Factors:
+    """The rows of all factors, scaled, :func:`filled` by starts that are scaled, and scaled again."""
+    if at_once := kernels.at_once("refill_each", factors[0].device):
+        return list(at_once(factors, starts))
+    return scaled(filled(scaled(factors), starts))
+
+
 def orthonormal(factors: Factors) -> Factors:
     """Orthonormal rows that span at least what those of factors, ``[k, r, n]``, do."""
     if at_once := kernels.at_once("orthonormalise_each", factors[0].device):

@@ -12,12 +12,12 @@ from gradwire.codecs.lowrank import (
     Factors,
     Matrices,
     check_rank,
-    filled,
     gains,
     group,
     orthonormal,
     project_columns,
     project_rows,
+    refilled,
     remember,
     room,
     scaled,
@@ -89,7 +89,7 @@ class PowerSGD(Method):
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """The two rounds."""
         feedback, groups = state.feedback, state.groups
-        fixed = scaled(filled(scaled(state.q), state.starts))
+        fixed = refilled(state.q, state.starts)
         own = project_rows(groups, feedback.source(gradient), fixed)
         requests: list[Request] = [AllReduceMean(written(p, self.bits)) for p in own]
         ps = orthonormal([mean.float() for mean in (yield requests)])

@@ -78,6 +78,7 @@ CALLS: dict[str, Callable[[Block], object]] = {
         gpu.orthonormalise(normal()[: 2 * 4 * 70].view(2, 4, 70)),
         gpu.orthonormalise(normal()[: 2 * 5000].view(1, 2, 5000)),
         gpu.scale_each([normal()[: 2 * 5000].view(1, 2, 5000)]),
+        gpu.refill_each([normal()[: 2 * 5000].view(1, 2, 5000)], [normal(1)[: 2 * 5000].view(1, 2, 5000)]),
     ),
     "deadzone": lambda block: (
         gpu.deadzone_scales(block, Compensated(normal(), normal(1), 0.9, 1.0)),

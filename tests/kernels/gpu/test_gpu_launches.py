@@ -60,6 +60,7 @@ PROGRAMS: dict[str, list[tuple[str, int]]] = {
     "dead zone: sample": [("_sample", 143)],
     "dead zone: round by chance": [("_dither", 4)],
     "dead zone: encode with residual": [
+        ("_begin", 1),
         ("_count", 4),
         ("_collect", 4),
         ("_classify", 1),

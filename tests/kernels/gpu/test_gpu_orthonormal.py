@@ -68,6 +68,23 @@ def test_matrices_of_all_shapes_at_once(name: str) -> None:
         assert torch.equal(kept, before)
 
 
+def test_zeros_are_refilled() -> None:
+    factors = spoilt([of(shape, seed) for seed, shape in enumerate(SHAPES)])
+    starts = lowrank.scaled([of(shape, 10 + seed) for seed, shape in enumerate(SHAPES)])
+    for rows in factors:
+        rows[..., ::3] = 0
+    starts[5][0, 1, :7] = 0
+    given = [each.clone() for each in factors]
+    found = lowrank.refilled(factors, starts)
+    with mock.patch.object(dispatch, "overrides", return_value={}):
+        expected = lowrank.refilled(factors, starts)
+    for own, specified, kept, before in zip(found, expected, factors, given, strict=True):
+        assert torch.equal(own.isnan(), specified.isnan())
+        assert torch.equal(own.nan_to_num().view(torch.int32), specified.nan_to_num().view(torch.int32))
+        assert torch.equal(kept, before)
+    assert not (found[1][:, :, 0] == 0).any()
+
+
 @pytest.mark.parametrize("end", [True, False])
 def test_stays_inside(end: bool) -> None:
     rows = copied(of((2, 3, 301)).view(-1), end).view(2, 3, 301)

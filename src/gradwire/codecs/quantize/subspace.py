@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.codecs.quantize.deadzone import FEWEST, DeadZone, Sampled, steps_of
 from gradwire.codecs.quantize.directions import WHOLE, Directions, Rows, Subspaces, Together
-from gradwire.deferred import Count, placed
+from gradwire.deferred import Count, placed, sent_to_host
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
 from gradwire.kernels.reference.deadzone import HEAD
@@ -37,6 +37,7 @@ class Home:
         first: Where in ``work`` the coordinates are.
         whole: The coordinates and then the values of ``work``, as one segment.
         layouts: What is written, by the elements of a tile.
+        moves: A memory, where its values are, and where those at work are that belong there.
     """
 
     rows: tuple[Rows, ...]
@@ -45,6 +46,7 @@ class Home:
     first: int
     whole: Block
     layouts: dict[int, Block] = field(default_factory=dict)
+    moves: list[tuple[Tensor, list[Tensor], list[Tensor]]] = field(default_factory=list)
 
     @classmethod
     def of(cls, block: Block, subspaces: Subspaces, work: Tensor, first: int) -> Home:
@@ -112,6 +114,14 @@ class Home:
         numbers = torch.arange(len(self.subspaces.read), device="cpu")
         parts = [each.in_matrix.own(numbers).flatten() for each in self.directed.rows]
         return placed(torch.cat(parts).numpy() if parts else np.empty(0, np.int64), self.work.device)
+
+    def leave(self, block: Block, residual: Tensor) -> None:
+        """Has in a memory the values at work."""
+        if not self.moves or self.moves[0][0] is not residual:  # to find hundreds of stretches takes a millisecond
+            self.moves[:] = [(residual, block.parts(residual), block.parts(self.work))]
+        _, kept, values = self.moves[0]
+        if kept:
+            torch._foreach_copy_(kept, values)
 
     def take(self, of_all: Tensor) -> None:
         """Has at work those of some coordinates of all matrices."""
@@ -273,16 +283,18 @@ class SubspaceDeadZone(DeadZone):
 
     def _round(self, measured: Sequence[Measured]) -> list[Rounded]:
         """Rounds coordinates; by a step near the finest if that of the rest, which fits, is still to be found."""
+        scales = [sent_to_host(each.scales) for each in measured]
         found = steps_of([self._sampled(each) for each in measured])
         lefts = [each.coordinates.clone() for each in measured]
-        told = []
-        for each, left, (step, points) in zip(measured, lefts, found, strict=True):
-            taken = self._off(each.home, left, each.scales * step, points)
-            told.append(torch.stack((taken, each.scales.isfinite().all().to(taken.dtype))))
-        rounded = zip(measured, lefts, found, torch.stack(told).tolist(), strict=True)  # the host waits once
+        steps = [each.scales * step for each, (step, _) in zip(measured, found, strict=True)]
+        taken = [
+            self._off(each.home, left, own, points)
+            for each, left, own, (_, points) in zip(measured, lefts, steps, found, strict=True)
+        ]
+        rounded = zip(measured, lefts, found, steps, torch.stack(taken).tolist(), scales, strict=True)  # waits once
         return [
-            Rounded(each, left, step, each.scales * step, points, max(each.room - bits, 0), bool(finite))
-            for each, left, (step, points), (bits, finite) in rounded
+            Rounded(each, left, step, own, points, max(each.room - bits, 0), bool(scale().isfinite().all()))
+            for each, left, (step, points), own, bits, scale in rounded
         ]
 
     def _write(self, rounded: Sequence[Rounded], blocks: Sequence[Block], gradient: Tensor, feedback: Feedback) -> None:
@@ -303,8 +315,7 @@ class SubspaceDeadZone(DeadZone):
                 continue
             if len(each.left):
                 home.directed.add_some(home.coordinates - each.left, home.work)
-            if kept := block.parts(feedback.residual):
-                torch._foreach_copy_(kept, block.parts(home.work))
+            home.leave(block, feedback.residual)
 
     def _sampled(self, of: Measured) -> Sampled:
         """What the step of coordinates is chosen by."""

@@ -26,7 +26,7 @@ from gradwire.kernels.gpu.lowrank import (
 )
 from gradwire.kernels.gpu.memory import accumulate
 from gradwire.kernels.gpu.narrow import narrow
-from gradwire.kernels.gpu.orthonormal import orthonormalise, orthonormalise_each, scale_each
+from gradwire.kernels.gpu.orthonormal import orthonormalise, orthonormalise_each, refill_each, scale_each
 from gradwire.kernels.gpu.quantise import CODES, decode, decode_each, encode, encode_each
 from gradwire.kernels.gpu.sparse import gather, randomk_positions, scatter, scatter_sum, subtract
 from gradwire.kernels.gpu.subspace import (

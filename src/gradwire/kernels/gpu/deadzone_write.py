@@ -35,7 +35,6 @@ from gradwire.kernels.gpu._jitted import negated, tile_of
 from gradwire.kernels.gpu._launch import jitted, launch, tiles_of
 from gradwire.kernels.gpu.deadzone import step_in
 from gradwire.kernels.reference.deadzone import HEAD, deadzone_room
-from gradwire.kernels.reference.deadzone import tiles_of as number_of_tiles
 from gradwire.layout import Block
 
 LEAST_BITS = 3
@@ -61,51 +60,50 @@ _EIGHT = tl.constexpr(EIGHT)
 def deadzone_encode(
     block: Block, values: Tensor, keeps: bool, steps: Tensor, points: tuple[int, int, int], tile: int, payload: Tensor
 ) -> Flag:
-    head, device, count = 4 * block.segment_count, values.device, number_of_tiles(block, tile)
-    body = payload[payload.numel() - deadzone_room(block, tile, payload) :]
+    head, device = 4 * block.segment_count, values.device
+    edge = payload.numel() - deadzone_room(block, tile, payload)
     payload[head:].zero_()
-    payload[:head].view(torch.float32).copy_(steps.masked_fill(steps.isnan(), torch.nan))
-    for number, point in enumerate(points):
-        payload[head + number].fill_(point)
+    fitting = torch.empty((), dtype=torch.int64, device=device)
+    words = payload.view(torch.int32)
+    programs = triton.cdiv(block.segment_count + 1, _WIDTH)
+    launch(_begin, programs, words, steps, block.segment_count, *points, fitting, WIDTH=_WIDTH)
     if not block.numel:
         return flag(True)
-    tiles, room = tiles_of(block, device), 8 * body.numel()
+    tiles, room = tiles_of(block, device), 8 * (payload.numel() - edge)
     counts = torch.empty(tiles.count, dtype=torch.int64, device=device)
     launch(_count, tiles.count, tiles.table, values, steps, counts, **tiles.shape)
     ends, most = counts.cumsum(0), min(block.numel, room // LEAST_BITS + 1)
     kind = torch.int32 if block.numel + tile < 2**31 else torch.int64
-    elements = torch.full((most,), torch.iinfo(kind).max, dtype=kind, device=device)
-    levels, bits = (torch.empty(most, dtype=torch.int32, device=device) for _ in range(2))
+    elements, levels, bits = (torch.empty(most, dtype=each, device=device) for each in (kind, torch.int32, torch.int32))
     launch(
         *(_collect, tiles.count, tiles.table, values, steps, tiles.bases, ends, most, elements, levels, bits),
         **tiles.shape,
     )
-    lengths, words, _ = code_tables(device)
-    firsts = torch.searchsorted(elements, tile * torch.arange(count + 1, dtype=kind, device=device))
-    symbols, widths = _symbols_of(elements, levels, lengths, tile, block.numel)
-    stops = widths.cumsum(0, dtype=torch.int64)
-    written = (elements, levels, bits, symbols, widths, stops, lengths, words, room, tile, most, body.view(torch.int32))
-    launch(_write, triton.cdiv(most, _WIDTH), *written, WIDTH=_WIDTH)
-    fitting = torch.searchsorted(stops, room, right=True)
-    sizes = torch.nn.functional.pad(stops, (1, 0))[firsts.minimum(fitting)].diff()
-    payload[head + HEAD : payload.numel() - body.numel()].view(torch.int32).copy_(sizes)
+    all_of_them, (lengths, codewords, _) = ends[-1:], code_tables(device)
+    symbols, widths, sums = _symbols_of(elements, levels, all_of_them, lengths, tile)
+    written = (elements, levels, bits, symbols, widths, sums, sums.cumsum(0), all_of_them, lengths, codewords)
+    places = (words[(head + HEAD) // 4 :], words[edge // 4 :], fitting)
+    launch(_write, len(sums), *written, room, tile, most, *places, WIDTH=_WIDTH)
     if keeps:
         launch(_take, tiles.count, tiles.table, values, steps, ends, fitting, *_offsets(points), **tiles.shape)
-    return stops[-1] <= room
+    return fitting == all_of_them[0]
 
 
-def _symbols_of(elements: Tensor, levels: Tensor, lengths: Tensor, tile: int, numel: int) -> tuple[Tensor, Tensor]:
-    """The symbol of each code under its context, and how many bits it takes; 0 where there is no code."""
+def _symbols_of(
+    elements: Tensor, levels: Tensor, all_of_them: Tensor, lengths: Tensor, tile: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The symbol of each code under its context, how many bits it takes, and what all of a program's take."""
     most, device = elements.numel(), elements.device
-    count, programs = triton.cdiv(most, EIGHT), triton.cdiv(most, _WIDTH)
+    words, programs = triton.cdiv(most, EIGHT), triton.cdiv(most, _WIDTH)
     symbols, widths = (torch.empty(most, dtype=kind, device=device) for kind in (torch.int16, torch.uint8))
-    turns, contexts = (torch.empty(count, dtype=torch.int64, device=device) for _ in range(2))
+    turns, contexts = (torch.empty(words, dtype=torch.int64, device=device) for _ in range(2))
+    sums = torch.empty(programs, dtype=torch.int64, device=device)
     each_turn, each_context = turns.view(torch.uint8), contexts.view(torch.uint8)
-    launch(_classify, programs, elements, levels, tile, numel, most, symbols, each_turn, WIDTH=_WIDTH)
+    launch(_classify, programs, elements, levels, all_of_them, tile, most, symbols, each_turn, WIDTH=_WIDTH)
     shape = {"LANES": _LANES, "STRETCH": STRETCH, "AHEAD": AHEAD, "warps": 1}
-    launch(_follow, triton.cdiv(count, STRETCH * _LANES), turns, count, contexts, **shape)
-    launch(_measure, programs, each_context, lengths, elements, numel, most, symbols, widths, WIDTH=_WIDTH)
-    return symbols, widths
+    launch(_follow, triton.cdiv(words, STRETCH * _LANES), turns, all_of_them, most, contexts, **shape)
+    launch(_measure, programs, each_context, lengths, all_of_them, most, symbols, widths, sums, WIDTH=_WIDTH)
+    return symbols, widths, sums
 
 
 def _offsets(points: tuple[int, int, int]) -> list[float]:
@@ -122,6 +120,16 @@ def _reaching(table, values, steps, WIDTH: tl.constexpr, ALIGNED: tl.constexpr):
     sent = (i < count) & (step > 0) & (tl.abs(t) >= step * THRESHOLD)
     level = tl.minimum(tl.maximum(tl.where(sent, tl.abs(t), 0.0) * inverse + ROUNDING, 1.0), LIMIT * 1.0)
     return t, start + i, step, sent, level.to(tl.int32)
+
+
+@jitted("words", "steps", "segments", "first", "second", "others")
+def _begin(words, steps, segments, first, second, others, fitting, WIDTH: tl.constexpr):
+    """Writes the steps, torch's NaN for any, and the points; and that no code has room so far."""
+    i = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    step = tl.load(steps + i, mask=i < segments, other=0.0)
+    step = tl.where(step == step, step, float("nan")).to(tl.int32, bitcast=True)
+    tl.store(words + i, tl.where(i == segments, first | (second << 8) | (others << 16), step), mask=i <= segments)
+    tl.store(fitting + i, tl.zeros((WIDTH,), tl.int64), mask=i == 0)
 
 
 @jitted()
@@ -149,33 +157,37 @@ def _collect(
     tl.store(bits + number, t.to(tl.int32, bitcast=True), mask=mask)
 
 
-@jitted("tile", "numel", "most")
-def _classify(elements, levels, tile, numel, most, symbols, turns, WIDTH: tl.constexpr):
+@triton.jit
+def _codes(all_of_them, most, WIDTH: tl.constexpr):
+    """The numbers of a program's codes, and how many there are of all that may have room."""
+    return tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH), tl.minimum(tl.load(all_of_them), most)
+
+
+@jitted("all_of_them", "tile", "most")
+def _classify(elements, levels, all_of_them, tile, most, symbols, turns, WIDTH: tl.constexpr):
     """Of each code the symbol without its context, and what it does to those that follow; none after the end."""
-    k = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    mask = k < most
-    element = tl.load(elements + k, mask=mask, other=numel).to(tl.int64)
-    before = tl.load(elements + k - 1, mask=mask & (k > 0), other=-1).to(tl.int64)
+    k, count = _codes(all_of_them, most, WIDTH)
+    mask = k < count
+    element = tl.load(elements + k, mask=mask, other=0)
+    before = tl.load(elements + k - 1, mask=mask & (k > 0), other=-1)
     level = tl.load(levels + k, mask=mask, other=1)
     begin = element // tile * tile
-    gap_class = class_of(tl.where(element < numel, element - tl.maximum(before, begin - 1), 1))
+    gap_class = class_of(tl.where(mask, element - tl.maximum(before, begin - 1), 1))
     level_class = tl.where(level == LIMIT, RAW, class_of(level))
     tl.store(symbols + k, ((gap_class << LEVEL_BITS) + level_class).to(tl.int16), mask=mask)
     turn = level_class - gap_class + EVEN + tl.where(before < begin, FRESH, 0)
-    tl.store(
-        turns + k,
-        tl.where(element < numel, turn, FRESH).to(tl.uint8),
-        mask=k < (most + (_EIGHT - 1)) // _EIGHT * _EIGHT,
-    )
+    turn = tl.where(mask, turn, FRESH).to(tl.uint8)
+    tl.store(turns + k, turn, mask=k < (count + (_EIGHT - 1)) // _EIGHT * _EIGHT)
 
 
-@jitted("count")
-def _follow(turns, count, contexts, LANES: tl.constexpr, STRETCH: tl.constexpr, AHEAD: tl.constexpr):
+@jitted("all_of_them", "most")
+def _follow(turns, all_of_them, most, contexts, LANES: tl.constexpr, STRETCH: tl.constexpr, AHEAD: tl.constexpr):
     """Finds the context of each code.
 
     How active the values before were follows from the last ones alone, nearly always: from the least and the most that
     it may have been, which never change places, it has come to the same. Where not, a lane begins earlier.
     """
+    count = (tl.minimum(tl.load(all_of_them), most) + (_EIGHT - 1)) // _EIGHT
     start = (tl.program_id(0) * LANES + tl.arange(0, LANES)).to(tl.int64) * STRETCH
     least = tl.zeros((LANES,), tl.int32)
     ahead = tl.full((), AHEAD, tl.int64)
@@ -202,19 +214,19 @@ def _follow(turns, count, contexts, LANES: tl.constexpr, STRETCH: tl.constexpr, 
         tl.store(contexts + start + step, found, mask=mask)
 
 
-@jitted("numel", "most")
-def _measure(contexts, lengths, elements, numel, most, symbols, widths, WIDTH: tl.constexpr):
-    """The symbol of each code under its context, and how many bits it takes."""
-    k = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    mask = k < most
-    live = tl.load(elements + k, mask=mask, other=numel).to(tl.int64) < numel
-    symbol = tl.load(symbols + k, mask=live, other=0).to(tl.int32)
+@jitted("all_of_them", "most")
+def _measure(contexts, lengths, all_of_them, most, symbols, widths, sums, WIDTH: tl.constexpr):
+    """The symbol of each code under its context, how many bits it takes, and what all of them do."""
+    k, count = _codes(all_of_them, most, WIDTH)
+    mask = k < count
+    symbol = tl.load(symbols + k, mask=mask, other=0).to(tl.int32)
     level_class = symbol & RAW
     rest = width_of(symbol >> LEVEL_BITS) + tl.where(level_class == RAW, 32, width_of(level_class) + 1)
-    symbol += tl.load(contexts + k, mask=live, other=0).to(tl.int32) * (ESCAPE + 1)
-    width = tl.load(lengths + symbol, mask=live, other=0) + rest
-    tl.store(symbols + k, symbol.to(tl.uint16).to(tl.int16, bitcast=True), mask=live)
-    tl.store(widths + k, tl.where(live, width, 0).to(tl.uint8), mask=mask)
+    symbol += tl.load(contexts + k, mask=mask, other=0).to(tl.int32) * (ESCAPE + 1)
+    width = tl.where(mask, tl.load(lengths + symbol, mask=mask, other=0) + rest, 0)
+    tl.store(symbols + k, symbol.to(tl.uint16).to(tl.int16, bitcast=True), mask=mask)
+    tl.store(widths + k, width.to(tl.uint8), mask=mask)
+    tl.store(sums + tl.program_id(0), tl.sum(width, axis=0).to(tl.int64))
 
 
 @triton.jit
@@ -227,19 +239,49 @@ def _put(words, at, bits, mask):
     tl.atomic_or(words + (at >> 5) + 1, high, mask=mask & (high != 0), sem="relaxed")
 
 
-@jitted("room", "tile", "most", "body")
-def _write(elements, levels, bits, symbols, widths, stops, lengths, words, room, tile, most, body, WIDTH: tl.constexpr):
-    k = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    width = tl.load(widths + k, mask=k < most, other=0).to(tl.int64)
-    stop = tl.load(stops + k, mask=k < most, other=0)
-    mask = (width > 0) & (stop <= room)
-    element = tl.load(elements + k, mask=mask, other=0).to(tl.int64)
-    before = tl.load(elements + k - 1, mask=mask & (k > 0), other=-1).to(tl.int64)
-    gap = element - tl.maximum(before, element // tile * tile - 1)
+@jitted("all_of_them", "room", "tile", "most", "sizes", "body")
+def _write(
+    elements,
+    levels,
+    bits,
+    symbols,
+    widths,
+    sums,
+    stops,
+    all_of_them,
+    lengths,
+    words,
+    room,
+    tile,
+    most,
+    sizes,
+    body,
+    fitting,
+    WIDTH: tl.constexpr,
+):
+    """Writes the codes that have room, and adds up how many they are; a tile takes its end less its beginning."""
+    k, count = _codes(all_of_them, most, WIDTH)
+    there = k < count
+    width = tl.load(widths + k, mask=there, other=0).to(tl.int32)
+    begun = tl.load(stops + tl.program_id(0)) - tl.load(sums + tl.program_id(0))
+    stop = begun + tl.cumsum(width, axis=0).to(tl.int64)
+    mask = there & (stop <= room)
+    tl.atomic_add(fitting, tl.sum(mask.to(tl.int32), axis=0).to(tl.int64), sem="relaxed")
+    element = tl.load(elements + k, mask=mask, other=0)
+    before = tl.load(elements + k - 1, mask=mask & (k > 0), other=-1)
+    number = element // tile
+    begin = number * tile
+    followed = mask & (k + 1 < count)
+    after = tl.load(elements + k + 1, mask=followed, other=0)
+    longer = stop + tl.load(widths + k + 1, mask=followed, other=0).to(tl.int64)
+    last = (followed == 0) | (after >= begin + tile) | (longer > room)
+    tl.atomic_add(sizes + number, stop.to(tl.int32), mask=mask & last, sem="relaxed")
+    at = stop - width
+    tl.atomic_add(sizes + number, (-at).to(tl.int32), mask=mask & (before < begin), sem="relaxed")
+    gap = (element - tl.maximum(before, begin - 1)).to(tl.int64)
     symbol = tl.load(symbols + k, mask=mask, other=0).to(tl.int32) & 0xFFFF
     level = tl.load(levels + k, mask=mask, other=1)
     value = tl.load(bits + k, mask=mask, other=0)
-    at = stop - width
     _put(body, at, tl.load(words + symbol, mask=mask, other=0).to(tl.int64), mask)
     at += tl.load(lengths + symbol, mask=mask, other=0)
     gap_width = width_of((symbol % (ESCAPE + 1)) >> LEVEL_BITS)

@@ -49,6 +49,15 @@ def scale_each(factors: Sequence[Tensor]) -> list[Tensor]:
     return _apart(flat, factors)
 
 
+def refill_each(factors: Sequence[Tensor], starts: Sequence[Tensor]) -> list[Tensor]:
+    """The same, each zero is what a start has there, and the same once more, in one launch."""
+    shapes = tuple(tuple(rows.shape) for rows in factors)
+    flat, first = (torch.cat([rows.reshape(-1) for rows in each]) for each in (factors, starts))
+    _, rows = _tables(shapes, flat.device)
+    launch(_refill, len(rows), flat, first, rows, WIDTH=1024)
+    return _apart(flat, factors)
+
+
 def _apart(flat: Tensor, factors: Sequence[Tensor]) -> list[Tensor]:
     parts = torch.split(flat, [rows.numel() for rows in factors])
     return [part.view(rows.shape) for part, rows in zip(parts, factors, strict=True)]
@@ -138,9 +147,33 @@ def _orthonormalise(rows, left, matrices, HEIGHT: tl.constexpr, WIDTH: tl.conste
 
 @triton.jit
 def _scale(values, rows, WIDTH: tl.constexpr):
+    first, n = _row_of(rows)
+    _scale_row(values + first, n, WIDTH)
+
+
+@triton.jit
+def _refill(values, starts, rows, WIDTH: tl.constexpr):
+    first, n = _row_of(rows)
+    _scale_row(values + first, n, WIDTH)
+    tl.debug_barrier()
+    for begin in range(0, n, WIDTH):
+        c = begin + tl.arange(0, WIDTH)
+        empty = tl.load(values + first + c, mask=c < n, other=1.0) == 0
+        tl.store(values + first + c, tl.load(starts + first + c, mask=empty, other=0.0), mask=empty)
+    tl.debug_barrier()
+    _scale_row(values + first, n, WIDTH)
+
+
+@triton.jit
+def _row_of(rows):
+    """The first element of a program's row, and its values."""
+    row = rows + 2 * tl.program_id(0)
+    return tl.load(row), tl.load(row + 1).to(tl.int32)
+
+
+@triton.jit
+def _scale_row(row, n, WIDTH: tl.constexpr):
     """See ``scaled_rows`` of the codecs; a row that is not finite stays."""
-    row = values + tl.load(rows + 2 * tl.program_id(0))
-    n = tl.load(rows + 2 * tl.program_id(0) + 1).to(tl.int32)
     c = tl.arange(0, WIDTH)
     peak = tl.zeros((1,), tl.int32)
     for first in range(0, n, WIDTH):
