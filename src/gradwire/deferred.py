@@ -9,7 +9,7 @@ of it goes to pinned memory and is read when the next step begins (:func:`learn`
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
@@ -108,11 +108,21 @@ class Later:
     """What devices compute in one step and the host is told in the next."""
 
     def __init__(self) -> None:
+        self._collected: list[tuple[Tensor, Callable[[Tensor], None]]] = []
         self._waiting: list[tuple[Callable[[], Tensor], Callable[[Tensor], None]]] = []
 
     def add(self, values: Tensor, take: Callable[[Tensor], None]) -> None:
-        """Sends values on their way to the host."""
-        self._waiting.append((sent_to_host(values), take))
+        """Has values come along with all others of the step; nobody may change them."""
+        self._collected.append((values, take))
+
+    def send(self) -> None:
+        """Sends all on their way to the host, at the end of a step: those of a type in one copy."""
+        collected, self._collected = self._collected, []
+        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for values, _ in collected:
+            alike.setdefault((values.device, values.dtype), []).append(values)
+        came = {key: _sent_together(each) for key, each in alike.items()}
+        self._waiting += [(next(came[values.device, values.dtype]), take) for values, take in collected]
 
     def collecting(self) -> AbstractContextManager[None]:
         """What is to be learnt within, on this thread, is collected here."""
@@ -124,6 +134,7 @@ class Later:
         Raises:
             Exception: What was expected and is not so.
         """
+        self.send()
         waiting, self._waiting = self._waiting, []
         for arrived, take in waiting:
             take(arrived())
@@ -161,3 +172,11 @@ def sent_to_host(values: Tensor) -> Callable[[], Tensor]:
         return host
 
     return arrived
+
+
+def _sent_together(several: Sequence[Tensor]) -> Iterator[Callable[[], Tensor]]:
+    """The same for each of several, of one type, in one copy."""
+    arrived = sent_to_host(several[0] if len(several) == 1 else torch.cat([each.reshape(-1) for each in several]))
+    sizes = [each.numel() for each in several]
+    for number, each in enumerate(several):
+        yield lambda number=number, shape=each.shape: arrived().reshape(-1).split(sizes)[number].view(shape)

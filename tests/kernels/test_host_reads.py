@@ -70,6 +70,7 @@ def three_steps(name: str, options: dict[str, Any] | None = None, **choices: Any
                     asked = rounds.send([answer(request) for request in asked])
                 except StopIteration:
                     asked = None
+            later.send()
         later.settle()
         engine.step += 1
 

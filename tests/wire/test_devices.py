@@ -61,19 +61,26 @@ def test_a_devices_seconds_are_counted_when_it_is_through() -> None:
     meter = Meter(mark=mark)
     with meter.stage("encode"):
         pass
+    meter.settle()
     assert meter.seconds["encode"] == 0
     for event in events:
         event.reached = True
+    meter.edge = None  # others are at work on the device before the next stage
     with pytest.raises(RuntimeError, match="on purpose"), meter.stage("wire"):
         raise RuntimeError("on purpose")
+    with meter.stage("decode"):  # begins where the last stage ended
+        pass
+    assert len(events) == 5
+    meter.settle()
     assert meter.seconds == {"encode": 1.0, "wire": 0.0, "decode": 0.0}
     events[2].reached = events[3].reached = True
     with meter.copy().stage("decode"):
         pass
-    assert meter.seconds["wire"] == 0.0
-    with meter.stage("decode"):
-        pass
+    meter.settle()
     assert meter.seconds == {"encode": 1.0, "wire": 5.0, "decode": 0.0}
+    events[4].reached = True
+    meter.settle()
+    assert meter.seconds == {"encode": 1.0, "wire": 5.0, "decode": 7.0}
 
 
 class Work:

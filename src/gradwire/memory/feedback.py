@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.deferred import Flag, known
+from gradwire.deferred import Flag, at_hand
 from gradwire.layout import Block, Slot
 from gradwire.memory.kind import Kind
 from gradwire.memory.store import Store
@@ -76,7 +76,7 @@ class Feedback:
         if self.residual is None:
             return
         rest = values.sub_(sent)
-        if not known(rest.sum().isfinite()):  # where it is, all of them are
+        if not (at_hand(rest) and bool(rest.sum().isfinite())):  # where it is, all of them are
             rest.masked_fill_(rest.isinf(), 0.0)
         self.masked(block, positions, rest)
         # Storing what is left takes a third of the time of subtracting in place, which waits for memory.

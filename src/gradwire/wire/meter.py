@@ -91,6 +91,7 @@ class Meter(Tally):
         node: What goes to workers of the same node, as it is asked for; it is not among ``wire_bytes``.
         seconds: By stage; on a device, of what it was through with at the end of the last stage.
         mark: Marks moments on a device's stream; None for the host's clock.
+        edge: When the last stage ended on it, as long as nothing has come after that; the next one begins there.
     """
 
     node: Tally = field(default_factory=Tally)
@@ -98,6 +99,7 @@ class Meter(Tally):
     dense_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "wire": 0.0, "decode": 0.0})
     mark: Marks | None = None
+    edge: Event | None = field(default=None, repr=False)
     _running: deque[tuple[Stage, Event, Event]] = field(default_factory=deque, repr=False)
 
     def scattered(self, nbytes: int, world_size: int) -> None:
@@ -106,14 +108,14 @@ class Meter(Tally):
 
     def copy(self) -> Meter:
         """The counts as they are now."""
-        return replace(self, node=replace(self.node), seconds=dict(self.seconds), _running=deque())
+        return replace(self, node=replace(self.node), seconds=dict(self.seconds), edge=None, _running=deque())
 
     def stage(self, stage: Stage) -> _Metered:
         """Adds the time of what is done within it to a stage; on a device, once it is through with it."""
         return _Metered(self, stage)
 
-    def _passed(self, stage: Stage, begun: Event, end: Event) -> None:
-        self._running.append((stage, begun, end))
+    def settle(self) -> None:
+        """Adds up what a device is through with of earlier steps; to be called before a step, when nobody waits."""
         while self._running and self._running[0][2].query():
             passed, first, last = self._running.popleft()
             self.seconds[passed] += first.elapsed_time(last) / 1000
@@ -128,8 +130,8 @@ class _Metered:
         self._meter, self._stage = meter, stage
 
     def __enter__(self) -> None:
-        mark = self._meter.mark
-        self._begun = None if mark is None else mark()
+        meter = self._meter
+        self._begun = None if meter.mark is None else meter.edge or meter.mark()
         self._start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
@@ -137,7 +139,8 @@ class _Metered:
         if self._begun is None or meter.mark is None:
             meter.seconds[self._stage] += time.perf_counter() - self._start
         else:
-            meter._passed(self._stage, self._begun, meter.mark())
+            meter.edge = meter.mark()
+            meter._running.append((self._stage, self._begun, meter.edge))
 
 
 def all_reduce_bytes(nbytes: int, world_size: int) -> int:

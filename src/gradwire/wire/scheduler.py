@@ -144,6 +144,7 @@ class Scheduler:
         if not self._begun:
             self.settle()
             self._begun = True
+        self._meter.edge = None
         self._encode(synchronizations, on_done)
         averaged = {each for task in self._open for each in task.averaged}
         self._open += [task for task in self._late if task.averaged <= averaged]
@@ -155,19 +156,25 @@ class Scheduler:
             tasks, self._open = self._open, []
             self._launch(self._groups, tasks, 0)
             while self._groups[0].turn + AHEAD <= self._turn:
-                yield
+                yield from self._waiting()
                 self._advance(self._groups)
             self._turn += 1
         if last:
             while len(self._groups) > 1:
-                yield
+                yield from self._waiting()
                 self._advance(self._groups)
             for groups in (self._late_groups, self._groups):
                 while groups:
-                    yield
+                    yield from self._waiting()
                     self._advance(groups)
+            self._later.send()
             self._begun = False
             self._step += 1
+
+    def _waiting(self) -> Iterator[None]:
+        """Says that a round is waited for; what others do meanwhile on the same device is no stage of this one's."""
+        yield
+        self._meter.edge = None
 
     def settle(self) -> None:
         """Tells the host what devices have computed in the last step; does nothing in the middle of one.
@@ -176,6 +183,7 @@ class Scheduler:
             PayloadError: If what came in that step was not what any encoder writes.
         """
         if not self._begun:
+            self._meter.settle()
             self._later.settle()
 
     def abandon(self) -> None:

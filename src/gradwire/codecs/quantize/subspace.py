@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire import kernels
+from gradwire import deferred, kernels
 from gradwire.codecs.quantize.deadzone import FEWEST, DeadZone, Sampled, steps_of
 from gradwire.codecs.quantize.directions import WHOLE, Directions, Rows, Subspaces, Together
-from gradwire.deferred import Count, placed, sent_to_host
+from gradwire.deferred import Count, placed
 from gradwire.errors import ConfigurationError
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room, deadzone_tile
 from gradwire.kernels.reference.deadzone import HEAD
@@ -283,7 +283,7 @@ class SubspaceDeadZone(DeadZone):
 
     def _round(self, measured: Sequence[Measured]) -> list[Rounded]:
         """Rounds coordinates; by a step near the finest if that of the rest, which fits, is still to be found."""
-        scales = [sent_to_host(each.scales) for each in measured]
+        scales = [deferred.sent_to_host(each.scales) for each in measured]
         found = steps_of([self._sampled(each) for each in measured])
         lefts = [each.coordinates.clone() for each in measured]
         steps = [each.scales * step for each, (step, _) in zip(measured, found, strict=True)]

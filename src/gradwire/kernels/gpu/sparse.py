@@ -53,10 +53,10 @@ def scatter_sum(
         bad = sum_rows(tiles_of(block, out.device), positions, values, counts, out, weight)
         _expect_none(block, bad)
         return
-    for part in block.parts(out):
-        part.zero_()
+    if parts := block.parts(out):
+        torch._foreach_zero_(parts)
         if not 0 <= weight < math.inf:
-            part.mul_(weight)
+            torch._foreach_mul_(parts, weight)
     for row, own, count in zip(positions, values, counts.tolist(), strict=True):
         _at(PUT, block, out, row[:count], own, weight)
 
