@@ -67,6 +67,17 @@ Factors = list[Tensor]
 """One of each matrix, ``float32[k, r, n]`` or ``[k, r, m]`` for each group of ``k`` of one shape."""
 
 
+def empty(shapes: Sequence[tuple[int, int, int]], device: torch.device) -> Factors:
+    """Room for factors, one after another."""
+    return apart(torch.empty(sum(map(math.prod, shapes)), dtype=torch.float32, device=device), shapes)
+
+
+def apart(flat: Tensor, shapes: Sequence[tuple[int, int, int]]) -> Factors:
+    """Factors that lie one after another."""
+    parts = torch.split(flat, [math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
 def group(block: Block) -> list[Matrices]:
     """The matrices of a block, one group for each shape, in order of first appearance."""
     by_shape: dict[tuple[int, int], list[Slot]] = {}
@@ -85,7 +96,7 @@ def project_rows(
     groups: Sequence[Matrices], source: kernels.Compensated, q: Factors, subtract: Factors | None = None
 ) -> Factors:
     """``P = M Q`` of all matrices, which are left in the residual, or what ``P subtract^T`` leaves of them."""
-    p = [each.new_empty(len(each), each.shape[1], matrices.n) for matrices, each in zip(groups, q, strict=True)]
+    p = empty([(len(each), each.shape[1], matrices.n) for matrices, each in zip(groups, q, strict=True)], q[0].device)
     _project(groups, kernels.project_rows, "project_rows_each", source, q, p, subtract)
     return p
 
@@ -94,7 +105,7 @@ def project_columns(
     groups: Sequence[Matrices], source: kernels.Compensated, p: Factors, subtract: Factors | None = None
 ) -> Factors:
     """``Q = M^T P``, and ``subtract Q^T`` is subtracted; otherwise as :func:`project_rows`."""
-    q = [each.new_empty(len(each), each.shape[1], matrices.m) for matrices, each in zip(groups, p, strict=True)]
+    q = empty([(len(each), each.shape[1], matrices.m) for matrices, each in zip(groups, p, strict=True)], p[0].device)
     _project(groups, kernels.project_columns, "project_columns_each", source, p, q, subtract)
     return q
 

@@ -1,13 +1,14 @@
-"""Where the rows of several matrices lie, and in other buffers what belongs to them."""
+"""Where the rows of several matrices and their factors lie, and in other buffers what belongs to them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gradwire.layout import Block, Int64Array
@@ -46,3 +47,22 @@ class Places:
 
 
 _alone: WeakKeyDictionary[Block, dict[tuple[int, ...], Places]] = WeakKeyDictionary()
+
+
+def joined(factors: Sequence[Tensor]) -> Tensor:
+    """The values of all, one after another: where they lie if they lie so in memory, else copies."""
+    if not lie_together(factors):
+        return torch.cat([factor.reshape(-1) for factor in factors])
+    return factors[0].as_strided((sum(factor.numel() for factor in factors),), (1,))
+
+
+def lie_together(factors: Sequence[Tensor]) -> bool:
+    """Whether they follow one another in memory without a gap."""
+    first, *_ = factors
+    stop = first.data_ptr()
+    for factor in factors:
+        if factor.data_ptr() != stop or not factor.is_contiguous():
+            return False
+        stop += factor.nbytes
+    length, before = stop - first.data_ptr(), first.storage_offset() * first.element_size()
+    return before + length <= first.untyped_storage().nbytes()  # others' memory may begin where its own ends

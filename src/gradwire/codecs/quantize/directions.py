@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.codecs.lowrank import Factors, as_rows, gains, orthonormal, remember, scaled
+from gradwire.codecs.lowrank import Factors, apart, as_rows, gains, orthonormal, remember, scaled
 from gradwire.kernels import Places
+from gradwire.kernels.places import joined
 from gradwire.layout import Block, Granularity, Slot
 from gradwire.memory import Kind, Store
 from gradwire.randomness import gaussian
@@ -232,7 +232,7 @@ class Subspaces:
         if not self.groups:
             return
         coordinates, bases = zip(*self.groups, strict=True)
-        weights = torch.cat([each.flatten() for each in scaled(self._weights(coordinates))])
+        weights = joined(scaled(self._weights(coordinates)))
         found = torch.empty_like(self.bases)
         if at_once := kernels.at_once("combine_rows_each", average.device):
             at_once(self.directed.places, weights, average, found)
@@ -241,15 +241,10 @@ class Subspaces:
                 begin, basis = each.directions.begin, each.basis
                 combined = found[begin : begin + basis.numel()].view(basis.shape)
                 kernels.combine_rows(each.block, each.own(weights), average, combined)
-        remember(_apart(self.bases, bases), orthonormal(_apart(found, bases)))
+        remember(apart(self.bases, bases), orthonormal(apart(found, bases)))
 
     def _weights(self, shapes: Sequence[tuple[int, int, int]]) -> Factors:
         if at_once := kernels.at_once("weights_each", self.read.device):
-            return _apart(at_once(self.directed.places, self.read, self.drawn), shapes)
-        both = zip(_apart(self.read, shapes), _apart(self.drawn, shapes), strict=True)
+            return apart(at_once(self.directed.places, self.read, self.drawn), shapes)
+        both = zip(apart(self.read, shapes), apart(self.drawn, shapes), strict=True)
         return [torch.where((read != 0).any(2, keepdim=True), read, drawn) for read, drawn in both]
-
-
-def _apart(flat: Tensor, shapes: Sequence[tuple[int, int, int]]) -> Factors:
-    parts = torch.split(flat, [math.prod(shape) for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

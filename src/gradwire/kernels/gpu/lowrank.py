@@ -21,6 +21,7 @@ from gradwire.deferred import Flag, placed, shared
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, compensated, magnitude_bits
 from gradwire.kernels.gpu._launch import jitted, launch
+from gradwire.kernels.places import joined, lie_together
 from gradwire.layout import Block, Int64Array
 
 TILES = ((4, 256), (64, 64))
@@ -100,12 +101,13 @@ def _tables_of(blocks: Sequence[Block], p: Sequence[Tensor], q: Sequence[Tensor]
 
 
 def project_rows(block: Block, source: Compensated, q: Tensor, p: Tensor, subtract: Tensor | None) -> Flag:
-    return project_rows_each((block,), source, [q[None]], [p[None]], None if subtract is None else [subtract[None]])[0]
+    given = None if subtract is None else [subtract[None]]
+    return project_rows_each((block,), source, [q[None]], [p[None]], given)[0] < INFINITE.value
 
 
 def project_columns(block: Block, source: Compensated, p: Tensor, q: Tensor, subtract: Tensor | None) -> Flag:
     given = None if subtract is None else [subtract[None]]
-    return project_columns_each((block,), source, [p[None]], [q[None]], given)[0]
+    return project_columns_each((block,), source, [p[None]], [q[None]], given)[0] < INFINITE.value
 
 
 def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:
@@ -119,7 +121,11 @@ def project_rows_each(
     p: Sequence[Tensor],
     subtract: Sequence[Tensor] | None,
 ) -> Tensor:
-    """``project_rows`` of matrices in groups of one shape, whose factors are stacked; returns their flags."""
+    """``project_rows`` of matrices in groups of one shape, whose factors are stacked.
+
+    Returns:
+        ``int32[M]``: of each matrix and its factor the bits of the largest magnitude.
+    """
     return _project_each(0, blocks, source, p, q, subtract)
 
 
@@ -138,19 +144,21 @@ def write_products(
     blocks: Sequence[Block], p: Sequence[Tensor], q: Sequence[Tensor], out: Tensor, residual: Tensor | None
 ) -> None:
     """``write_product``, as :func:`project_rows_each`."""
-    _write_all(_tables_of(blocks, p, q), _flat(p), _flat(q), out, residual)
+    _write_all(_tables_of(blocks, p, q), joined(p), joined(q), out, residual)
 
 
 def remember_factors(kept: Sequence[Tensor], found: Sequence[Tensor]) -> list[Tensor]:
     """Copies factors that are finite to what is kept; returns all, as NaN where they are not."""
     matrices = _factors_of(tuple(tuple(factors.shape) for factors in found), found[0].device)
-    known, new = (torch.cat([factors.reshape(-1) for factors in each]) for each in (kept, found))
+    in_place, new = lie_together(kept), torch.cat([factors.reshape(-1) for factors in found])
+    known = joined(kept)
     peaks = torch.zeros(len(matrices.matrices), dtype=torch.int32, device=new.device)
     pieces = matrices.pieces[0]
     launch(_find_peaks, len(pieces), pieces, matrices.matrices, new, peaks, LENGTH=LENGTH)
     launch(_remember, len(pieces), pieces, matrices.matrices, new, known, peaks, LENGTH=LENGTH)
-    parts = known.split([factors.numel() for factors in kept])
-    torch._foreach_copy_(list(kept), [part.view(each.shape) for part, each in zip(parts, kept, strict=True)])
+    if not in_place:
+        parts = known.split([factors.numel() for factors in kept])
+        torch._foreach_copy_(list(kept), [part.view(each.shape) for part, each in zip(parts, kept, strict=True)])
     parts = new.split([factors.numel() for factors in found])
     return [part.view(each.shape) for part, each in zip(parts, found, strict=True)]
 
@@ -162,12 +170,6 @@ def _factors_of(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> _T
     return _Tables.of([0] * len(each), each, partial(shared, device=device))
 
 
-def _flat(factors: Sequence[Tensor]) -> Tensor:
-    """One after another; one alone as it is."""
-    first = factors[0]
-    return first.reshape(-1) if len(factors) == 1 else torch.cat([factor.reshape(-1) for factor in factors])
-
-
 def _project_each(
     side: int,
     blocks: Sequence[Block],
@@ -176,22 +178,25 @@ def _project_each(
     q: Sequence[Tensor],
     subtract: Sequence[Tensor] | None,
 ) -> Tensor:
-    """Fills the factors of a side, of the rows (0) or the columns (1), by those of the other."""
+    """Fills the factors of a side, of the rows (0) or the columns (1), by those of the other; returns the peaks."""
     tables, to, given = _tables_of(blocks, p, q), (p, q)[side], (q, p)[side]
-    computed, finite = _project(tables, source, _flat(given), side)
+    in_place = lie_together(to)
+    computed = joined(to) if in_place else to[0].new_empty(tables.values[side])
+    peaks = _project(tables, source, joined(given), computed, side)
     if subtract is not None and source.residual is not None:
-        back = _flat(subtract)
+        back = joined(subtract)
         _write_all(tables, *((back, computed) if side else (computed, back)), None, source.residual)
-    parts = torch.split(computed, [each.numel() for each in to])
-    torch._foreach_copy_(list(to), [part.view(each.shape) for part, each in zip(parts, to, strict=True)])
-    return finite
+    if not in_place:
+        parts = torch.split(computed, [each.numel() for each in to])
+        torch._foreach_copy_(list(to), [part.view(each.shape) for part, each in zip(parts, to, strict=True)])
+    return peaks
 
 
-def _project(tables: _Tables, source: Compensated, fixed: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """The factors of a side, NaN where a matrix or its factor is not finite, and where both are; leaves ``t``."""
+def _project(tables: _Tables, source: Compensated, fixed: Tensor, computed: Tensor, side: int) -> Tensor:
+    """Computes the factors of a side, NaN where a matrix or its factor is not finite; leaves ``t``; returns peaks."""
     gradient, residual, beta, gamma = source
     peaks = torch.zeros(len(tables.matrices), dtype=torch.int32, device=gradient.device)
-    parts, computed = (gradient.new_empty(size[side]) for size in (tables.parts, tables.values))
+    parts = gradient.new_empty(tables.parts[side])
     tiles, pieces, (height, width) = tables.tiles[side], tables.pieces[side], TILES[side]
     values = gradient, gradient if residual is None else residual
     arguments = (tiles, tables.matrices, *values, fixed, parts, peaks, beta, gamma)
@@ -200,7 +205,7 @@ def _project(tables: _Tables, source: Compensated, fixed: Tensor, side: int) -> 
     found = (pieces, tables.matrices, parts, computed, peaks)
     launch(_add_parts, len(pieces), *found, FACTOR=side, SIDE=height if side else width, LENGTH=LENGTH, DEPTH=DEPTH)
     launch(_mark, len(pieces), pieces, tables.matrices, computed, peaks, FACTOR=side, LENGTH=LENGTH)
-    return computed, peaks.lt(INFINITE.value)
+    return peaks
 
 
 def _write_all(tables: _Tables, p: Tensor, q: Tensor, out: Tensor | None, residual: Tensor | None) -> None:
@@ -316,7 +321,7 @@ def _find_peaks(pieces, matrices, found, peaks, LENGTH: tl.constexpr):
     tl.atomic_max(peaks + matrix, tl.max(magnitude_bits(value), axis=0), sem="relaxed")
 
 
-@triton.jit
+@jitted("kept")
 def _remember(pieces, matrices, found, kept, peaks, LENGTH: tl.constexpr):
     matrix, row, i, numel = _piece_of(pieces, matrices, 0, LENGTH)
     lost = tl.broadcast_to(tl.load(peaks + matrix + tl.arange(0, 1)), (LENGTH,)) >= INFINITE

@@ -18,6 +18,7 @@ from gradwire import exact
 from gradwire.deferred import shared
 from gradwire.kernels.gpu._jitted import INFINITE, INFINITY, magnitude_bits
 from gradwire.kernels.gpu._launch import launch
+from gradwire.kernels.places import joined
 
 WIDEST = 4096
 """Values of a row that a program holds at once, at most."""
@@ -52,9 +53,9 @@ def scale_each(factors: Sequence[Tensor]) -> list[Tensor]:
 def refill_each(factors: Sequence[Tensor], starts: Sequence[Tensor]) -> list[Tensor]:
     """The same, each zero is what a start has there, and the same once more, in one launch."""
     shapes = tuple(tuple(rows.shape) for rows in factors)
-    flat, first = (torch.cat([rows.reshape(-1) for rows in each]) for each in (factors, starts))
+    flat = torch.cat([rows.reshape(-1) for rows in factors])
     _, rows = _tables(shapes, flat.device)
-    launch(_refill, len(rows), flat, first, rows, WIDTH=1024)
+    launch(_refill, len(rows), flat, joined(starts), rows, WIDTH=1024)
     return _apart(flat, factors)
 
 
