@@ -9,6 +9,7 @@ import torch
 from interpreted import BLOCKS, by_the_gpu, of_all_kinds  # noqa: F401
 
 from gradwire.kernels import Compensated, gpu, reference
+from gradwire.kernels.gpu import deadzone_read
 from gradwire.kernels.reference import deadzone_payload_bytes, deadzone_room
 from gradwire.kernels.reference.deadzone import HEAD
 from gradwire.layout import Block, Granularity, flat_slots
@@ -88,7 +89,9 @@ def test_values_of_many_thousand_steps() -> None:
 
 
 @pytest.mark.parametrize("by", [0.02, 2.0])
-def test_runs_of_many_pieces_and_tiles(by: float) -> None:
+@pytest.mark.parametrize("lanes", [8, 32])
+def test_runs_of_many_pieces_and_tiles(by: float, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadzone_read, "LANES", ((0, lanes),))
     values = GRADIENTS["normal"]
     check_written_and_read(LONG, values, relative(LONG, values, by), 64, 3.0)
 

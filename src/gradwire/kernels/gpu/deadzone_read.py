@@ -33,8 +33,9 @@ from gradwire.layout import Block
 ROOM = 2**29
 """Bytes that levels take while they are read: of so many rows at once as it holds, and of one at least."""
 
-_LANES = 8
-"""Tiles that a program reads, a lane each: more of them wait for one another's memory, fewer leave lanes idle."""
+LANES = ((2**14, 32), (2**12, 16), (0, 8))
+"""From so many tiles on, how many a program reads, a lane each: more of them wait for one another's memory, fewer leave
+lanes idle, of which there are enough where tiles are few."""
 
 TURNS = 8
 """Codes that a lane reads before the program looks whether any is left."""
@@ -51,7 +52,9 @@ def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weig
         return
     tiles, device, head = tiles_of(block, out.device), out.device, 4 * block.segment_count
     count, rows = number_of_tiles(block, tile), len(payloads)
-    programs, at_once = triton.cdiv(count, _LANES), max(min(rows, ROOM // (8 * block.numel)), 1)
+    at_once = max(min(rows, ROOM // (8 * block.numel)), 1)
+    lanes = next(lanes for least, lanes in LANES if at_once * count >= least)
+    programs = triton.cdiv(count, lanes)
     _, _, symbols = code_tables(device)
     levels = torch.empty(at_once, block.numel, dtype=torch.int32, device=device)
     raw = torch.empty(at_once, block.numel, dtype=torch.float32, device=device)
@@ -61,7 +64,7 @@ def deadzone_decode(block: Block, payloads: Tensor, tile: int, out: Tensor, weig
         body = words[:, (head + HEAD) // 4 + count :]
         levels.zero_()
         read = (sizes.cumsum(1), sizes, body, body.shape[1], body.stride(0), symbols, tile, count, block.numel)
-        launch(_read, len(words) * programs, *read, programs, levels, raw, LANES=_LANES, TURNS=TURNS, warps=1)
+        launch(_read, len(words) * programs, *read, programs, levels, raw, LANES=lanes, TURNS=TURNS, warps=1)
         steps, points = words.view(torch.float32), payloads[first:, head:]
         added = (tiles.table, tiles.bases, levels, raw, block.numel, steps, words.stride(0), points, out)
         last = weight if first + len(words) == rows else 1.0

@@ -20,6 +20,7 @@ from gradwire.kernels.gpu._deadzone import (
     LEVEL_BITS,
     LIMIT,
     MOST_ACTIVE,
+    NEGATIVE_LEVEL,
     RAW,
     ROUNDING,
     THRESHOLD,
@@ -149,12 +150,13 @@ def _numbered(ends, sent):
 def _collect(
     table, values, steps, bases, ends, most, elements, levels, bits, WIDTH: tl.constexpr, ALIGNED: tl.constexpr
 ):
+    """Leaves of each value that is sent where it is, and its level with its sign; all its bits if that is sent."""
     t, _, _, sent, level = _reaching(table, values, steps, WIDTH, ALIGNED)
     number = _numbered(ends, sent)
     mask = sent & (number < most)
     tl.store(elements + number, tl.load(bases + tl.program_id(0)) + tl.arange(0, WIDTH), mask=mask)
-    tl.store(levels + number, level, mask=mask)
-    tl.store(bits + number, t.to(tl.int32, bitcast=True), mask=mask)
+    tl.store(levels + number, tl.where(t < 0, level | NEGATIVE_LEVEL, level), mask=mask)
+    tl.store(bits + number, t.to(tl.int32, bitcast=True), mask=mask & (level == LIMIT))
 
 
 @triton.jit
@@ -170,7 +172,7 @@ def _classify(elements, levels, all_of_them, tile, most, symbols, turns, WIDTH: 
     mask = k < count
     element = tl.load(elements + k, mask=mask, other=0)
     before = tl.load(elements + k - 1, mask=mask & (k > 0), other=-1)
-    level = tl.load(levels + k, mask=mask, other=1)
+    level = tl.load(levels + k, mask=mask, other=1) & (NEGATIVE_LEVEL - 1)
     begin = element // tile * tile
     gap_class = class_of(tl.where(mask, element - tl.maximum(before, begin - 1), 1))
     level_class = tl.where(level == LIMIT, RAW, class_of(level))
@@ -281,15 +283,21 @@ def _write(
     gap = (element - tl.maximum(before, begin - 1)).to(tl.int64)
     symbol = tl.load(symbols + k, mask=mask, other=0).to(tl.int32) & 0xFFFF
     level = tl.load(levels + k, mask=mask, other=1)
-    value = tl.load(bits + k, mask=mask, other=0)
-    _put(body, at, tl.load(words + symbol, mask=mask, other=0).to(tl.int64), mask)
-    at += tl.load(lengths + symbol, mask=mask, other=0)
+    negative = (level >= NEGATIVE_LEVEL).to(tl.int64)
+    level = level & (NEGATIVE_LEVEL - 1)
+    code = tl.load(words + symbol, mask=mask, other=0).to(tl.int64)
+    length = tl.load(lengths + symbol, mask=mask, other=0)
     gap_width = width_of((symbol % (ESCAPE + 1)) >> LEVEL_BITS)
-    _put(body, at, gap & ones(gap_width), mask)
-    at += gap_width
-    coarse = 2 * (level & ones(width_of(class_of(level)))) + (value < 0).to(tl.int64)
-    exact = value.to(tl.int64) & 0xFFFFFFFF
-    _put(body, at, tl.where(level == LIMIT, exact, coarse), mask)
+    gap = gap & ones(gap_width)
+    coarse = 2 * (level & ones(width_of(class_of(level)))) + negative
+    short = width <= 32
+    _put(body, at, code | (gap << length) | (coarse << (length + gap_width)), mask & short)
+    if tl.max((mask & (short == 0)).to(tl.int32), axis=0) > 0:
+        long = mask & (short == 0)
+        exact = tl.load(bits + k, mask=long & (level == LIMIT), other=0).to(tl.int64) & 0xFFFFFFFF
+        _put(body, at, code, long)
+        _put(body, at + length, gap, long)
+        _put(body, at + length + gap_width, tl.where(level == LIMIT, exact, coarse), long)
 
 
 @jitted("first", "second", "others")
