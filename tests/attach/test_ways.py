@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from gradwire import ConfigurationError
+from gradwire.attach.ddp_buckets import Collected
 from models import same_everywhere
 from pool import ranks
 from trained import METHODS, Branches, Trained, inputs, mean_square, network
@@ -42,6 +44,29 @@ def test_accumulation() -> None:
         at_once.step(partial(total, together))
         accumulated.step(*(mean_square(accumulated.model, 10 * step + each) for each in range(3)))
     torch.testing.assert_close(at_once.end(2), accumulated.end(2), rtol=1e-3, atol=1e-6)
+
+
+@ranks(2)
+def test_averages_of_the_whole_model_are_where_ddp_looks_for_them() -> None:
+    """In its buckets where gradients are views of them, so that it copies no parameter by itself."""
+    handed: list[tuple[Any, torch.Tensor]] = []
+
+    def on_bucket(self: Collected, bucket: dist.GradBucket, last: bool, usual: Any = Collected.on_bucket) -> Any:
+        handed.append((usual(self, bucket, last), bucket.buffer()))
+        return handed[-1][0]
+
+    weights = []
+    for view in (False, True):
+        trained = Trained(network(), granularity="model", gradient_as_bucket_view=view)
+        with mock.patch.object(Collected, "on_bucket", on_bucket):
+            for step in range(5):
+                handed.clear()
+                trained.step(mean_square(trained.model, step))
+        assert len(handed) > 1
+        for future, buffer in handed:
+            assert (future.value().data_ptr() == buffer.data_ptr()) == view
+        weights.append(trained.end(5))
+    assert torch.equal(*weights)
 
 
 @ranks(2)
