@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -178,5 +179,9 @@ def _sent_together(several: Sequence[Tensor]) -> Iterator[Callable[[], Tensor]]:
     """The same for each of several, of one type, in one copy."""
     arrived = sent_to_host(several[0] if len(several) == 1 else torch.cat([each.reshape(-1) for each in several]))
     sizes = [each.numel() for each in several]
+
+    def part(number: int, shape: torch.Size) -> Tensor:
+        return torch.split(arrived().reshape(-1), sizes)[number].view(shape)
+
     for number, each in enumerate(several):
-        yield lambda number=number, shape=each.shape: arrived().reshape(-1).split(sizes)[number].view(shape)
+        yield partial(part, number, each.shape)

@@ -9,10 +9,10 @@ from torch import Tensor, from_numpy
 
 from gradwire.kernels.cpu._compiled import Float32Array, UInt8Array, array, compiled, inlined
 from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
-from gradwire.kernels.cpu._levels import class_of, context_of, following, level_of, low_bits, threshold_of
+from gradwire.kernels.cpu._levels import class_of, context_of, following, level_of, threshold_of
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.deadzone import LIMIT
-from gradwire.kernels.reference.deadzone_codes import LEVEL_CLASSES, RAW, codes
+from gradwire.kernels.reference.deadzone_codes import ESCAPE, LEVEL_CLASSES, RAW, codes
 from gradwire.kernels.reference.deadzone_step import (
     HIGHEST_POINT,
     SAMPLED_CHUNK,
@@ -76,7 +76,8 @@ def deadzone_step(
     of_all, of_few = _Sample.of(sample, drawn), _Sample.of(few_of(sample), None if drawn is None else few_of(drawn))
     ends = np.zeros(-(-sample.numel() // SAMPLED_CHUNK) + 1 if every > 1 else 0, np.int64)
     first = -1 if near is None else index_of(near)
-    step = _STEPS[_choose(of_all, of_few, _STEPS, tile, target, every, ends, codes().lengths, first, exactly)]
+    taken = codes().taken.reshape(-1)
+    step = _STEPS[_choose(of_all, of_few, _STEPS, tile, target, every, ends, taken, first, exactly)]
     points = np.zeros(3, np.int64)
     _points(of_all.values, step, points, np.zeros(3, np.int64))
     return float(step), (int(points[0]), int(points[1]), int(points[2]))
@@ -102,7 +103,7 @@ def _choose(
     target: int,
     every: int,
     ends: Int64Array,
-    lengths: UInt8Array,
+    taken: UInt8Array,
     guess: int,
     exactly: bool,
 ) -> int:
@@ -111,24 +112,23 @@ def _choose(
     all_are_few = few.values.size == sample.values.size
     if guess < 0 or all_are_few:
         share = target * few.values.size // max(sample.values.size, 1)
-        guess, _ = _finest(few, steps, tile, share, all_steps // 2, all_steps, none, lengths)
-    size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths, False)[0], 1)
+        guess, _ = _finest(few, steps, tile, share, all_steps // 2, all_steps, none, taken)
+    size = max(_size_at(sample, steps[guess], tile, unbounded, ends, taken), 1)
     alike = target <= 2 * size and size <= 2 * target
     if not alike:
-        guess, _ = _finest(sample, steps, tile, target, guess, one, none, lengths)
-        size = max(_size_at(sample, steps[guess], tile, unbounded, ends, lengths, False)[0], 1)
+        guess, _ = _finest(sample, steps, tile, target, guess, one, none, taken)
+        size = max(_size_at(sample, steps[guess], tile, unbounded, ends, taken), 1)
     aim = target
     if every > 1:
         aim -= min(_doubt(ends, every, target / size), target // 2)
     if alike:
-        share = _size_at(few, steps[guess], tile, unbounded, none, lengths, False)[0] * aim // size
-        guess, _ = _finest(few, steps, tile, share, guess, one, none, lengths)
+        share = _size_at(few, steps[guess], tile, unbounded, none, taken) * aim // size
+        guess, _ = _finest(few, steps, tile, share, guess, one, none, taken)
     if exactly or all_are_few or not alike:
-        guess, size = _finest(sample, steps, tile, aim, guess, one, none, lengths)
+        guess, size = _finest(sample, steps, tile, aim, guess, one, none, taken)
         if guess > 0 and 2 * size < target:
-            _, longer = _size_at(sample, steps[guess], tile, target, none, lengths, True)
-            _, finer = _size_at(sample, steps[guess - 1], tile, target, none, lengths, True)
-            guess -= finer > longer
+            finer = _told_at(sample, steps[guess - 1], tile, target, taken)
+            guess -= finer > _told_at(sample, steps[guess], tile, target, taken)
     return guess
 
 
@@ -141,11 +141,11 @@ def _finest(
     guess: int,
     reach: int,
     none: Int64Array,
-    lengths: UInt8Array,
+    taken: UInt8Array,
 ) -> tuple[int, int]:
     low, high, least, guess = 0, STEPS, target, min(guess, STEPS - 1)
     while low < high:
-        size, _ = _size_at(sample, steps[guess], tile, target, none, lengths, False)
+        size = _size_at(sample, steps[guess], tile, target, none, taken)
         if size <= target:
             high, least = guess, size
             guess = max((low + high) // 2, high - reach)
@@ -166,56 +166,68 @@ def _doubt(ends: Int64Array, every: int, weight: float) -> int:
 
 
 @compiled
-def _size_at(
-    sample: _Sample, step: np.float32, tile: int, most: int, ends: Int64Array, lengths: UInt8Array, tells: bool
-) -> tuple[int, float]:
-    """Of what the sample is rounded to, if numbers are drawn."""
-    inverse = np.float32(1) / step
-    for i in range(sample.drawn.size):
-        sample.rounded[i] = np.floor(sample.values[i] * inverse + sample.drawn[i]) * step
-    found: tuple[int, float] = _size(sample.rounded, step, tile, most, ends, lengths, tells)
-    return found
-
-
-@compiled
-def _size(
-    sample: Float32Array, step: np.float32, tile: int, most: int, ends: Int64Array, lengths: UInt8Array, tells: bool
-) -> tuple[int, float]:
-    """Bits of all codes, or more than ``most``; and, if it tells, the squares of values whose codes have room.
+def _size_at(sample: _Sample, step: np.float32, tile: int, most: int, ends: Int64Array, taken: UInt8Array) -> int:
+    """Bits of all codes of what is rounded, or more than ``most``.
 
     Bits up to the end of each chunk are noted where there is room for that.
     """
-    inverse, threshold, squares = np.float32(1) / step, threshold_of(step), np.float64(0)
+    _round(sample, step)
+    values, inverse, threshold = sample.rounded, np.float32(1) / step, threshold_of(step)
     previous, size, activity, end = np.int64(-1), np.int64(0), np.int64(0), np.int64(tile)
-    for first in range(0, sample.size, LANES):
-        mask = reaching_mask(sample, first, threshold)
+    for first in range(0, values.size, LANES):
+        mask = reaching_mask(values, first, threshold)
         while mask:
             place = first + trailing_zeros(mask)
             mask &= mask - np.uint32(1)
-            level = level_of(sample[place] * inverse)
             if place >= end:
                 previous = place // tile * tile - 1
                 end, activity = previous + 1 + tile, np.int64(0)
-            bits, activity = _taken(place - previous, level, activity, lengths)
+            bits, activity = _taken(values[place] * inverse, place - previous, activity, taken)
             size += bits
-            if tells and size <= most:
-                squares += np.float64(sample[place]) ** 2
             previous = place
         if size > most:
             break
         if ends.size:
             ends[first // SAMPLED_CHUNK + 1] = size
-    return int(size), float(squares)
+    return int(size)
+
+
+@compiled
+def _told_at(sample: _Sample, step: np.float32, tile: int, most: int, taken: UInt8Array) -> float:
+    """The squares of values whose codes have room."""
+    _round(sample, step)
+    values, inverse, threshold = sample.rounded, np.float32(1) / step, threshold_of(step)
+    previous, size, activity, squares = np.int64(-1), np.int64(0), np.int64(0), np.float64(0)
+    for i in range(values.size):
+        place = np.int64(i)
+        if np.float32(values[place]).view(np.uint32) < threshold:
+            continue
+        if place // tile != previous // tile:
+            previous, activity = place // tile * tile - 1, np.int64(0)
+        bits, activity = _taken(values[place] * inverse, place - previous, activity, taken)
+        size += bits
+        if size > most:
+            break
+        squares += np.float64(values[place]) ** 2
+        previous = place
+    return float(squares)
+
+
+@compiled
+def _round(sample: _Sample, step: np.float32) -> None:
+    """Rounds a sample, if numbers are drawn."""
+    inverse = np.float32(1) / step
+    for i in range(sample.drawn.size):
+        sample.rounded[i] = np.floor(sample.values[i] * inverse + sample.drawn[i]) * step
 
 
 @inlined
-def _taken(gap: np.int64, level: np.int64, activity: np.int64, lengths: UInt8Array) -> tuple[np.int64, np.int64]:
-    """Bits of a code, and how active the values before the next one are."""
-    gap_class = class_of(gap)
+def _taken(relative: np.float32, gap: np.int64, activity: np.int64, taken: UInt8Array) -> tuple[np.int64, np.int64]:
+    """Bits of a value and its code, and how active the values before the next one are."""
+    level, gap_class = level_of(relative), class_of(gap)
     level_class = np.int64(RAW) if level == LIMIT else class_of(level)
-    width = np.int64(31) if level == LIMIT else low_bits(level_class)
-    bits = np.int64(lengths[context_of(activity), gap_class * LEVEL_CLASSES + level_class])
-    return bits + low_bits(gap_class) + 1 + width, following(activity, gap_class, level_class)
+    symbol = context_of(activity) * ESCAPE + gap_class * LEVEL_CLASSES + level_class
+    return np.int64(taken[np.uint64(symbol)]), following(activity, gap_class, level_class)
 
 
 @compiled

@@ -102,12 +102,12 @@ def _tables_of(blocks: Sequence[Block], p: Sequence[Tensor], q: Sequence[Tensor]
 
 def project_rows(block: Block, source: Compensated, q: Tensor, p: Tensor, subtract: Tensor | None) -> Flag:
     given = None if subtract is None else [subtract[None]]
-    return project_rows_each((block,), source, [q[None]], [p[None]], given)[0] < INFINITE.value
+    return project_rows_each((block,), source, [q[None]], [p[None]], given)[0].lt(INFINITE.value)
 
 
 def project_columns(block: Block, source: Compensated, p: Tensor, q: Tensor, subtract: Tensor | None) -> Flag:
     given = None if subtract is None else [subtract[None]]
-    return project_columns_each((block,), source, [p[None]], [q[None]], given)[0] < INFINITE.value
+    return project_columns_each((block,), source, [p[None]], [q[None]], given)[0].lt(INFINITE.value)
 
 
 def write_product(block: Block, p: Tensor, q: Tensor, out: Tensor, residual: Tensor | None) -> None:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradwire.layout import Int64Array
+
 CONTEXTS = 24
 """Codes, by how active the values before were."""
 
@@ -105,12 +107,14 @@ class Codes(NamedTuple):
     Attributes:
         lengths: ``uint8[CONTEXTS, ESCAPE + 1]``: bits that a symbol takes, those after an escape included.
         words: ``uint32[CONTEXTS, ESCAPE + 1]``: these bits, the first one lowest.
+        taken: ``uint8[CONTEXTS, ESCAPE]``: bits that a value takes whose symbol it is, with all that follows that.
         symbols: ``uint16[CONTEXTS, 2**LONGEST]``: by the next bits, the symbol that is next, plus ``2**12`` times the
             length of its code.
     """
 
     lengths: np.ndarray[Any, np.dtype[np.uint8]]
     words: np.ndarray[Any, np.dtype[np.uint32]]
+    taken: np.ndarray[Any, np.dtype[np.uint8]]
     symbols: np.ndarray[Any, np.dtype[np.uint16]]
 
 
@@ -120,6 +124,7 @@ def codes() -> Codes:
     made = Codes(
         np.zeros((CONTEXTS, ESCAPE + 1), np.uint8),
         np.zeros((CONTEXTS, ESCAPE + 1), np.uint32),
+        np.zeros((CONTEXTS, ESCAPE), np.uint8),
         np.zeros((CONTEXTS, 2**LONGEST), np.uint16),
     )
     for context, costs in enumerate(zip(GAP_COSTS, LEVEL_COSTS, strict=True)):
@@ -135,7 +140,15 @@ def codes() -> Codes:
         escape, bits = int(made.words[context, ESCAPE]), lengths[ESCAPE]
         for symbol in np.flatnonzero(made.lengths[context] == 0).tolist():
             made.lengths[context, symbol], made.words[context, symbol] = bits + ESCAPED_BITS, escape | symbol << bits
+    gap, level = np.divmod(np.arange(ESCAPE), LEVEL_CLASSES)
+    made.taken[:] = made.lengths[:, :ESCAPE] + _low_bits(gap) + np.where(level == RAW, 32, _low_bits(level) + 1)
     return made
+
+
+def _low_bits(classes: Int64Array) -> Int64Array:
+    """How many bits say which number of a class it is."""
+    widths: Int64Array = np.maximum((classes + 1 >> 1) - 1, 0)
+    return widths
 
 
 def _weights(gaps: str, levels: str) -> dict[int, int]:
