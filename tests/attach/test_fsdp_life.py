@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,8 @@ def test_what_cannot_be_attached_to() -> None:
     refused(lambda: gradwire.compress(mixed, "topk"), r"replicas on different ranks, \(\d, \d\) and none; use one mesh")
     half = MixedPrecisionPolicy(torch.float16, torch.float16)
     refused(lambda: gradwire.compress(hsdp(mp_policy=half), "topk"), r"reduces in float16.*reduce_dtype=torch.float32")
+    for attach in (gradwire.compress, gradwire.compress_reduce_scatter):
+        refused(partial(attach, hsdp(Net().double()), "qsgd"), r"reduces in float64.*=torch.float32")
     several = Net()
     several.first.to(torch.bfloat16)
     fully_shard(several, mesh=mesh)

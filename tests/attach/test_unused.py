@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Generator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,15 +15,29 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.methods import LayerMethod, LayerState
+from gradwire.wire import AllReduceMean
 from pool import Pool, ranks
 
 ALL = gradwire.DensePolicy(below=0, vectors=False)
-METHODS: list[tuple[str, dict[str, Any]]] = [
+
+
+@dataclass(frozen=True)
+class Half(LayerMethod):
+    """Sends half of what there is, and owes the rest itself."""
+
+    def average(self, gradient: torch.Tensor, state: LayerState) -> Generator[Any, torch.Tensor, torch.Tensor]:
+        state["residual"] = (gradient + state.get("residual", 0)) / 2
+        return (yield AllReduceMean(state["residual"]))
+
+
+METHODS: list[tuple[str | LayerMethod, dict[str, Any]]] = [
     ("topk", {"ratio": 0.05}),
     ("acpsgd", {"rank": 1}),
     ("efsignsgd", {"route": "sharded"}),
     ("topk", {"ratio": 0.05, "granularity": "model"}),
     ("topk", {"ratio": 0.05, "memory": "lowpass"}),
+    (Half(), {}),
 ]
 
 
@@ -66,7 +82,7 @@ class Sums:
 USES = [(0, 0), (1, 1), (0, 1), (1, 1), (1, 1), (1, 0), (1, 1), (0, 0)]
 
 
-def by_ddp(method: str, options: dict[str, Any], view: bool, to_none: bool) -> None:
+def by_ddp(method: str | LayerMethod, options: dict[str, Any], view: bool, to_none: bool) -> None:
     net = Branches()
     sums = Sums(net)
     model = DistributedDataParallel(net, find_unused_parameters=True, gradient_as_bucket_view=view, bucket_cap_mb=0.001)
@@ -139,7 +155,7 @@ def test_what_was_used_under_no_sync_alone_is_taken() -> None:
                 sums.check(gradwire.Owed(handle, model).state_dict())
 
 
-def in_a_loop_of_ones_own(method: str, options: dict[str, Any]) -> None:
+def in_a_loop_of_ones_own(method: str | LayerMethod, options: dict[str, Any]) -> None:
     net = Branches()
     sums = Sums(net)
     with closing(gradwire.Synchronizer(net, method, dense=ALL, **options)) as sync:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire import ConfigurationError
+from gradwire.methods import LayerMethod, LayerState
+from gradwire.wire import AllReduceMean
 from pool import ranks
 
 RATES = [0.0, 0.5, 0.3, 0.0, 0.0, 0.07, 0.01, 0.0]
@@ -64,6 +68,34 @@ def test_updates_and_memories_add_up_to_what_was_due() -> None:
         dist.all_reduce(owed)
         torch.testing.assert_close(applied + RATES[-2] * owed.view(SHAPE), due, rtol=0, atol=1e-5, msg=method)
         sync.close()
+
+
+@dataclass(frozen=True)
+class Half(LayerMethod):
+    """Sends half of what there is, and owes the rest itself."""
+
+    def average(self, gradient: torch.Tensor, state: LayerState) -> Generator[Any, torch.Tensor, torch.Tensor]:
+        state["residual"] = (gradient + state.get("residual", 0)) / 2
+        return (yield AllReduceMean(state["residual"]))
+
+
+@ranks(1)
+def test_what_a_layer_method_owes_is_weighed_beside_other_methods() -> None:
+    current = [0.0]
+    named = [(name, torch.nn.Parameter(torch.zeros(SHAPE))) for name in ("own", "other")]
+    methods: dict[str, Any] = {"own": Half(), "*": "topk"}
+    sync = gradwire.Synchronizer(named, methods, learning_rate=lambda: current[0])
+    due, applied = torch.zeros(SHAPE), torch.zeros(SHAPE)
+    for step, rate in enumerate(RATES):
+        current[0] = rate
+        for _, each in named:
+            each.grad = gradient(0, step)
+        sync.synchronize()
+        due += rate * gradient(0, step)
+        applied += rate * named[0][1].grad  # type: ignore[operator]
+    owed = sync.state_dict()["tensors"]["residual"]["own"]
+    torch.testing.assert_close(applied + RATES[-2] * owed, due, rtol=0, atol=1e-5)
+    sync.close()
 
 
 @ranks(1)

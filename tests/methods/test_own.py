@@ -104,6 +104,12 @@ def a_number_kept(gradient: Tensor, state: LayerState) -> Any:
     return (yield AllReduceMean(gradient.clone()))
 
 
+def a_name_that_is_taken(gradient: Tensor, state: LayerState) -> Any:
+    average = yield AllReduceMean(gradient)
+    state["owed"] = torch.ones(1)
+    return average
+
+
 def own_sizes(gradient: Tensor, state: LayerState) -> Any:
     chosen = gradient[gradient.abs() > gradient.abs().mean()]
     yield AllGather(chosen.view(torch.uint8))
@@ -131,6 +137,7 @@ def own_average(gradient: Tensor, state: LayerState) -> Any:
         (mean_of_levels, r"AllReduceMean was given torch.int32.*; AllReduceSum adds whole numbers"),
         (sum_of_values, r"AllReduceSum was given torch.float32.*; AllReduceMean averages floating-point tensors"),
         (a_number_kept, r"state\['n'\] = 1 is no tensor; .* give torch.tensor\(1\), or use state.step"),
+        (a_name_that_is_taken, r"state\['owed'\] is what the next step adds .*; take another name"),
         (own_sizes, r"rank 1 asks for all-gather of torch.uint8, .* where rank 0 asks for all-gather of torch.uint8"),
         (own_rounds, r"rank 1 asks for all-reduce .* that only ranks \[1\] ask for; in every round ask for the same"),
         (own_average, r"left other averages on rank 1 than on rank 0 in a rehearsal on noise; compute the same bits"),

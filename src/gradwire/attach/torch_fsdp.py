@@ -167,10 +167,11 @@ class ParameterGroup:
                     f"the parameter group of {self._name!r} has parameters of several dtypes, whose gradients FSDP "
                     "packs in an order of its own; fully_shard those of each dtype by themselves"
                 )
-            if dtype == torch.float16:
+            if dtype not in (torch.float32, torch.bfloat16):
                 raise ConfigurationError(
-                    f"the parameter group of {self._name!r} reduces in float16, which FSDP divides after the average; "
-                    "choose MixedPrecisionPolicy(reduce_dtype=torch.float32), or torch.bfloat16"
+                    f"the parameter group of {self._name!r} reduces in {str(dtype).removeprefix('torch.')}, which FSDP "
+                    "divides after the average; choose MixedPrecisionPolicy(reduce_dtype=torch.float32), or "
+                    "torch.bfloat16"
                 )
 
     def check_gradient(self, gradient: Tensor) -> None:

@@ -119,8 +119,7 @@ def owed_of(
     if nodes is not None and workers > 1:
         rank, world_size = nodes.node(rank), nodes.count
     owed = rows.view(-1)
-    own_fields = rule.method.owed if rule.compresses(slot.shape) else ()
-    for each in [store.get(field, slot.name) for field in (*memory.owed("residual"), *own_fields)]:
+    for each in [store.get(field, slot.name) for field in _owing(rule, slot.shape)]:
         if each is not None and each.numel() == owed.numel():
             owed += each.reshape(-1)
     kept = [store.get(field, slot.name) for field in memory.owner().owed("owner_residual")]
@@ -138,6 +137,11 @@ def owed_of(
     return whole if owing is None else whole.add_(owing)
 
 
+def _owing(rule: Configuration, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """The store's fields of what a worker owes of a tensor of this shape: its memory's, and its method's own."""
+    return (*rule.memory_of(shape).owed("residual"), *(rule.method.owed if rule.compresses(shape) else ()))
+
+
 def give_back(
     store: Store,
     slot: Slot,
@@ -147,12 +151,13 @@ def give_back(
     rank: int,
     nodes: Nodes | None,
 ) -> None:
-    """Owes again what made an average of zeros: to a memory that owes that average, to others what was taken along."""
+    """Owes again what made an average of zeros: to what owes that average, to other memories what was taken along."""
     memory = rule.memory_of(slot.shape)
-    fields = memory.owed("residual")
-    if fields and (kept := store.get(fields[0], slot.name)) is not None:
-        own, _ = _own(slot, rule, rank, nodes)
-        kept.add_(average.view(slot.shape)[own].nan_to_num(0.0, 0.0, 0.0), alpha=memory.keeps)
+    own, _ = _own(slot, rule, rank, nodes)
+    sent = average.view(slot.shape)[own].nan_to_num(0.0, 0.0, 0.0)
+    kept = next((each for field in _owing(rule, slot.shape) if (each := store.get(field, slot.name)) is not None), None)
+    if kept is not None and kept.numel() == sent.numel():
+        kept.add_(sent.view_as(kept), alpha=memory.keeps)
     elif taken is not None and (memory.parts or isinstance(memory, NoMemory)):  # momentum has it in what comes next
         store.put(OWED, slot.name, taken, Kind.MEAN)
 

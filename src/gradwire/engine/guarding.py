@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.engine.choices import Choices
+from gradwire.engine.configuration import Configuration
 from gradwire.engine.engine import Engine
 from gradwire.engine.guards.audit import Auditor, check_audit_every
 from gradwire.engine.guards.digest import Digest, check_verify_every
@@ -82,8 +83,8 @@ class Guarding:
         if choices.clip_spikes is not None:
             guards.append(Spikes(float(choices.clip_spikes), names, engine))
         if choices.learning_rate is not None:
-            memory_of = lambda name: engine.configuration.rule(name).memory  # noqa: E731, which other choices may follow
-            guards.append(LearningRate(choices.learning_rate, engine.store, memory_of))
+            owing = lambda name: _owing(engine.configuration.rule(name))  # noqa: E731, which other choices may follow
+            guards.append(LearningRate(choices.learning_rate, engine.store, owing))
         if choices.audit_every:
             guards.append(Auditor(choices.audit_every, names, engine, engine.rank))
         asked = [getattr(rule.method, "moments", "step") for rule in engine.configuration.rules]
@@ -109,6 +110,12 @@ class Guarding:
             "audit_every": str(choices.audit_every),
             "verify_every": str(choices.verify_every),
         }
+
+
+def _owing(rule: Configuration) -> tuple[str, ...]:
+    """The store's fields of what workers and owners owe: their memories', and the method's own."""
+    memory = rule.memory
+    return (*memory.owed("residual"), *memory.owner().owed("owner_residual"), *rule.method.owed)
 
 
 def _check_name(name: object) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Slot
+from gradwire.memory import OWED
 from gradwire.methods.method import Context, Method
 from gradwire.randomness import SHARED, key_of
 from gradwire.wire.requests import Request, Synchronization, lockstep
@@ -48,6 +49,11 @@ class LayerState(MutableMapping[str, Tensor]):
             raise ConfigurationError(
                 f"state[{name!r}] = {value!r} is no tensor; what is remembered is kept and saved as tensors: give "
                 f"torch.tensor({value!r}), or use state.step, which counts steps"
+            )
+        if name == OWED:
+            raise ConfigurationError(
+                f"state[{name!r}] is what the next step adds to the gradient, whatever the method; take another name: "
+                "what the method itself owes is state['residual']"
             )
         self._store.put(name, self.parameter, value)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -33,13 +33,13 @@ class LearningRate(Guard):
     Args:
         rate: Gives the current learning rate, at least 0; called once a step, by whoever asks for an average.
         store: Where memories are kept.
-        memory_of: Gives what is carried from step to step of a parameter, by its name.
+        owing: Gives the store's fields of what is owed of a parameter, by its name.
     """
 
-    def __init__(self, rate: Callable[[], float], store: Store, memory_of: Callable[[str], Memory]) -> None:
+    def __init__(self, rate: Callable[[], float], store: Store, owing: Callable[[str], Iterable[str]]) -> None:
         self._rate = rate
         self._store = store
-        self._memory_of = memory_of
+        self._owing = owing
         self._next = 0.0
         self._now: float | None = None
         self._waiting: dict[tuple[str, str], Tensor] = {}
@@ -89,8 +89,7 @@ class LearningRate(Guard):
 
     def _owed(self, slot: Slot) -> Iterator[tuple[tuple[str, str], Tensor, int]]:
         """What is kept of a parameter and must be weighed: where, what, and by which power of the ratio."""
-        memory = self._memory_of(slot.name)
-        powers = dict.fromkeys((OWED, *memory.owed("residual"), *memory.owner().owed("owner_residual")), 1)
+        powers = dict.fromkeys((OWED, *self._owing(slot.name)), 1)
         for field, power in {**powers, SECOND_MOMENTS: 2}.items():
             if (owed := self._store.get(field, slot.name)) is not None:
                 yield (field, slot.name), owed, power
