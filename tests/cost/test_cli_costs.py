@@ -133,7 +133,10 @@ def test_bad_input_gets_a_plain_sentence(arguments: list[str], said: str, monkey
 
 def test_a_model_of_ones_own(tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "own_model_of_a_test.py"
-    path.write_text("from torch import nn\ndef make():\n    return nn.Linear(200, 300)\ndef other():\n    return 3\n")
+    path.write_text(
+        "from torch import nn\ndef make():\n    return nn.Linear(200, 300)\ndef other():\n    return 3\n"
+        "def lazy():\n    return nn.LazyLinear(300)\n"
+    )
     given = ["simulate", "bf16", *SMALL[2:], "--shapes"]
     code, out, _ = run(*given, f"{path}:make", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0
@@ -141,6 +144,9 @@ def test_a_model_of_ones_own(tmp_path: Path, monkeypatch, capsys) -> None:
     code, _, error = run(*given, f"{path}:other", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 2
     assert "must return a torch.nn.Module" in " ".join(error.split())
+    code, _, error = run(*given, f"{path}:lazy", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2
+    assert "has parameters without a shape, such as 'weight'; run a batch through" in " ".join(error.split())
 
 
 def test_how_much_is_fused_is_simulated_too() -> None:
