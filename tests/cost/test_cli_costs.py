@@ -44,6 +44,17 @@ def test_simulate_has_a_row_for_each_method_and_writes_all(tmp_path: Path, monke
     assert all(row["seconds"] >= 0.001 for row in document["predictions"])
 
 
+def test_what_was_named_is_shown_also_if_it_is_not_the_fastest_way(monkeypatch, capsys) -> None:
+    given = ["--method", "qsgd:bits=4", "--method", "qsgd:bits=4,inside=4", "--workers", "8", "--gpus", "4"]
+    for command in ("simulate", "advise"):
+        code, out, _ = run(command, *given, "--shapes", "tiny", monkeypatch=monkeypatch, capsys=capsys)
+        assert code == 0
+        assert "│ qsgd:bits=4 " in out
+        assert "│ qsgd:bits=4, inside=4 " in out
+    code, out, _ = run("simulate", "qsgd", "--every", "4", monkeypatch=monkeypatch, capsys=capsys)
+    assert "│ qsgd, every 4 " in out
+
+
 def test_what_a_step_takes_that_averages_nothing_has_copies_into_buckets_in_it(monkeypatch, capsys) -> None:
     given = ("simulate", "bf16", "--shapes", "resnet50", "--workers", "4")
     for step, took in (("0", "15.52"), ("0.3", "315.5")):
