@@ -44,6 +44,17 @@ def test_simulate_has_a_row_for_each_method_and_writes_all(tmp_path: Path, monke
     assert all(row["seconds"] >= 0.001 for row in document["predictions"])
 
 
+def test_what_was_named_is_shown_also_if_it_is_not_the_fastest_way(monkeypatch, capsys) -> None:
+    given = ["--method", "qsgd:bits=4", "--method", "qsgd:bits=4,inside=4", "--workers", "8", "--gpus", "4"]
+    for command in ("simulate", "advise"):
+        code, out, _ = run(command, *given, "--shapes", "tiny", monkeypatch=monkeypatch, capsys=capsys)
+        assert code == 0
+        assert "│ qsgd:bits=4 " in out
+        assert "│ qsgd:bits=4, inside=4 " in out
+    code, out, _ = run("simulate", "qsgd", "--every", "4", monkeypatch=monkeypatch, capsys=capsys)
+    assert "│ qsgd, every 4 " in out
+
+
 def test_what_a_step_takes_that_averages_nothing_has_copies_into_buckets_in_it(monkeypatch, capsys) -> None:
     given = ("simulate", "bf16", "--shapes", "resnet50", "--workers", "4")
     for step, took in (("0", "15.52"), ("0.3", "315.5")):
@@ -133,7 +144,10 @@ def test_bad_input_gets_a_plain_sentence(arguments: list[str], said: str, monkey
 
 def test_a_model_of_ones_own(tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "own_model_of_a_test.py"
-    path.write_text("from torch import nn\ndef make():\n    return nn.Linear(200, 300)\ndef other():\n    return 3\n")
+    path.write_text(
+        "from torch import nn\ndef make():\n    return nn.Linear(200, 300)\ndef other():\n    return 3\n"
+        "def lazy():\n    return nn.LazyLinear(300)\n"
+    )
     given = ["simulate", "bf16", *SMALL[2:], "--shapes"]
     code, out, _ = run(*given, f"{path}:make", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0
@@ -141,6 +155,9 @@ def test_a_model_of_ones_own(tmp_path: Path, monkeypatch, capsys) -> None:
     code, _, error = run(*given, f"{path}:other", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 2
     assert "must return a torch.nn.Module" in " ".join(error.split())
+    code, _, error = run(*given, f"{path}:lazy", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2
+    assert "has parameters without a shape, such as 'weight'; run a batch through" in " ".join(error.split())
 
 
 def test_how_much_is_fused_is_simulated_too() -> None:

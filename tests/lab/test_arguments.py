@@ -9,6 +9,7 @@ import pytest
 
 from gradwire import lab
 from gradwire.errors import ConfigurationError, LabError
+from gradwire.lab import launch
 
 PYTHON = [sys.executable, "-S", "-c"]
 
@@ -109,3 +110,17 @@ class TestArguments:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", "wire77")
         with pytest.raises(LabError, match=r"no interface 'wire77' here: this network has .*lo"):
             lab.interface_counters()
+
+
+def test_no_one_takes_the_reply_that_an_interrupted_request_left(monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    with launch.KeeperClient() as keeper:
+        with monkeypatch.context() as twice:
+            twice.setattr(launch, "receive_message", interrupted)
+            twice.setattr(keeper, "close", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                keeper.request("port", namespace=0, address="127.0.0.1")
+        with pytest.raises(LabError, match="has ended"):
+            keeper.request("counters")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 
@@ -17,6 +18,14 @@ def _can_be_written(kind: object, path: Path | None) -> None:
     there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
     if not os.access(there, os.W_OK) or not (there.is_dir() or there == path.absolute()):
         raise ValueError(f"{there} cannot be written to; choose another path")
+
+
+def _whole(kind: object, tokens: Sequence[Token]) -> int:
+    """A whole number; else 1.5 workers would be two."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"{tokens[0].value!r} is not a whole number; give one, such as 4") from None
 
 
 def _is_no_folder(kind: object, path: Path | None) -> None:
@@ -50,11 +59,12 @@ OutputPicture = Annotated[Path, Parameter(validator=(_is_no_folder, _can_be_writ
 Json = Annotated[Path | None, Parameter(name="--json", validator=(_is_no_folder, _can_be_written))]
 Flag = Annotated[bool, Parameter(negative=())]
 Filters = Annotated[list[str] | None, Parameter(name="--only", negative=())]
-Jobs = Annotated[int | None, Parameter(validator=Number(gte=1))]
+Jobs = Annotated[int | None, Parameter(converter=_whole, validator=Number(gte=1))]
 Methods = Annotated[list[str] | None, Parameter(name="--method", negative=())]
-Positive = Annotated[int, Parameter(validator=Number(gte=1))]
-Values = Annotated[int, Parameter(validator=Number(gte=0, lte=10**9))]
-Natural = Annotated[int, Parameter(validator=Number(gte=0))]
+Positive = Annotated[int, Parameter(converter=_whole, validator=Number(gte=1))]
+Values = Annotated[int, Parameter(converter=_whole, validator=Number(gte=0, lte=10**9))]
+Natural = Annotated[int, Parameter(converter=_whole, validator=Number(gte=0))]
+Whole = Annotated[int, Parameter(converter=_whole)]
 Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
 Dataset = Literal["auto", "fashion-mnist", "digits", "cifar10", "imagenet"]

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from gradwire.cli.arguments import Backend, Dataset, Device, Json, Methods, OutputFolder, Positive, WorkloadName
+from gradwire.cli.arguments import Backend, Dataset, Device, Json, Methods, OutputFolder, Positive, Whole, WorkloadName
 from gradwire.cli.output import keep, new_console, wrote
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def train(
     link: str = "100mbit",
     steps: Positive = 100,
     batch: Positive = 32,
-    seed: int = 0,
+    seed: Whole = 0,
     dataset: Dataset = "auto",
     framework: Framework = "torch",
     device: Device = "cpu",
@@ -169,7 +169,7 @@ def periodic(
     workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "language"],  # noqa: B006
     link: str = "100mbit",
     seeds: Positive = 3,
-    steps: Annotated[int, Parameter(validator=Number(gte=64))] = 960,
+    steps: Annotated[Whole, Parameter(validator=Number(gte=64))] = 960,
     batch: Positive | None = None,
     learning_rate: Annotated[float, Parameter(validator=Number(gt=0))] | None = None,
     shapes: str = "resnet50",

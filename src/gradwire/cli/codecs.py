@@ -19,6 +19,7 @@ from gradwire.cli.arguments import (
     OutputPicture,
     Positive,
     Segments,
+    Whole,
     WorkloadName,
 )
 from gradwire.cli.output import keep, new_console
@@ -26,7 +27,7 @@ from gradwire.cli.output import keep, new_console
 
 def kernels(
     *,
-    numel: Annotated[int, Parameter(validator=Number(gte=1, lte=10**9))] = 25_000_000,
+    numel: Annotated[Whole, Parameter(validator=Number(gte=1, lte=10**9))] = 25_000_000,
     repeats: Positive = 7,
     segments: Segments = "one",
     threads: Positive = 1,
@@ -70,7 +71,7 @@ def codecs(
     workload: Annotated[list[WorkloadName], Parameter(negative=())] = ["image", "lstm"],  # noqa: B006
     steps: Annotated[list[Natural], Parameter(negative=())] = [3, 60, 400],  # noqa: B006
     granularity: Annotated[list[Literal["layer", "model"]], Parameter(negative=())] = ["layer"],  # noqa: B006
-    seed: int = 0,
+    seed: Whole = 0,
     dataset: Dataset = "auto",
     json: Json = None,
 ) -> None:

@@ -109,7 +109,7 @@ def simulate(
     else:
         rows = [plain(setting), *(run(each.configuration, setting, each.label) for each in tried)]
     console = new_console()
-    console.print(_table(rows, _title(scene, model.numel), setting.workload.seconds * slowest))
+    console.print(_table(rows, _title(scene, model.numel), setting.workload.seconds * slowest, named=bool(method)))
     console.print(Text(_about(setting.profile, method), "dim"))
     if plot is not None:
         from gradwire_bench import cost_pictures
@@ -179,7 +179,7 @@ def advise(
         title = _title(scene, numel)
     found = advice.advise(setting, tried)
     console = new_console()
-    console.print(_table(found.rows, title, setting.workload.seconds))
+    console.print(_table(found.rows, title, setting.workload.seconds, named=bool(method)))
     console.print(f"\n[bold]{found.reason}[/bold]\n\n    {found.line}\n", highlight=False)
     console.print(Text(_about(setting.profile, method), "dim"))
     write(
@@ -225,17 +225,18 @@ def _title(scene: Scene, numel: int) -> str:
     )
 
 
-def _table(rows: Sequence[Prediction], title: str, computed: float) -> Table:
+def _table(rows: Sequence[Prediction], title: str, computed: float, *, named: bool) -> Table:
+    """All rows if the methods were named, else of each method the fastest way."""
     from gradwire_bench.terminal import table
 
     heads = ("ms a step", "± ms", "of it exposed", "times DDP", "MB sent", "MB kept", "encode + decode ms")
     shown = table(title, "", *heads)
     best = min(row.seconds for row in rows)
-    for row in _best_ways(rows):
+    for row in rows if named else _best_ways(rows):
         times = rows[0].seconds / row.seconds
         style = "bold" if row.seconds == best else ""
         shown.add_row(
-            row.label.replace(",", ", "),
+            ", ".join(part.strip() for part in row.label.split(",")),
             rounded(1e3 * row.seconds, 4),
             rounded(500 * (row.high - row.low), 2),
             f"{100 * row.exposed / row.seconds:.0f} %",
@@ -246,7 +247,7 @@ def _table(rows: Sequence[Prediction], title: str, computed: float) -> Table:
             style=style,
         )
     alone = f"a step that averages nothing: {rounded(1e3 * computed, 4)} ms, with DDP's copies into its buckets"
-    shown.caption = f"{alone}; of each method the fastest way of those tried"
+    shown.caption = f"{alone}; of each method {'all that was named' if named else 'the fastest way of those tried'}"
     return shown
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gradwire import own
 from gradwire.cost.shapes import Model
@@ -91,8 +92,13 @@ def model(text: str, made: nn.Module) -> Model:
     """The parameters of a module that require gradients.
 
     Raises:
-        ConfigurationError: If there are none.
+        ConfigurationError: If there are none, or one has no shape yet.
     """
+    if lazy := [name for name, each in made.named_parameters() if is_lazy(each)]:
+        raise ConfigurationError(
+            f"{text!r} has parameters without a shape, such as {lazy[0]!r}; run a batch through the model before it "
+            "is returned, as lazy modules take their shapes from it"
+        )
     parameters = tuple((name, tuple(each.shape)) for name, each in made.named_parameters() if each.requires_grad)
     if not parameters:
         raise ConfigurationError(f"{text!r} has no parameters that require gradients; there is nothing to average")

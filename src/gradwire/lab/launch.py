@@ -64,6 +64,7 @@ class KeeperClient:
             raise LabError(why)
         self._control, theirs = socket.socketpair()
         self._notices: deque[dict[str, Any]] = deque()
+        self._in_the_middle = False
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_KEEPER), str(theirs.fileno()), str(os.getpid())],
@@ -135,16 +136,24 @@ class KeeperClient:
 
     @contextmanager
     def _whole_messages(self) -> Iterator[None]:
-        """Ends the keeper if the conversation breaks off, by Ctrl-C say: half a message cannot be taken up again."""
+        """Ends the keeper if the conversation breaks off, by Ctrl-C say: half a message cannot be taken up again.
+
+        Nor is it if a second Ctrl-C comes before that: who asks next would take the reply that is left for its own.
+        """
+        if self._in_the_middle:
+            raise self._gone()
+        self._in_the_middle = True
         try:
             yield
         except LabError:
+            self._in_the_middle = False
             raise
         except OSError:
             raise self._gone() from None
         except BaseException:
             self.close()
             raise
+        self._in_the_middle = False
 
     def _receive(self) -> dict[str, Any]:
         received = receive_message(self._control)
