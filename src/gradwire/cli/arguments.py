@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,11 +23,11 @@ def _can_be_written(kind: object, path: Path | None) -> None:
 
 
 def _whole(kind: object, tokens: Sequence[Token]) -> int:
-    """A whole number; else 1.5 workers would be two."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is not a whole number; give one, such as 4") from None
+    """A whole number, however written, as 1e6 is; else 1.5 workers would be two."""
+    with suppress(InvalidOperation, OverflowError, ValueError):
+        if (number := Decimal(tokens[0].value)) == number.to_integral_value():
+            return int(number)
+    raise ValueError(f"{tokens[0].value!r} is not a whole number; give one, such as 4")
 
 
 def _is_no_folder(kind: object, path: Path | None) -> None:
