@@ -71,6 +71,26 @@ def test_a_device_is_heard_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> 
         other.settle()
 
 
+def test_what_a_device_tells_of_a_step_comes_in_a_copy_for_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[torch.dtype] = []
+
+    def sent(values: Tensor) -> Callable[[], Tensor]:
+        copies.append(values.dtype)
+        return values.clone
+
+    monkeypatch.setattr(deferred, "sent_to_host", sent)
+    step, heard = Later(), list[Tensor]()
+    told = [torch.tensor(True), torch.arange(6).view(2, 3), torch.tensor(False), torch.tensor(7), torch.ones(0)]
+    for values in told:
+        step.add(values, heard.append)
+    step.send()
+    assert copies == [torch.bool, torch.int64, torch.float32]
+    step.settle()
+    assert len(copies) == 3
+    for values, found in zip(told, heard, strict=True):
+        assert torch.equal(values, found)
+
+
 def test_the_scheduler_hears_of_a_step_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred, "sent_to_host", lambda values: lambda: torch.zeros(values.shape, dtype=values.dtype))
     heard: list[float] = []
