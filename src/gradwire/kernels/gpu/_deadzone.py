@@ -41,12 +41,12 @@ def code_tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     What bits say is a symbol, and above :data:`LONGEST` bits of it its length: the table is so small that a processor
     keeps most of it.
     """
-    lengths, words, symbols = (each.ravel() for each in deadzone_codes.codes())
-    said = symbols.astype(np.uint16).view(np.int16)
+    codes = deadzone_codes.codes()
+    said = codes.symbols.astype(np.uint16).view(np.int16)
     return (
-        shared(lengths.astype(np.int32), device),
-        shared(words.astype(np.int32), device),
-        shared(said, device),
+        shared(codes.lengths.ravel().astype(np.int32), device),
+        shared(codes.words.ravel().astype(np.int32), device),
+        shared(said.ravel(), device),
     )
 
 
