@@ -25,9 +25,9 @@ def _can_be_written(kind: object, path: Path | None) -> None:
 def _whole(kind: object, tokens: Sequence[Token]) -> int:
     """A whole number, however written, as 1e6 is; else 1.5 workers would be two."""
     with suppress(InvalidOperation, OverflowError, ValueError):
-        if (number := Decimal(tokens[0].value)) == number.to_integral_value():
+        if abs(number := Decimal(tokens[0].value)) < 2**63 and number == number.to_integral_value():
             return int(number)
-    raise ValueError(f"{tokens[0].value!r} is not a whole number; give one, such as 4")
+    raise ValueError(f"{tokens[0].value!r} is not a whole number below 2**63; give one, such as 4")
 
 
 def _is_no_folder(kind: object, path: Path | None) -> None:
