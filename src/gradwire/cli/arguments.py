@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,8 +24,8 @@ def _can_be_written(kind: object, path: Path | None) -> None:
 
 def _whole(kind: object, tokens: Sequence[Token]) -> int:
     """A whole number, however written, as 1e6 is; else 1.5 workers would be two."""
-    with suppress(InvalidOperation, OverflowError, ValueError):
-        if abs(number := Decimal(tokens[0].value)) < 2**63 and number == number.to_integral_value():
+    with suppress(ArithmeticError):
+        if -(2**63) < (number := Decimal(tokens[0].value)) < 2**63 and number == number.to_integral_value():
             return int(number)
     raise ValueError(f"{tokens[0].value!r} is not a whole number below 2**63; give one, such as 4")
 
