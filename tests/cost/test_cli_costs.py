@@ -8,14 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from gradwire import cli, units
+from gradwire.cost import user
 from gradwire.cost.advice import METHODS, Candidate, advise, candidates
 from gradwire.cost.clock import Clock, Cost
 from gradwire.cost.costs import Profile, profile
 from gradwire.cost.periodic import spread_out
 from gradwire.cost.scene import Scene
 from gradwire.cost.simulation import plain, simulate
+from gradwire.cost.workload import bucketed
 from gradwire.engine.automatic import AMONG
 from gradwire.errors import ConfigurationError
 from gradwire_bench import closed_forms
@@ -132,6 +136,16 @@ def test_every_method_is_tried_of_which_there_are_times(monkeypatch, capsys) -> 
         (["--plot", "steps.foo"], "Its name must end in .png, .svg or .pdf"),
         (["--plot", "steps"], "Its name must end in .png, .svg or .pdf"),
         (["tpok"], "did you mean"),
+        (["--fragments", "4"], "or a larger every"),
+        (["--near", "10gbit"], "near='10gbit' is within nodes of several workers; give gpus, too"),
+        (["--far", "2gbit"], "far='2gbit', 30ms is between sites; give sites, too"),
+        (["--far-latency", "1ms"], "far='1gbit', 1ms is between sites; give sites, too"),
+        (["ddp:bucket_mb=1"], "'ddp:bucket_mb=1': DDP is simulated with its usual buckets; leave its options out"),
+        (["resnet50"], "'resnet50' is a model and no method; write it as --shapes resnet50"),
+        (["train.py:make"], "'train.py:make' is a model and no method; write it as --shapes train.py:make"),
+        (["recipe:sgd"], "names a recipe; write its line, which gradwire recipes shows"),
+        (["topk:ratio=1%"], "ratio='1%' is not possible; choose a number"),
+        (["powersgd:warm=yes"], "'powersgd' has no option 'warm'; its options: rank, bits"),
     ],
 )
 def test_bad_input_gets_a_plain_sentence(arguments: list[str], said: str, monkeypatch, capsys) -> None:
@@ -151,13 +165,28 @@ def test_a_model_of_ones_own(tmp_path: Path, monkeypatch, capsys) -> None:
     given = ["simulate", "bf16", *SMALL[2:], "--shapes"]
     code, out, _ = run(*given, f"{path}:make", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0
-    assert "0.1 M parameters" in " ".join(out.split())
+    assert "0.0603 M parameters" in " ".join(out.split())
     code, _, error = run(*given, f"{path}:other", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 2
     assert "must return a torch.nn.Module" in " ".join(error.split())
     code, _, error = run(*given, f"{path}:lazy", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 2
     assert "has parameters without a shape, such as 'weight'; run a batch through" in " ".join(error.split())
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [("float32", 4), ("bfloat16", 2), ("float64", 8)])
+def test_ddp_sends_gradients_in_the_type_that_a_model_has(dtype: str, nbytes: int) -> None:
+    model = user.model("mine", nn.Linear(3000, 5000).to(getattr(torch, dtype)))
+    setting = Scene(workers=4).setting(model)
+    row = plain(setting)
+    assert row.wire_bytes == 2 * 3 * nbytes * model.numel // 4
+    assert row.label == f"DDP {dict(float32='fp32', bfloat16='bf16', float64='fp64')[dtype]}"
+    assert spread_out(None, setting, 4).wire_bytes == row.wire_bytes / 4
+    halved = Candidate.make("bf16", {})
+    assert simulate(halved.configuration, setting).wire_bytes == 2 * 3 * 2 * model.numel // 4
+    first, *others = bucketed([(str(number), (1 << 20,)) for number in range(30)], nbytes)
+    assert len(first) == 1
+    assert {len(each) for each in others[:-1]} == {-(-25 // nbytes)}
 
 
 def test_how_much_is_fused_is_simulated_too() -> None:

@@ -197,12 +197,18 @@ def advise(
 
 def _candidates(texts: Sequence[str] | None, node: int, profile: Profile | None = None) -> list[Candidate]:
     """Those asked for, or every sensible one for so many workers a node of which a profile has costs."""
+    from gradwire.cost import shapes
     from gradwire.cost.advice import Candidate, candidates
     from gradwire_bench.contenders import DDP, Contender
 
     if not texts:
         return [each for each in candidates(node) if profile is None or profile.knows(each.name)]
+    for text in texts:
+        if text in shapes.names() or text.partition(":")[0].endswith(".py"):
+            raise ConfigurationError(f"{text!r} is a model and no method; write it as --shapes {text}")
     parsed = [Contender.parse(text) for text in texts]
+    if odd := [each for each in parsed if each.name == DDP and each.options]:
+        raise ConfigurationError(f"'{odd[0]}': DDP is simulated with its usual buckets; leave its options out")
     return [Candidate.make(each.name, dict(each.options)) for each in parsed if each.name != DDP]
 
 
@@ -220,8 +226,8 @@ def _title(scene: Scene, numel: int) -> str:
     nodes = f", {scene.gpus} in a node" if scene.gpus > 1 else ""
     sites = f", {scene.sites} sites joined at {scene.far}" if scene.sites > 1 else ""
     return (
-        f"{scene.shapes}, {numel / 1e6:.1f} M parameters, {scene.workers} workers{nodes}{sites}, link {scene.link}, "
-        f"{scene.latency}, a step takes {scene.step_time}"
+        f"{scene.shapes}, {rounded(numel / 1e6, 3)} M parameters, {scene.workers} workers{nodes}{sites}, "
+        f"link {scene.link}, {scene.latency}, a step takes {scene.step_time}"
     )
 
 

@@ -193,7 +193,7 @@ def choose(full: Prediction, rows: Sequence[tuple[Candidate, Prediction]], compu
     gain, of_full = best_dense.seconds / row.seconds, full.seconds / row.seconds
     reason = (
         f"{chosen.label} takes {as_text(row.seconds)} a step, {as_text(best_dense.seconds)} the best dense average: "
-        f"{gain:.2f} times as fast, {of_full:.2f} times DDP fp32"
+        f"{gain:.2f} times as fast, {of_full:.2f} times {full.label}"
     )
     return Advice(
         predictions, chosen, f"{_but(reason, gaining, row)}. Compare accuracy before you rely on it.", chosen.line

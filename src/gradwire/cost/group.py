@@ -18,6 +18,7 @@ from gradwire.cost.scene import Scene
 from gradwire.cost.simulation import Setting
 from gradwire.engine.nodes import Inside
 from gradwire.errors import ConfigurationError
+from gradwire.units import rounded
 from gradwire.wire import ProcessGroupTransport, Transport
 from gradwire.wire.sibling import sibling_of
 
@@ -77,7 +78,7 @@ def measured(
     exact = Candidate.make("dense", {}).configuration
     profile = measure.here([exact, *(each.configuration for each in tried)], model.parameters, device)
     profile, apart = measure.slowest(profile, transport, device)
-    assumed = replace(scene, workers=transport.world_size, gpus=1).setting(model)
+    assumed = replace(scene, workers=transport.world_size, gpus=1, near=Scene.near).setting(model)
     setting = replace(assumed, network=network, profile=profile, cores=cores(transport, device))
     if 1 < started() < transport.world_size:
         nodes = Inside(None).of(dist.get_process_group_ranks(group))
@@ -93,7 +94,7 @@ def measured(
         told = " (measured)"
     slow = f"; its slowest worker takes {apart:.1f} times as long to encode as its quickest" if apart > APART else ""
     title = (
-        f"{scene.shapes}, {model.numel / 1e6:.1f} M parameters, {network.workers} workers as they are, "
+        f"{scene.shapes}, {rounded(model.numel / 1e6, 3)} M parameters, {network.workers} workers as they are, "
         f"a step takes {1e3 * setting.workload.seconds:.4g} ms{told}{slow}"
     )
     return setting, model.numel, title

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from gradwire.cost.advice import Candidate
 from gradwire.cost.simulation import Prediction, Setting, plain, simulate
-from gradwire.cost.workload import Workload
 from gradwire.errors import ConfigurationError
 
 
@@ -33,11 +32,11 @@ def spread_out(
     if not 1 <= fragments <= every or not 0 <= delay < every:
         raise ConfigurationError(
             f"fragments={fragments!r}, delay={delay!r} with every={every!r}: give 1 to {every} fragments and a delay "
-            f"of 0 to {every - 1} steps"
+            f"of 0 to {every - 1} steps, or a larger every"
         )
     step = setting.slowest * setting.workload.seconds
     slots = setting.workload.buckets
-    alone = replace(setting, workload=Workload(slots, (0.0,) * len(slots), 0.0), slowest=1.0)
+    alone = replace(setting, workload=replace(setting.workload, backward=(0.0,) * len(slots), forward=0.0), slowest=1.0)
     whole = plain(alone) if candidate is None else simulate(candidate.configuration, alone, candidate.label)
 
     def mean(average: float) -> float:

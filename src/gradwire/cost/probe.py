@@ -125,10 +125,13 @@ def arrivals(
     """
     seen: list[float] = []
     buckets: list[tuple[Slot, ...]] = []
+    dtype = torch.float32
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
 
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        nonlocal dtype
         seen.append(clock())
+        dtype = bucket.buffer().dtype
         buckets.append(flat_slots([(names[id(each)], tuple(each.shape)) for each in bucket.parameters()]))
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
@@ -148,7 +151,7 @@ def arrivals(
             timed.append([later - earlier for earlier, later in zip([began, *seen], seen, strict=False)])
     medians = [statistics.median(times) for times in zip(*timed, strict=True)]
     before, *works = largest(medians, transport, next(model.parameters()).device)
-    return Workload(tuple(buckets), tuple(works), before)
+    return Workload(tuple(buckets), tuple(works), before, dtype)
 
 
 def largest(numbers: Sequence[float], transport: Transport, device: torch.device) -> list[float]:

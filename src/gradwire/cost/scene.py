@@ -81,6 +81,10 @@ class Scene:
                 f"{left} workers cannot be {self.sites} sites of nodes with {self.gpus} workers each; "
                 f"give a multiple of {self.gpus * self.sites}"
             )
+        if self.gpus == 1 and self.near != Scene.near:
+            raise ConfigurationError(f"near={self.near!r} is within nodes of several workers; give gpus, too")
+        if self.sites == 1 and (self.far, self.far_latency) != (Scene.far, Scene.far_latency):
+            raise ConfigurationError(f"far={self.far!r}, {self.far_latency} is between sites; give sites, too")
         bits = units.rate(self.link) if rate is None else rate
         nodes = Level(left // self.gpus // self.sites, bits, units.seconds(self.latency))
         near = Level(self.gpus, units.rate(self.near, "near"), 5e-6)

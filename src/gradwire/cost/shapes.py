@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from gradwire.errors import ConfigurationError, did_you_mean
 
 Shape = tuple[int, ...]
@@ -24,12 +26,14 @@ class Model:
         pace: How a backward pass divides its time: in proportion to values, as where every weight is used once for
             each position; or alike among matrices and filters, as in networks of convolutions whose blocks are made to
             take the same time while images become smaller and filters more.
+        dtype: Of the gradients as DDP would send them.
     """
 
     name: str
     parameters: tuple[NamedShape, ...]
     source: str
     pace: Literal["value", "layer"] = "value"
+    dtype: torch.dtype = torch.float32
 
     def work(self, name: str, shape: Shape) -> float:
         """A parameter's share of a backward pass, relative to the others'; none for tables that are looked up."""

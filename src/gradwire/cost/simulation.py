@@ -101,14 +101,17 @@ def simulate(configuration: Configuration, setting: Setting, label: str | None =
     return replace(_mean(Worker(configuration, setting, costs)), label=label or str(configuration), note=note)
 
 
+_SHORT = {torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
 def plain(setting: Setting) -> Prediction:
-    """A step of plain DDP in float32: a bucket's all-reduce is issued when its gradients are there."""
+    """A step of plain DDP: a bucket's all-reduce is issued when its gradients are there."""
     clock, workload = Clock(setting.cores), setting.workload
     clock.backward([setting.slowest * each for each in workload.backward])
     sent, transfers = 0, []
     for number, bucket in enumerate(workload.buckets):
         clock.until_ready(number)
-        nbytes = 4 * bucket[-1].stop
+        nbytes = workload.dtype.itemsize * bucket[-1].stop
         transfers.append(clock.send(setting.network.cost("all-reduce", nbytes), (number, 0)))
         sent += _all_reduced(nbytes, setting.network.workers)
     for transfer in transfers:
@@ -116,7 +119,7 @@ def plain(setting: Setting) -> Prediction:
     computed = setting.slowest * workload.seconds
     seconds = clock.now + setting.slowest * workload.forward
     return Prediction(
-        "DDP fp32",
+        f"DDP {_SHORT.get(workload.dtype, workload.dtype)}",
         seconds,
         seconds,
         seconds,

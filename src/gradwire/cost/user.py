@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -89,7 +91,7 @@ def _first_of(path: Path) -> str:
 
 
 def model(text: str, made: nn.Module) -> Model:
-    """The parameters of a module that require gradients.
+    """The parameters of a module that require gradients, of several types as if all had the widest.
 
     Raises:
         ConfigurationError: If there are none, or one has no shape yet.
@@ -99,9 +101,11 @@ def model(text: str, made: nn.Module) -> Model:
             f"{text!r} has parameters without a shape, such as {lazy[0]!r}; run a batch through the model before it "
             "is returned, as lazy modules take their shapes from it"
         )
-    parameters = tuple((name, tuple(each.shape)) for name, each in made.named_parameters() if each.requires_grad)
+    trained = [(name, each) for name, each in made.named_parameters() if each.requires_grad]
+    parameters = tuple((name, tuple(each.shape)) for name, each in trained)
     if not parameters:
         raise ConfigurationError(f"{text!r} has no parameters that require gradients; there is nothing to average")
     filters = sum(len(shape) == 4 for _, shape in parameters)
     matrices = sum(len(shape) > 1 for _, shape in parameters)
-    return Model(text, parameters, "your own", "layer" if 2 * filters > matrices else "value")
+    dtype = reduce(torch.promote_types, (each.dtype for _, each in trained))
+    return Model(text, parameters, "your own", "layer" if 2 * filters > matrices else "value", dtype)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from gradwire.cost.shapes import Model, NamedShape
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Slot, flat_slots
@@ -26,11 +28,13 @@ class Workload:
         buckets: Parameters in the order in which their gradients come.
         backward: Seconds of work until each bucket is ready, one after another.
         forward: Seconds of the step before and after backward.
+        dtype: Of the gradients as DDP would send them.
     """
 
     buckets: tuple[tuple[Slot, ...], ...]
     backward: tuple[float, ...]
     forward: float
+    dtype: torch.dtype = torch.float32
 
     @property
     def seconds(self) -> float:
@@ -53,7 +57,7 @@ class Workload:
         """
         if not 0 <= step_seconds < math.inf:
             raise ConfigurationError(f"step_time={step_seconds!r} is out of range; give seconds of 0 or more")
-        buckets = bucketed(model.parameters)
+        buckets = bucketed(model.parameters, model.dtype.itemsize)
         works = [sum(model.work(name, shape) for name, shape in bucket) for bucket in buckets]
         whole = sum(works) or 1.0
         slots = tuple(flat_slots(bucket) for bucket in buckets)
@@ -61,7 +65,7 @@ class Workload:
             BACKWARD * step_seconds * work / whole + copy * bucket[-1].stop
             for work, bucket in zip(works, slots, strict=True)
         )
-        return cls(slots, backward, (1 - BACKWARD) * step_seconds)
+        return cls(slots, backward, (1 - BACKWARD) * step_seconds, model.dtype)
 
     @property
     def whole(self) -> tuple[Slot, ...]:
@@ -69,14 +73,14 @@ class Workload:
         return flat_slots([(slot.name, slot.shape) for bucket in self.buckets for slot in bucket])
 
 
-def bucketed(parameters: Sequence[NamedShape]) -> list[list[NamedShape]]:
-    """As DDP forms its buckets of float32 gradients: from the last parameter on, until a limit is reached."""
+def bucketed(parameters: Sequence[NamedShape], value_bytes: int = 4) -> list[list[NamedShape]]:
+    """As DDP forms its buckets of gradients: from the last parameter on, until a limit is reached."""
     buckets: list[list[NamedShape]] = []
     current: list[NamedShape] = []
     size = 0
     for name, shape in reversed(parameters):
         current.append((name, shape))
-        size += 4 * math.prod(shape)
+        size += value_bytes * math.prod(shape)
         if size >= (BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES):
             buckets.append(current)
             current, size = [], 0

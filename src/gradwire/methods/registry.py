@@ -57,6 +57,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         ('topk', {'ratio': 0.01, 'values': 'qsgd:4'})
     """
     name, _, rest = text.partition(":")
+    if name.strip() == "recipe":
+        raise ConfigurationError(f"method={text!r} names a recipe; write its line, which gradwire recipes shows")
     options: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         option, equals, value = (each.strip() for each in part.partition("="))
@@ -111,13 +113,16 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
     needed = [name for name, each in fields.items() if each.init and (each.default, each.default_factory) == absent]
     if missing := [name for name in needed if name not in options]:
         raise ConfigurationError(f"{method!r} has no default for {', '.join(missing)}; give it, or its class a default")
+    given = {option: _fitting(value, _kind(fields[option])) for option, value in options.items()}
+    for option, value in given.items():
+        _check_kind(fields[option], value)
     try:
-        made = kind(**{option: _fitting(value, _kind(fields[option])) for option, value in options.items()})
+        made = kind(**given)
     except (TypeError, RuntimeError) as error:  # the latter of a tensor of several values
-        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        written = ", ".join(f"{option}={value!r}" for option, value in options.items())
         raise ConfigurationError(
-            f"{method!r} cannot take {given}, of which a type is wrong ({error}); gradwire methods {method} says what "
-            "each option is"
+            f"{method!r} cannot take {written}, of which a type is wrong ({error}); gradwire methods {method} says "
+            "what each option is"
         ) from error
     _check_kinds(made)
     return made
@@ -137,12 +142,17 @@ def _kind(field: dataclasses.Field[Any]) -> str:
 
 
 def _check_kinds(method: Method) -> None:
-    """Raises ConfigurationError if an option is of another kind than it says; True is no number."""
+    """Raises ConfigurationError if an option is of another kind than it says."""
     for field in dataclasses.fields(method):  # type: ignore[arg-type]
-        value, (kind, words) = getattr(method, field.name), _KINDS.get(_kind(field), (object, ""))
-        fits = isinstance(value, kind) and not (isinstance(value, bool) and kind in (Integral, Real))
-        if not fits and value is not field.default:
-            raise ConfigurationError(f"{field.name}={value!r} is not possible; choose {words}")
+        _check_kind(field, getattr(method, field.name))
+
+
+def _check_kind(field: dataclasses.Field[Any], value: Any) -> None:
+    """The same of one; True is no number."""
+    kind, words = _KINDS.get(_kind(field), (object, ""))
+    fits = isinstance(value, kind) and not (isinstance(value, bool) and kind in (Integral, Real))
+    if not fits and value is not field.default:
+        raise ConfigurationError(f"{field.name}={value!r} is not possible; choose {words}")
 
 
 def _check_dataclass(kind: Any) -> None:
