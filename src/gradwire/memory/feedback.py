@@ -111,7 +111,7 @@ class Feedback:
         """
         if self.residual is None:
             extremes = [extreme for part in block.parts(gradient) for extreme in torch.aminmax(part)]
-            return gradient, torch.stack(extremes).isfinite().all()
+            return gradient, torch.stack([gradient.new_zeros(()), *extremes]).isfinite().all()  # also of no values
         return self.residual, kernels.accumulate(block, gradient, self.residual, self.beta, self.gamma)
 
 
