@@ -109,6 +109,23 @@ def test_an_audit_says_what_is(pool: Pool, granularity: str) -> None:
     assert all(0.2 < cosine < 0.9 for cosine, _ in first)
 
 
+@ranks(2)
+def test_an_audit_tells_what_other_memories_keep_of_what_was_not_sent() -> None:
+    """A filtered residual by another name; and not EF21's estimate, which is as large as the gradient."""
+    for method, field in (("loco", "residual.filtered"), ("ef21", None)):
+        net = network()
+        sync = gradwire.Synchronizer(net.named_parameters(), method, audit_every=1)
+        for step in range(STEPS):
+            for parameter, own in zip(net.parameters(), gradients(net, step).values(), strict=True):
+                parameter.grad = own
+            sync.synchronize()
+        tensors = sync.state_dict()["tensors"]
+        kept = float(flat(tensors[field]).norm()) if field else 0.0
+        assert sync.audits()[-1].whole.residual_norm == pytest.approx(kept, rel=1e-6)
+        assert (kept > 0) == (field is not None)
+        sync.close()
+
+
 class Writer:
     def __init__(self) -> None:
         self.written: list[tuple[str, float, int]] = []

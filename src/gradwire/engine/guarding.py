@@ -86,7 +86,8 @@ class Guarding:
             owing = lambda name: _owing(engine.configuration.rule(name))  # noqa: E731, which other choices may follow
             guards.append(LearningRate(choices.learning_rate, engine.store, owing))
         if choices.audit_every:
-            guards.append(Auditor(choices.audit_every, names, engine, engine.rank))
+            unsent = lambda name: _unsent(engine.configuration.rule(name))  # noqa: E731
+            guards.append(Auditor(choices.audit_every, names, engine, engine.rank, unsent))
         asked = [getattr(rule.method, "moments", "step") for rule in engine.configuration.rules]
         for moments in sorted({*asked} - {"step"}):
             guards.append(Unobserved(engine, moments, aloud=engine.rank == 0))
@@ -122,3 +123,9 @@ def _check_name(name: object) -> None:
     """Raises ConfigurationError unless ``name`` is a text, or None."""
     if not (name is None or (isinstance(name, str) and name)):
         raise ConfigurationError(f"name={name!r} is no name; give a text such as 'critic', the same on all ranks")
+
+
+def _unsent(rule: Configuration) -> tuple[str, ...]:
+    """The store's fields of what a worker keeps because it was not sent, in whatever units; estimates are no such."""
+    owed = (*rule.memory.owed("residual"), *rule.method.owed)
+    return () if rule.memory.parts else tuple(dict.fromkeys(("residual", *owed)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ class Deviation:
         dense_norm: Norm of the dense average.
         compressed_norm: Norm of the compressed average.
         error_norm: Norm of their difference.
-        residual_norm: Norm of this rank's residual after the step; 0 where none is kept.
+        residual_norm: Norm of what this rank keeps of what it did not send, after the step; 0 where it keeps nothing.
     """
 
     product: float
@@ -104,13 +104,22 @@ class Auditor(Guard):
         names: The model's parameters, in its order.
         progress: The engine whose guard this is.
         rank: This worker; the first one logs.
+        unsent: The store's fields of what is kept of a parameter because it was not sent.
     """
 
-    def __init__(self, every: int, names: Sequence[str], progress: Progress, rank: int) -> None:
+    def __init__(
+        self,
+        every: int,
+        names: Sequence[str],
+        progress: Progress,
+        rank: int,
+        unsent: Callable[[str], Sequence[str]],
+    ) -> None:
         self._every = every
         self._names = names
         self._progress = progress
         self._rank = rank
+        self._unsent = unsent
         self._step = 0
         self._dense: dict[Unit, Tensor] = {}
         self._found: dict[int, dict[str, Deviation]] = {}
@@ -135,8 +144,9 @@ class Auditor(Guard):
         found = self._found.setdefault(self._step, {})
         for slot in unit.slots:
             of_slot = slice(slot.offset, slot.stop)
-            residual = self._progress.store.get("residual", slot.name)
-            found[slot.name] = _deviation(dense[of_slot], average[of_slot], residual)
+            kept = [self._progress.store.get(field, slot.name) for field in self._unsent(slot.name)]
+            residuals = [each for each in kept if each is not None]
+            found[slot.name] = _deviation(dense[of_slot], average[of_slot], residuals)
 
     def after_step(self) -> None:
         """Logs the step's audit, if there was one."""
@@ -179,12 +189,12 @@ def write(writer: ScalarWriter, audit: Audit, layers: bool) -> None:
         writer.add_scalar(f"{tag}/residual_norm", deviation.residual_norm, audit.step)
 
 
-def _deviation(dense: Tensor, compressed: Tensor, residual: Tensor | None) -> Deviation:
+def _deviation(dense: Tensor, compressed: Tensor, residuals: Sequence[Tensor]) -> Deviation:
     wide, other = dense.double(), compressed.double()
     return Deviation(
         product=float(wide @ other),
         dense_norm=float(torch.linalg.vector_norm(wide)),
         compressed_norm=float(torch.linalg.vector_norm(other)),
         error_norm=float(torch.linalg.vector_norm(other - wide)),
-        residual_norm=0.0 if residual is None else float(torch.linalg.vector_norm(residual, dtype=torch.float64)),
+        residual_norm=math.hypot(*(float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in residuals)),
     )
