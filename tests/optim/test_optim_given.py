@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import gradwire
 from compressed_adam import KINDS, made
+from gradwire.optim.groups import make_valid
 from local_training import backward, network
 from models import flat
 from pool import ranks
@@ -77,3 +78,12 @@ def test_numbers_of_any_library_are_the_same(kind: str) -> None:
     file.seek(0)
     optimizer.load_state_dict(torch.load(file, weights_only=True))
     optimizer.close()
+
+
+@pytest.mark.parametrize("name", ["maximize", "amsgrad"])
+def test_what_only_torchs_adam_takes_of_a_group_is_told(name: str) -> None:
+    """It would be left out without a word: a group that is to go up would go down."""
+    group = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "floor": 0.1}
+    make_valid({**group, name: False, "initial_lr": 0.1})
+    with pytest.raises(gradwire.ConfigurationError, match=f"{name}=True of a group is no option of these optimizers"):
+        make_valid({**group, name: True})

@@ -12,13 +12,19 @@ from gradwire.plain import number, plain
 Group = dict[str, Any]
 """A parameter group."""
 
+MISSING = {"maximize": "they go down: negate the loss", "amsgrad": "they keep no largest variance: leave it out"}
+"""What torch's Adam takes of a group and these optimizers do not."""
+
 
 def make_valid(group: Group) -> None:
     """Has a group hold numbers as Python has them, but for a learning rate that is a tensor, which schedules write to.
 
     Raises:
-        ConfigurationError: If one is out of range, or is no number.
+        ConfigurationError: If one is out of range, is no number, or is one that torch's Adam alone has.
     """
+    for name, why in MISSING.items():
+        if group.get(name):
+            raise ConfigurationError(f"{name}={group[name]!r} of a group is no option of these optimizers; {why}")
     betas = group["betas"]
     if not (isinstance(betas, tuple | list) and len(betas) == 2 and all(0 <= number(beta) < 1 for beta in betas)):
         raise ConfigurationError(f"betas={betas!r} is out of range; choose two decays, each 0 <= beta < 1")
