@@ -114,11 +114,11 @@ def make(method: str | Method, options: dict[str, Any]) -> Method:
     if missing := [name for name in needed if name not in options]:
         raise ConfigurationError(f"{method!r} has no default for {', '.join(missing)}; give it, or its class a default")
     given = {option: _fitting(value, _kind(fields[option])) for option, value in options.items()}
-    for option, value in given.items():
-        _check_kind(fields[option], value)
     try:
         made = kind(**given)
     except (TypeError, RuntimeError) as error:  # the latter of a tensor of several values
+        for option, value in given.items():
+            _check_kind(fields[option], value)
         written = ", ".join(f"{option}={value!r}" for option, value in options.items())
         raise ConfigurationError(
             f"{method!r} cannot take {written}, of which a type is wrong ({error}); gradwire methods {method} says "
