@@ -150,6 +150,30 @@ def test_estimates_of_nodes() -> None:
 
 
 @ranks(2)
+def test_what_is_owed_is_weighed_by_the_rate_that_it_was_owed_at() -> None:
+    """Applied and owed add up to the updates due where the rate changed in between; without a rate, to the sums."""
+    current = [0.1]
+    weighed: dict[str, Any] = {"ratio": 0.05, "dense": ALL, "learning_rate": lambda: current[0]}
+    plain: dict[str, Any] = {"ratio": 0.05, "dense": ALL}
+    model: Any = DistributedDataParallel(Net())
+    with closing(gradwire.compress(model, "topk", **weighed)) as handle:
+        loss(model, 0).backward()
+        saved = gradwire.Owed(handle, model).state_dict()
+    for rate, options, share in ((0.01, weighed, 10.0), (0.4, weighed, 0.25), (0.4, plain, 1.0)):
+        current[0] = rate
+        model = DistributedDataParallel(Net())
+        with closing(gradwire.compress(model, "topk", **options)) as handle:
+            gradwire.Owed(handle, model).load_state_dict(saved)
+            again = gradwire.Owed(handle, model).state_dict()
+            assert all(torch.equal(again[name], saved[name]) for name in handle.averaged.shapes)
+            (0 * loss(model, 0)).backward()
+            owed = gradwire.Owed(handle, model).state_dict()
+            for name, each in model.module.named_parameters():
+                assert saved[name].any()
+                torch.testing.assert_close(each.grad + owed[name], share * saved[name], rtol=1e-5, atol=1e-6)
+
+
+@ranks(2)
 def test_another_model_is_told() -> None:
     model = DistributedDataParallel(Net())
     with closing(gradwire.compress(model, "topk")) as handle:
@@ -159,6 +183,7 @@ def test_another_model_is_told() -> None:
         state = owed.state_dict()
         with pytest.raises(ConfigurationError, match=r"nothing owed to 'last.bias' of shape \(5,\)"):
             owed.load_state_dict({**state, "last.bias": torch.zeros(4)})
-        with pytest.raises(ConfigurationError, match="the state does not say 'which are estimates'"):
-            owed.load_state_dict({name: each for name, each in state.items() if name in handle.averaged.shapes})
+        for key in ("which are estimates", "weighed at rates"):
+            with pytest.raises(ConfigurationError, match=f"the state does not say {key!r}"):
+                owed.load_state_dict({name: each for name, each in state.items() if name != key})
         assert dist.get_world_size() == 2

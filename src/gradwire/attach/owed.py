@@ -14,6 +14,7 @@ from gradwire.attach.handle import Handle
 from gradwire.attach.shards import is_sharded, local
 from gradwire.attach.wrappers import parameters_of, unwrapped_model
 from gradwire.engine.change import begun_at, estimate_of, owed_of
+from gradwire.engine.guards.learning_rate import RATE
 from gradwire.errors import ConfigurationError, GradwireError
 from gradwire.layout import Slot
 from gradwire.memory import OWED, Kind
@@ -21,13 +22,17 @@ from gradwire.memory import OWED, Kind
 ESTIMATED = "which are estimates"
 """The state's key, which no parameter has for a name, that says what its tensors are."""
 
+RATES = "weighed at rates"
+"""The state's key that says at which learning rate each was weighed last; 0 where at none."""
+
 
 class Owed:
     """What is owed to each parameter, placed as the parameter is: a ``Stateful`` that reshards as the model does.
 
     A handle's own state belongs to one cut of the model. What was not sent does not: it is a mean over the workers that
     hold the same part, and so a tensor like the parameter. The first step after loading takes it along with its
-    gradient, whatever method, cut and number of workers there are then; factors and all else begin anew.
+    gradient, whatever method, cut and number of workers there are then; factors and all else begin anew. With
+    ``learning_rate`` on both sides it is weighed by the old rate over that of this step.
 
     Memories of differences, EF21's and DIANA's, owe nothing. Of their parameters it is what all workers know of the
     mean gradient; after loading, every worker's own estimate is that one too, so that all know the mean of the
@@ -53,9 +58,9 @@ class Owed:
             raise ConfigurationError(f"the model has no parameter {name!r}; give the one that was attached to")
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The mean of what workers owe, or what they know of the mean, by parameter name, and which of them it is.
+        """The mean of what workers owe, or what they know of the mean, by parameter name; which of them it is; rates.
 
-        ``float32``, a DTensor where the parameter is one; the last ``bool[parameters]``.
+        ``float32``, a DTensor where the parameter is one; the last two ``bool[parameters]``, ``float64[parameters]``.
 
         Raises:
             GradwireError: If a step is under way; or if what was loaded is still to be taken along by a step, and the
@@ -83,7 +88,9 @@ class Owed:
             mean = torch.zeros(slot.shape, dtype=torch.float32, device=store.device) if kept is None else kept
             handle._transport.all_reduce(mean, dist.ReduceOp.SUM)()
             means[name] = _placed_as(mean.div_(engine.world_size), parameter)
-        return {**means, ESTIMATED: torch.tensor(estimated)}
+        kept_rates = [store.get(RATE, name) for name in self._parameters]
+        rates = [0.0 if each is None else float(each) for each in kept_rates]
+        return {**means, ESTIMATED: torch.tensor(estimated), RATES: torch.tensor(rates, dtype=torch.float64)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Owes what :meth:`state_dict` returned, or begins at it, in place of all that the handle remembered.
@@ -94,16 +101,20 @@ class Owed:
         for name, parameter in self._parameters.items():
             if not isinstance(state.get(name), Tensor) or state[name].shape != parameter.shape:
                 raise ConfigurationError(f"the state has nothing owed to {name!r} of shape {tuple(parameter.shape)}")
-        estimated = state.get(ESTIMATED)
-        if not isinstance(estimated, Tensor) or estimated.shape != (len(self._parameters),):
-            raise ConfigurationError(f"the state does not say {ESTIMATED!r}; load what Owed.state_dict() returned")
-        self._handle.wire.call(lambda: self._owe(state, estimated.tolist()))
+        for key in (ESTIMATED, RATES):
+            each = state.get(key)
+            if not isinstance(each, Tensor) or each.shape != (len(self._parameters),):
+                raise ConfigurationError(f"the state does not say {key!r}; load what Owed.state_dict() returned")
+        self._handle.wire.call(lambda: self._owe(state, state[ESTIMATED].tolist(), state[RATES].tolist()))
 
-    def _owe(self, state: Mapping[str, Any], estimated: list[bool]) -> None:
+    def _owe(self, state: Mapping[str, Any], estimated: list[bool], rates: list[float]) -> None:
         handle, engine = self._handle, self._handle.engine
         handle._check_between_steps()
-        tensors: dict[str, dict[str, Tensor]] = {OWED: {}}
-        kinds = {OWED: Kind.MEAN}
+        tensors: dict[str, dict[str, Tensor]] = {OWED: {}, RATE: {}}
+        kinds = {OWED: Kind.MEAN, RATE: Kind.SHARED}
+        if handle._guarding.choices.learning_rate is not None:
+            known = {name: rate for name, rate in zip(self._parameters, rates, strict=True) if rate}
+            tensors[RATE] = {name: torch.tensor(rate, dtype=torch.float64) for name, rate in known.items()}
         for name, is_estimate in zip(self._parameters, estimated, strict=True):
             value = local(state[name]).to(torch.float32)
             if not is_estimate:
