@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import ConfigurationError
+from gradwire.memory import Kind
 from pool import Pool, ranks
 from sharded import Net, hsdp, in_four, loss, replicated, train
 
@@ -171,6 +172,35 @@ def test_what_is_owed_is_weighed_by_the_rate_that_it_was_owed_at() -> None:
             for name, each in model.module.named_parameters():
                 assert saved[name].any()
                 torch.testing.assert_close(each.grad + owed[name], share * saved[name], rtol=1e-5, atol=1e-6)
+
+
+@ranks(2)
+def test_a_step_that_is_not_finite_does_not_take_what_is_owed() -> None:
+    """Nobody takes such an average, and no memory takes in such a gradient, so it waits for the next step."""
+    cases = [("dense", (1,)), ("dense", (0, 1)), ("topk:ratio=0.05", (0, 1)), ("efsignsgd:route=sharded", (0, 1))]
+    for method, bad in cases:
+        parameter = torch.nn.Parameter(torch.zeros(40, 50))
+        named = [("weight", parameter)]
+        with closing(gradwire.Synchronizer(named, method, dense=ALL)) as sync:
+            owed = torch.randn(40, 50, generator=torch.Generator().manual_seed(dist.get_rank()))
+            sync.engine.store.put("owed", "weight", owed, Kind.MEAN)
+            expected = owed.clone()
+            dist.all_reduce(expected)
+            came = torch.zeros(40, 50)
+            for step in range(4):
+                parameter.grad = torch.zeros(40, 50)
+                if step in (0, 2) and dist.get_rank() in bad:
+                    parameter.grad += torch.nan
+                sync.synchronize()
+                if step in (0, 2):
+                    assert not parameter.grad.isfinite().all()
+                else:
+                    came += parameter.grad
+                    assert sync.engine.store.get("owed", "weight") is None
+            module = torch.nn.Module()
+            module.register_parameter("weight", parameter)
+            still = gradwire.Owed(sync, module).state_dict()["weight"]
+            torch.testing.assert_close(came + still, expected / 2, rtol=1e-4, atol=1e-5, msg=f"{method} {bad}")
 
 
 @ranks(2)

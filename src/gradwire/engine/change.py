@@ -199,11 +199,25 @@ def _own(slot: Slot, rule: Configuration, rank: int, nodes: Nodes | None) -> tup
 
 
 def take_owed(store: Store, slots: Iterable[Slot], gradient: Tensor) -> dict[str, Tensor]:
-    """Adds what is owed of some parameters to a flat gradient, and keeps it no more; gives it by name."""
+    """Adds what is owed of some parameters to a flat gradient, and keeps it no more; gives it by name.
+
+    Where a parameter's gradient is not finite nothing is added, for no memory would take it in.
+    """
     taken = {}
     for slot in slots:
         if (owed := store.get(OWED, slot.name)) is not None:
-            gradient[slot.offset : slot.stop] += owed.reshape(-1)
+            part = gradient[slot.offset : slot.stop]
+            part += owed.reshape(-1).where(part.isfinite().all(), 0.0)
             store.drop(OWED, slot.name)
             taken[slot.name] = owed
     return taken
+
+
+def left_over(rule: Configuration, shape: tuple[int, ...], gradient: Tensor, owed: Tensor) -> Tensor:
+    """What is owed still if an average that took it along is not finite, so that nobody takes that.
+
+    All of it where nothing is remembered, or where it was not added to this worker's ``gradient``; else a memory has
+    it, and it is zeros.
+    """
+    remembered = not isinstance(rule.memory_of(shape), NoMemory) or bool(_owing(rule, shape))
+    return owed.where(~gradient.isfinite().all(), 0.0) if remembered else owed

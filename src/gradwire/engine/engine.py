@@ -14,7 +14,7 @@ from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize import parse
 from gradwire.deferred import Later
 from gradwire.engine.automatic import Automatic
-from gradwire.engine.change import carry_over, give_back, lasting, take_owed
+from gradwire.engine.change import carry_over, give_back, lasting, left_over, take_owed
 from gradwire.engine.configuration import Configuration
 from gradwire.engine.guards import Guard
 from gradwire.engine.mixture import Configured, Settled
@@ -22,7 +22,7 @@ from gradwire.engine.nodes import Nodes
 from gradwire.engine.unit import Share, Unit
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Slot, aligned, flat_slots
-from gradwire.memory import Kind, Memory, NoMemory, Store
+from gradwire.memory import OWED, Kind, Memory, NoMemory, Store
 from gradwire.methods import Context, Dense, Method
 from gradwire.routes import Shares
 from gradwire.surroundings import as_on_the_wire
@@ -79,6 +79,8 @@ class Engine:
         self._paused_at: int | None = None
         self._missed = 0
         self._taken: dict[str, Tensor] = {}
+        self._left: dict[str, Tensor] = {}
+        self._came: dict[str, Tensor] = {}
         self._shares: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
         self._uncompressed: WeakKeyDictionary[Unit, tuple[Share, ...]] = WeakKeyDictionary()
 
@@ -342,7 +344,11 @@ class Engine:
             shares = self._dense(unit)
         else:
             shares = self.shares(unit)
-            self._taken |= take_owed(self.store, unit.slots, gradient)
+            taken = take_owed(self.store, unit.slots, gradient)
+            self._taken |= taken
+            for slot in [each for each in unit.slots if each.name in taken]:
+                part, rule = gradient[slot.offset : slot.stop], self.now.rule(slot.name)
+                self._left[slot.name] = left_over(rule, slot.shape, part, taken[slot.name])
         started = [share.synchronize(gradient, self.step - self.dense_steps) for share in shares]
         return started + [further for guard in self.guards for further in guard.beside(unit, gradient)]
 
@@ -353,11 +359,21 @@ class Engine:
 
     def after_decode(self, unit: Unit, average: Tensor) -> None:
         """To be called when a buffer holds its average, before that is handed on."""
+        for slot in [each for each in unit.slots if each.name in self._left]:
+            self._came[slot.name] = average[slot.offset : slot.stop].isfinite().all()
         for guard in reversed(self.guards):
             guard.after_decode(unit, average)
 
     def after_step(self) -> None:
-        """To be called when all averages of a step have been handed on."""
+        """To be called when all averages of a step have been handed on.
+
+        What a step took along whose average is not finite is owed as before; if any did, the host waits for it.
+        """
+        for name, finite in self._came.items():
+            if not finite and self.store.get(OWED, name) is None:
+                self.store.put(OWED, name, self._left[name], Kind.MEAN)
+        self._left.clear()
+        self._came.clear()
         for guard in reversed(self.guards):
             guard.after_step()
         self._taken.clear()
