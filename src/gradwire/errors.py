@@ -67,5 +67,6 @@ class LabError(GradwireError, RuntimeError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """For messages: what was probably meant, as a question with a space behind it; nothing if nothing is near."""
-    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.55)
+    names = {each.lower(): each for each in known}
+    near = [names[each] for each in difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.55)]
     return f"did you mean {' or '.join(map(repr, near))}? " if near else ""

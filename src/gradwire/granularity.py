@@ -34,7 +34,7 @@ class Granularity:
     length: Callable[[tuple[int, ...]], int] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.scope == "block" and self.size < 1:
+        if self.scope == "block" and not 1 <= self.size <= sys.maxsize:
             raise ConfigurationError(
                 f"granularity='block:{self.size}' is out of range; choose 'block:N' with N >= 1, such as 'block:512'"
             )

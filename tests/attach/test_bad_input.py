@@ -53,6 +53,8 @@ VALUES = torch.randn(100)
             {"granularity": "model"},
             "acpsgd cannot work at granularity='model' because it factorises one matrix at a time; its own: layer",
         ),
+        ("PowerSGD", {}, "method 'PowerSGD' is not known; did you mean 'powersgd'"),
+        ("topk", {"granularity": f"block:{1 << 70}"}, "is out of range; choose 'block:N' with N >= 1"),
         ("topk", {"granularity": "block:0"}, "granularity='block:0' is out of range; choose 'block:N' with N >= 1"),
         ("topk", {"route": "allreduce"}, "topk cannot take route='allreduce'; its routes: gather, sharded"),
         (

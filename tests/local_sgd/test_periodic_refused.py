@@ -45,6 +45,7 @@ def test_attachments_that_are_refused() -> None:
     refused("mix=1.5 is out of range", net, mix=1.5)
     refused("mix='0.5' is out of range", net, mix="0.5")
     refused("mix=nan is out of range", net, mix=float("nan"))
+    refused("eager='no' is not possible; choose True or False", net, eager="no")
     refused("delay=1 and mix=1.0 are not possible with eager=True", net, delay=1, eager=True)
     refused("moments='average' is not possible with eager=True", net, moments="average", eager=True)
     refused("moments='half' is not known; choose 'keep', 'reset', 'average'", net, moments="half")

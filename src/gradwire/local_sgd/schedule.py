@@ -53,6 +53,8 @@ class Schedule(Plain):
             raise ConfigurationError(
                 f"mix={self.mix!r} is out of range; choose 0 < mix <= 1, 1 to take the average as is"
             )
+        if not isinstance(self.eager, bool):
+            raise ConfigurationError(f"eager={self.eager!r} is not possible; choose True or False")
         if self.eager and (self.delay or self.mix < 1):
             raise ConfigurationError(
                 f"delay={self.delay!r} and mix={self.mix!r} are not possible with eager=True, which takes an average "
