@@ -68,6 +68,30 @@ has one here, on both ways.
 """
 
 
+_OTHER_NAMES = """## Published under other names
+
+Some publications are choices of methods above, on their gradients; those of local steps are in
+[periodic.md](periodic.md#recipes).
+
+| publication | line | source |
+|---|---|---|
+"""
+
+OTHER_NAMES = (
+    ("Mem-SGD", "topk:ratio=0.001", "Stich et al. 2018, arXiv:1809.07599; with `learning_rate=`"),
+    ("DIANA", "qsgd:bits=4,route=gather,memory=diana", "Mishchenko et al. 2019, arXiv:1901.09269"),
+    ("DoubleSqueeze", "topk:ratio=0.01,route=sharded", "Tang et al. 2019, arXiv:1905.05957; or any contractive method"),
+    (
+        "STC",
+        "topk:ratio=0.01,values=sign,indices=entropy,route=sharded",
+        "Sattler et al. 2019, arXiv:1903.02891; distances by another code than Golomb's",
+    ),
+    ("DRIVE", "eden:bits=1", "Vargaftik et al. 2021, arXiv:2105.08339"),
+    ("EF21-BC", "ef21:ratio=0.01,route=sharded", "Fatkhullin et al. 2021, arXiv:2110.03294"),
+)
+"""Publications without a method of their own: name, line, source."""
+
+
 def overview(entries: Sequence[Entry], measured: Sequence[Measurement], width: int) -> Text:
     """The catalogue for the terminal: a line a method, family by family.
 
@@ -197,6 +221,7 @@ def page(
     lines += ["", _PUBLISHED, "| method | published | default | why, and what else is otherwise |", "|---|---|---|---|"]
     for entry in entries:
         lines.append(f"| `{entry.name}` | {_settings(entry, 0)} | {_settings(entry, 1)} | {entry.note} |")
+    lines += ["", _OTHER_NAMES + "\n".join(f"| {name} | `{line}` | {source} |" for name, line, source in OTHER_NAMES)]
     lines += ["", "## Measured", "", f"{where}.", "", f"![size against error]({PICTURE.as_posix()})", ""]
     columns = ["method", "bits", "encode GB/s", "decode GB/s", "error", *(["accuracy"] if accuracies else [])]
     lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

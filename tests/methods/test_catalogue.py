@@ -14,6 +14,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire_bench import catalogue, handbook
+from gradwire_bench.contenders import Contender
 from gradwire_bench.data import DataSource
 from gradwire_bench.gradients import Recording, real_gradients
 
@@ -58,6 +59,14 @@ def test_the_page_holds_what_the_classes_declare() -> None:
         assert kind.citation in page
         assert kind.published.note in page
     assert "| `terngrad` | `clip=2.5`, `route='allreduce'` | `clip=0.0`, `route='sharded'` | Clipping" in page
+
+
+def test_what_was_published_under_other_names_is_a_line_with_its_memory() -> None:
+    page = handbook.page(catalogue.entries(), [], "nowhere", {})
+    remembered = {"DIANA": "diana", "DRIVE": "none", "EF21-BC": "ef21"}
+    for name, line, source in handbook.OTHER_NAMES:
+        assert str(Contender.parse(line).configuration().memory) == remembered.get(name, "residual")
+        assert f"| {name} | `{line}` | {source} |" in page
 
 
 @pytest.mark.parametrize("name", gradwire.methods.names())
