@@ -11,7 +11,7 @@ from gradwire import methods
 from gradwire.cost import shapes
 from gradwire.cost.clock import Clock, Cost, shared
 from gradwire.cost.costs import FREE, Costs, Profile, Stage
-from gradwire.cost.network import Level, Links
+from gradwire.cost.network import KINDS, Level, Line, Links, Measured
 from gradwire.cost.simulation import Prediction, Setting, Worker, plain, simulate
 from gradwire.cost.workload import BUCKET_BYTES, FIRST_BUCKET_BYTES, Workload, bucketed
 from gradwire.engine.configuration import Configuration
@@ -178,3 +178,14 @@ def test_what_runs_at_once_takes_the_time_that_its_cores_allow() -> None:
     assert first.left == 0
     assert clock.now == pytest.approx(2.5)
     assert clock.waited == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sums_of_plain_ddp_take_as_long_as_those_of_its_type(dtype: torch.dtype) -> None:
+    """Backends may add two-byte numbers up slowly, which is probed by itself."""
+    usual, slowly = (Line([(0, 0.0), (1 << 30, pace * (1 << 30))]) for pace in (1e-9, 5e-9))
+    network = Measured(2, {kind: slowly if kind == "half all-reduce" else usual for kind in KINDS})
+    workload = Workload((SLOTS,), (0.0,), 0.0, dtype)
+    row = plain(Setting(workload, network, no_profile()))
+    assert row.wire_bytes == dtype.itemsize * workload.values
+    assert row.seconds == pytest.approx(row.wire_bytes * (5e-9 if dtype.itemsize == 2 else 1e-9))

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, combinations
 from typing import Literal, Protocol, get_args
 
+import torch
+
 from gradwire.cost.clock import Cost
 from gradwire.errors import ConfigurationError
 from gradwire.wire import Meter
@@ -40,6 +42,11 @@ def sent_bytes(kind: Kind, nbytes: int, workers: int) -> int:
         case "exchange":
             meter.exchange(nbytes)
     return meter.wire_bytes
+
+
+def sum_of(dtype: torch.dtype) -> Kind:
+    """The collective that adds up values of a type."""
+    return "half all-reduce" if dtype.is_floating_point and dtype.itemsize == 2 else "all-reduce"
 
 
 def hops(kind: Kind, workers: int) -> int:

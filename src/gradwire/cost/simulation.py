@@ -14,7 +14,7 @@ import torch
 from gradwire.cost import shadow
 from gradwire.cost.clock import Clock, Row, Work
 from gradwire.cost.costs import FREE, Costs, Profile
-from gradwire.cost.network import Network
+from gradwire.cost.network import Network, sum_of
 from gradwire.cost.transport import ClockedTransport
 from gradwire.cost.workload import Workload
 from gradwire.engine.configuration import Configuration
@@ -112,7 +112,7 @@ def plain(setting: Setting) -> Prediction:
     for number, bucket in enumerate(workload.buckets):
         clock.until_ready(number)
         nbytes = workload.dtype.itemsize * bucket[-1].stop
-        transfers.append(clock.send(setting.network.cost("all-reduce", nbytes), (number, 0)))
+        transfers.append(clock.send(setting.network.cost(sum_of(workload.dtype), nbytes), (number, 0)))
         sent += _all_reduced(nbytes, setting.network.workers)
     for transfer in transfers:
         clock.until_there(transfer)

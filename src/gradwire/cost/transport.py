@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.cost.clock import Clock
-from gradwire.cost.network import Kind, Network
+from gradwire.cost.network import Kind, Network, sum_of
 from gradwire.wire.transport import Pending
 
 Place = tuple[int | None, int]
@@ -42,8 +42,7 @@ class ClockedTransport:
     def all_reduce(self, buffer: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
         """Sums ``buffer``, or leaves it as the largest."""
         summed = buffer if operation == dist.ReduceOp.MAX or buffer.is_meta else buffer.mul_(self.world_size)
-        half = buffer.is_floating_point() and buffer.itemsize == 2
-        return self._sent("half all-reduce" if half else "all-reduce", buffer, summed)
+        return self._sent(sum_of(buffer.dtype), buffer, summed)
 
     def broadcast(self, buffer: Tensor, source: int) -> Pending:
         """Leaves ``buffer`` as it is."""
