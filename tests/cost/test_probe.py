@@ -43,6 +43,34 @@ def came() -> Workload:
     return probe.arrivals(model, lambda each: each(torch.ones(4, 300)).sum(), transport, steps=2)
 
 
+class Halved(nn.Sequential):
+    """The last bucket that DDP brings is of the first layer, in bfloat16; the others are in float32."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(300, 1000).bfloat16(), nn.Linear(1000, 300))
+
+    def loss(self) -> torch.Tensor:
+        return self(torch.ones(4, 300)).sum()
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        first, second = self
+        return second(first(data.bfloat16()).float())
+
+
+def stepped(way: str) -> Workload | str:
+    net = Halved()
+    model, transport = DistributedDataParallel(net), ProcessGroupTransport(dist.group.WORLD)
+    ways = {
+        "given": lambda each: each(torch.ones(4, 300)).sum(),
+        "its method": lambda each: each.loss(),
+        "from elsewhere": lambda _: net.loss(),
+    }
+    try:
+        return probe.arrivals(model, ways[way], transport, steps=2)
+    except ConfigurationError as error:
+        return str(error)
+
+
 def linked() -> list[tuple[tuple[int, int], float, float]]:
     return [(pair.ranks, pair.latency, pair.rate) for pair in pairs.measured(dist.group.WORLD, CPU)]
 
@@ -85,6 +113,27 @@ def test_every_bucket_of_a_backward_pass_is_timed(pool: Pool) -> None:
     assert 1 <= len(first.buckets) == len(first.backward) <= 4
     assert first.values == 300 * 1000 + 1000 + 10 * 1000 + 10
     assert all(seconds >= 0 for seconds in first.backward)
+
+
+def test_gradients_of_several_types_count_as_of_the_widest(pool: Pool) -> None:
+    first, second = pool.run(2, stepped, "given")
+    assert first == second
+    assert isinstance(first, Workload)
+    assert first.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("its method", "in DistributedDataParallel failed: AttributeError"),
+        ("from elsewhere", "left DistributedDataParallel nothing to average"),
+    ],
+)
+def test_a_step_that_goes_by_ddp_is_told(pool: Pool, way: str, said: str) -> None:
+    for each in pool.run(2, stepped, way):
+        assert isinstance(each, str)
+        assert said in each
+        assert "has to call the model that it is given" in each
 
 
 def test_a_line_goes_through_what_was_measured_and_on_as_among_the_larger_sizes() -> None:

@@ -7,6 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -105,6 +106,12 @@ def _begin(kind: Kind, transport: Transport, payload: Tensor) -> Pending:
     return transport.exchange(payload, partner if partner < transport.world_size else transport.rank)
 
 
+_CALL = (
+    "the function that gives the loss has to call the model that it is given, as in model(batch): neither one of its "
+    "methods, nor a model that it knows from elsewhere"
+)
+
+
 def arrivals(
     model: DistributedDataParallel,
     step: Callable[[nn.Module], Tensor],
@@ -122,16 +129,18 @@ def arrivals(
         transport: The workers, of whom the slowest counts.
         steps: How many are timed after two that are not.
         clock: What tells the time; ``time.thread_time`` where workers share cores and compute in one thread.
+
+    Raises:
+        ConfigurationError: If the step fails, or does not call the model that it is given.
     """
     seen: list[float] = []
     buckets: list[tuple[Slot, ...]] = []
-    dtype = torch.float32
+    dtypes: list[torch.dtype] = []
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
 
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        nonlocal dtype
         seen.append(clock())
-        dtype = bucket.buffer().dtype
+        dtypes.append(bucket.buffer().dtype)
         buckets.append(flat_slots([(names[id(each)], tuple(each.shape)) for each in bucket.parameters()]))
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
@@ -144,14 +153,21 @@ def arrivals(
         seen.clear()
         buckets.clear()
         began = clock()
-        loss = step(model)
+        try:
+            loss = step(model)
+        except Exception as error:
+            raise ConfigurationError(
+                f"a step of the model in DistributedDataParallel failed: {type(error).__name__}: {error}; {_CALL}"
+            ) from error
         seen.append(clock())
         loss.backward()  # type: ignore[no-untyped-call]
+        if not buckets:
+            raise ConfigurationError(f"a step left DistributedDataParallel nothing to average; {_CALL}")
         if number >= 2:
             timed.append([later - earlier for earlier, later in zip([began, *seen], seen, strict=False)])
     medians = [statistics.median(times) for times in zip(*timed, strict=True)]
     before, *works = largest(medians, transport, next(model.parameters()).device)
-    return Workload(tuple(buckets), tuple(works), before, dtype)
+    return Workload(tuple(buckets), tuple(works), before, reduce(torch.promote_types, dtypes))
 
 
 def largest(numbers: Sequence[float], transport: Transport, device: torch.device) -> list[float]:

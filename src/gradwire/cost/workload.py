@@ -28,7 +28,7 @@ class Workload:
         buckets: Parameters in the order in which their gradients come.
         backward: Seconds of work until each bucket is ready, one after another.
         forward: Seconds of the step before and after backward.
-        dtype: Of the gradients as DDP would send them.
+        dtype: Of the gradients as DDP would send them; of several the widest.
     """
 
     buckets: tuple[tuple[Slot, ...], ...]
