@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire.errors import ConfigurationError
 from gradwire.granularity import Granularity as Granularity
 
 ALIGNMENT = 8
@@ -353,3 +354,10 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
     cut = min(range(1, len(shape)), key=lambda cut: math.prod(shape[:cut]) + math.prod(shape[cut:]))
     return math.prod(shape[:cut]), math.prod(shape[cut:])
+
+
+def check_tables(model: torch.nn.Module) -> None:
+    """Raises ConfigurationError if a table of a model has sparse gradients."""
+    for name, module in model.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise ConfigurationError(f"{name or 'the model'} has sparse=True; gradwire averages dense gradients only")

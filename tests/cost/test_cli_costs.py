@@ -161,6 +161,7 @@ def test_a_model_of_ones_own(tmp_path: Path, monkeypatch, capsys) -> None:
     path.write_text(
         "from torch import nn\ndef make():\n    return nn.Linear(200, 300)\ndef other():\n    return 3\n"
         "def lazy():\n    return nn.LazyLinear(300)\n"
+        "def table():\n    return nn.Sequential(nn.Embedding(90, 4, sparse=True))\n"
     )
     given = ["simulate", "bf16", *SMALL[2:], "--shapes"]
     code, out, _ = run(*given, f"{path}:make", monkeypatch=monkeypatch, capsys=capsys)
@@ -172,6 +173,9 @@ def test_a_model_of_ones_own(tmp_path: Path, monkeypatch, capsys) -> None:
     code, _, error = run(*given, f"{path}:lazy", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 2
     assert "has parameters without a shape, such as 'weight'; run a batch through" in " ".join(error.split())
+    code, _, error = run(*given, f"{path}:table", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2
+    assert "0 has sparse=True; gradwire averages dense gradients only" in " ".join(error.split())
 
 
 @pytest.mark.parametrize(("dtype", "nbytes"), [("float32", 4), ("bfloat16", 2), ("float64", 8)])

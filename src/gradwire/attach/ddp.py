@@ -27,7 +27,7 @@ from gradwire.engine.guarding import Guarding
 from gradwire.engine.mixture import Methods, configure
 from gradwire.engine.recipes import RECIPE
 from gradwire.errors import ConfigurationError, GradwireError
-from gradwire.layout import GRADIENT_DTYPES
+from gradwire.layout import GRADIENT_DTYPES, check_tables
 from gradwire.memory import Memory
 from gradwire.policy import DensePolicy
 from gradwire.wire import Wire
@@ -316,8 +316,7 @@ def _checked(given: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> 
                 f"{name or 'the wrapped model'} is a DistributedDataParallel itself, which averages densely whatever "
                 "is done around it; wrap the model once"
             )
-        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
-            raise ConfigurationError(f"{name or 'the model'} has sparse=True; gradwire averages dense gradients only")
+    check_tables(model.module)
     if any(parameter.grad is not None for parameter in model.parameters()):
         raise ConfigurationError(
             "the model has gradients of an earlier backward pass; call zero_grad(), then gradwire.compress right after "

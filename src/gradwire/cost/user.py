@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from gradwire import own
 from gradwire.cost.shapes import Model
 from gradwire.errors import ConfigurationError, did_you_mean
+from gradwire.layout import check_tables
 
 
 def is_own(text: str) -> bool:
@@ -94,8 +95,9 @@ def model(text: str, made: nn.Module) -> Model:
     """The parameters of a module that require gradients, of several types as if all had the widest.
 
     Raises:
-        ConfigurationError: If there are none, or one has no shape yet.
+        ConfigurationError: If there are none, or one has no shape yet or a sparse gradient.
     """
+    check_tables(made)
     if lazy := [name for name, each in made.named_parameters() if is_lazy(each)]:
         raise ConfigurationError(
             f"{text!r} has parameters without a shape, such as {lazy[0]!r}; run a batch through the model before it "
