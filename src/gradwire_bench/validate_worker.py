@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.cost import group, measure, probe
+from gradwire.cost.workload import Workload
 from gradwire.wire import ProcessGroupTransport
 from gradwire_bench import shapes
 from gradwire_bench.contenders import DDP, Contender
@@ -74,8 +75,13 @@ def main() -> None:
             wrapped = DistributedDataParallel(MODELS[mode](rank))
             workload = probe.arrivals(wrapped, _loss, transport, clock=time.thread_time)
             if rank == 0:
-                emit("probe", row=-1, mode=mode, workload=asdict(workload), **seen)
+                emit("probe", row=-1, mode=mode, workload=as_plain(workload), **seen)
             Race({**job, "mode": mode}, rank, partial(MODELS[mode], rank)).run()
+
+
+def as_plain(workload: Workload) -> dict[str, Any]:
+    """What a worker computes, for JSON."""
+    return asdict(workload) | {"dtype": str(workload.dtype)}
 
 
 def _loss(model: nn.Module) -> Tensor:

@@ -12,6 +12,7 @@ import pytest
 from gradwire.cli import costs
 from gradwire_bench import validate
 from gradwire_bench.validate import Fit, Point
+from gradwire_bench.validate_worker import as_plain
 
 DATA = Path(__file__).parents[2] / "docs" / "data" / "validate.json"
 
@@ -25,6 +26,13 @@ def test_what_the_docs_say_was_predicted_is_predicted() -> None:
     for point, known in zip(validate.again(quick, probes, Fit(**document["fit"])), quick, strict=True):
         assert point.predicted == pytest.approx(known.predicted, rel=1e-6)
         assert replace(point, predicted=0.0, stages={}) == replace(known, predicted=0.0, stages={})
+
+
+def test_what_a_worker_says_that_it_computes_is_what_is_read() -> None:
+    _, (probed, *_) = validate.read(json.loads(DATA.read_text()))
+    seen = validate.setting_of(probed, Fit()).workload
+    said = json.loads(json.dumps(as_plain(seen)))
+    assert validate.setting_of({**probed, "workload": said}, Fit()).workload == seen
 
 
 def points(predicted: dict[str, float], measured: dict[str, float], link: str = "1gbit") -> list[Point]:
