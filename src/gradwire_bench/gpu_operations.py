@@ -134,7 +134,7 @@ def integers(block: Block, values: Tensor) -> Iterator[Operation]:
     code = codes.Integers(8, 7, ROWS)
     residual, scales = torch.ones_like(values), torch.zeros(block.segment_count, device=values.device)
     written = torch.zeros(code.layout.body(block.positions), dtype=torch.uint8, device=values.device)
-    left, out = values.clone(), torch.zeros_like(values)
+    left, out, norms = values.clone(), torch.zeros_like(values), torch.zeros_like(scales)
     yield Operation(
         "integer sums: scales with residual",
         QUANTISERS,
@@ -155,6 +155,13 @@ def integers(block: Block, values: Tensor) -> Iterator[Operation]:
         5,
         lambda: kernels.integer_decode(code, block, scales, written, out),
         (out,),
+    )
+    yield Operation(
+        "integer sums: norms",
+        QUANTISERS,
+        4,
+        lambda: kernels.euclidean_norms(block, values, norms),
+        (norms,),
     )
 
 

@@ -43,9 +43,10 @@ def test_integers_are_the_reference(block: Block, gradient: Tensor, turn: int) -
             scales /= 3  # as clipped: what is beyond saturates
         codes = torch.full((block.positions * bits // 8,), 0x5A, dtype=torch.uint8)
         kernels.integer_encode(code, segments, values, memory is not None, scales, codes, KEY)
-        out = normal(1)
+        out, norms = normal(1), torch.full((segments.segment_count,), torch.inf)
         kernels.integer_decode(code, segments, scales, codes * workers, out)
-        results.append((scales, codes, values, out))
+        kernels.euclidean_norms(segments, gradient, norms)
+        results.append((scales, codes, values, out, norms))
     assert all(same(first, second) for first, second in zip(*results, strict=True))
     assert same(results[0][3][~covered(block)], normal(1)[~covered(block)])
 

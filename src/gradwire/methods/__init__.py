@@ -22,6 +22,7 @@ from gradwire.methods.gradiveq import GradiVeQ
 from gradwire.methods.gtopk import GTopK
 from gradwire.methods.hybrid import Hybrid
 from gradwire.methods.inceptionn import INCEPTIONN
+from gradwire.methods.intsgd import IntSGD
 from gradwire.methods.layer import LayerMethod, LayerState
 from gradwire.methods.lion import Lion, LionCub
 from gradwire.methods.loco import LoCo
@@ -82,6 +83,7 @@ __all__ = [
     "GlobalQSGD",
     "GradiVeQ",
     "Hybrid",
+    "IntSGD",
     "LayerMethod",
     "LayerState",
     "LinearMethod",

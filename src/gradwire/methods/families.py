@@ -13,6 +13,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "alq",
         "amq",
         "globalqsgd",
+        "intsgd",
         "terngrad",
         "natural",
         "3lc",

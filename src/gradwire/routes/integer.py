@@ -71,12 +71,13 @@ class SharedLevels:
         return torch.where(bounds > 0, torch.minimum(scales, bounds.float()), scales)
 
     def encode(
-        self, block: Block, admitted: Tensor, feedback: Feedback, scales: Tensor, workers: int, key: int
+        self, block: Block, admitted: Tensor, feedback: Feedback, scales: Tensor, workers: int, key: int, more: int = 0
     ) -> Tensor:
-        """Codes of the compensated values, which are taken from the residual."""
+        """Codes of the compensated values, which are taken from the residual; with room for some ``more`` bytes."""
         code, values, subtract = self._code(workers), feedback.buffer(admitted), feedback.residual is not None
-        codes = torch.empty(code.layout.body(block.positions), dtype=torch.uint8, device=admitted.device)
-        kernels.integer_encode(code, block, values, subtract, scales, codes, key)
+        size = code.layout.body(block.positions)
+        codes = torch.empty(size + more, dtype=torch.uint8, device=admitted.device)
+        kernels.integer_encode(code, block, values, subtract, scales, codes[:size], key)
         return codes
 
     def decode(self, block: Block, scales: Tensor, codes: Tensor, out: Tensor, workers: int) -> None:

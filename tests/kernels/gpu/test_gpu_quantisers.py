@@ -127,6 +127,7 @@ def test_codes_that_add_up(bits: int, clipped: bool, before: int) -> None:
         written = torch.full((before + code.layout.body(block.positions),), 0xA5, dtype=torch.uint8)[before:]
         kernels.integer_encode(code, block, residual, True, scales, written, KEY)
         kernels.integer_decode(code, block, scales, written, out)
-        outcomes.append((residual, scales, written, out))
+        kernels.euclidean_norms(block, gradient, norms := guarded(4, True))
+        outcomes.append((residual, scales, written, out, norms))
     for own, specified in zip(*outcomes, strict=True):
         assert same(own, specified)

@@ -20,7 +20,7 @@ from gradwire.kernels.cpu.elias_fano import elias_fano_decode, elias_fano_encode
 from gradwire.kernels.cpu.gaps import gaps_decode, gaps_encode
 from gradwire.kernels.cpu.inceptionn import inceptionn_encode
 from gradwire.kernels.cpu.inceptionn_decode import inceptionn_decode
-from gradwire.kernels.cpu.integer import integer_decode, integer_encode, integer_scales
+from gradwire.kernels.cpu.integer import euclidean_norms, integer_decode, integer_encode, integer_scales
 from gradwire.kernels.cpu.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.cpu.memory import accumulate
 from gradwire.kernels.cpu.merge import merge_top, survivors

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
 from gradwire.kernels.cpu._compiled import INFINITE, Float32Array, allocating, array, float_of
-from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of
+from gradwire.kernels.cpu._source import Source, of_segment, settle, source_of, total
 from gradwire.kernels.cpu._stages import CODES, Compiled, Scratch
-from gradwire.kernels.cpu.qsgd import level_of, value_of_level
+from gradwire.kernels.cpu.qsgd import level_of, value_of_level, write_norm
 from gradwire.kernels.cpu.quantise import Payloads, put_all, read_all
-from gradwire.kernels.reference._torch import CHUNK, LARGEST_SCALE, SMALLEST_SCALE
+from gradwire.kernels.reference._torch import CHUNK, LANES, LARGEST_SCALE, SMALLEST_SCALE
 from gradwire.kernels.reference.integer import Integers
 from gradwire.layout import Block
 
@@ -30,6 +32,18 @@ def integer_encode(
 
 def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:
     read_all(code, block, Payloads(array(scales), 0, array(codes), 0, codes.numel(), 1, 1), out, 1.0)
+
+
+def euclidean_norms(block: Block, values: Tensor, norms: Tensor) -> None:
+    _norms(source_of(block, Compensated(values, None, 0.0, 1.0)), array(norms))
+
+
+@allocating
+def _norms(source: Source, norms: Float32Array) -> None:
+    lanes = np.empty((2, LANES), np.float64)
+    for segment in range(norms.size):
+        if not write_norm(math.sqrt(total(of_segment(source, segment), True, lanes)), norms[segment : segment + 1]):
+            norms[segment] = np.float32(np.nan)
 
 
 @allocating

@@ -14,7 +14,7 @@ from gradwire.kernels.gpu.deadzone import deadzone_dither, deadzone_sample, dead
 from gradwire.kernels.gpu.deadzone_read import deadzone_decode
 from gradwire.kernels.gpu.deadzone_write import deadzone_encode
 from gradwire.kernels.gpu.elias_fano import elias_fano_decode, elias_fano_encode
-from gradwire.kernels.gpu.integer import integer_decode, integer_encode, integer_scales
+from gradwire.kernels.gpu.integer import euclidean_norms, integer_decode, integer_encode, integer_scales
 from gradwire.kernels.gpu.lowrank import (
     project_columns,
     project_columns_each,

@@ -14,6 +14,7 @@ from gradwire.kernels.gpu._measured import Jitted, measure
 from gradwire.kernels.gpu.qsgd import uniform16
 from gradwire.kernels.gpu.quantise import CODES, put_all, read_all
 from gradwire.kernels.reference.integer import Integers
+from gradwire.kernels.reference.qsgd import QSGD
 from gradwire.layout import Block
 
 
@@ -31,6 +32,11 @@ def integer_encode(
 
 def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:
     read_all(code, (block,), 0, scales.view(torch.uint8), 0, codes[None], out, 1.0)
+
+
+def euclidean_norms(block: Block, values: Tensor, norms: Tensor) -> None:
+    code = QSGD(euclidean=True)
+    measure(CODES[QSGD](code), code, tiles_of(block, norms.device), Compensated(values, None, 0.0, 1.0), norms, 0)
 
 
 @triton.jit

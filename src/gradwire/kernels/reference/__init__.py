@@ -20,7 +20,7 @@ from gradwire.kernels.reference.deadzone_step import deadzone_dither, deadzone_s
 from gradwire.kernels.reference.elias_fano import elias_fano_bytes, elias_fano_decode, elias_fano_encode
 from gradwire.kernels.reference.gaps import gaps_decode, gaps_encode, gaps_low_bytes
 from gradwire.kernels.reference.inceptionn import inceptionn_decode, inceptionn_encode, inceptionn_payload_bytes
-from gradwire.kernels.reference.integer import integer_decode, integer_encode, integer_scales
+from gradwire.kernels.reference.integer import euclidean_norms, integer_decode, integer_encode, integer_scales
 from gradwire.kernels.reference.lowrank import project_columns, project_rows, write_product
 from gradwire.kernels.reference.memory import accumulate
 from gradwire.kernels.reference.merge import merge_top, survivors

@@ -18,7 +18,7 @@ from gradwire.kernels.reference._torch import (
     pieces_of,
     write_mean,
 )
-from gradwire.kernels.reference.qsgd import check_bits, uniform16
+from gradwire.kernels.reference.qsgd import check_bits, norm_of, uniform16
 from gradwire.kernels.reference.quantise import put_all, read_all
 from gradwire.layout import Block
 
@@ -85,3 +85,11 @@ def integer_encode(
 def integer_decode(code: Integers, block: Block, scales: Tensor, codes: Tensor, out: Tensor) -> None:
     """``out`` = what codes added up over all workers stand for, divided by their number."""
     write_mean(block, read_all(code, block, scales, codes)[None], out, 1.0)
+
+
+def euclidean_norms(block: Block, values: Tensor, norms: Tensor) -> None:
+    """``float32[S]``, the norm of each segment: 0 if too small to divide by, NaN where a value is not finite."""
+    source = Compensated(values, None, 0.0, 1.0)
+    for segment in range(block.segment_count):
+        norm = norm_of([piece.t for piece in pieces_of(block, segment, source)])
+        norms[segment] = torch.nan if norm is None else norm
