@@ -60,7 +60,8 @@ class IntSGD(Method):
     citation = "Mishchenko et al. 2021, arXiv:2102.08374"
     published = Published(
         "A step for every layer is the paper's block-wise form. Its first step is not compressed; here it takes the "
-        "largest magnitude for a scale, as `globalqsgd` does. Averages stand for the parameters' changes, and the mean falls faster.",
+        "largest magnitude for a scale, as `globalqsgd` does. Averages stand for the parameters' changes, and the mean "
+        "falls faster.",
         {"granularity": "model"},
     )
     routes = ("allreduce",)
