@@ -11,6 +11,8 @@ from torch import Tensor
 
 import gradwire
 from gradwire.codecs.codec import Codec
+from gradwire.codecs.index import Raw
+from gradwire.codecs.quantize.values import FloatValues
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 from gradwire.methods import CodecMethod
@@ -51,6 +53,24 @@ class Mine(CodecMethod):
         return Plain()
 
 
+@dataclass(frozen=True)
+class Cutting(Plain):
+    """Cuts off large values, where they were given to it."""
+
+    def encode(self, block: Block, gradient: Tensor, feedback: Feedback, payload: Tensor, key: int) -> None:
+        """Changes what memories have admitted."""
+        super().encode(block, gradient.clamp_(-0.5, 0.5), feedback, payload, key)
+
+
+@dataclass(frozen=True)
+class CutMine(CodecMethod):
+    """All, but cut off."""
+
+    def codec(self) -> Codec:
+        """The codec above."""
+        return Cutting()
+
+
 @pytest.mark.parametrize("memory", ["none", "residual"])
 @pytest.mark.parametrize("route", ["gather", "sharded"])
 def test_a_codec_in_plain_torch_keeps_the_laws_also_where_an_owner_has_nothing(route: str, memory: str) -> None:
@@ -61,3 +81,39 @@ def test_a_codec_in_plain_torch_keeps_the_laws_also_where_an_owner_has_nothing(r
 def test_a_codec_in_plain_torch_writes_values_also_where_none_were_chosen() -> None:
     found = gradwire.check("threshold", values=Plain(), threshold=3.0)
     assert found.holds, found
+
+
+@dataclass(frozen=True)
+class Cut(FloatValues):
+    """Cuts off large values, where they were given to it."""
+
+    def encode(self, chosen: Block, values: Tensor, payload: Tensor, key: int) -> None:
+        """Changes what the residual is made of."""
+        super().encode(chosen, values.clamp_(-0.5, 0.5), payload, key)
+
+
+@dataclass(frozen=True)
+class Sorted(Raw):
+    """Flips the positions it was given."""
+
+    def encode(self, positions: Tensor, universe: int, payload: Tensor) -> int:
+        """Changes what the residual is made of."""
+        return super().encode(positions.copy_(positions.flip(0)), universe, payload)
+
+
+@pytest.mark.parametrize("method", ["topk", "threshold", "sidco", "variance", "demo"])
+def test_a_value_coding_that_changes_the_values_it_is_given_is_told(method: str) -> None:
+    with pytest.raises(gradwire.ConfigurationError, match=r"Cut\.encode changed the values .* values\.clone"):
+        gradwire.roundtrip(torch.randn(64, 64), method, values=Cut())
+
+
+@pytest.mark.parametrize("method", ["topk", "scalecom", "gtopk", "adacomp"])
+def test_an_index_coding_that_changes_the_positions_it_is_given_is_told(method: str) -> None:
+    with pytest.raises(gradwire.ConfigurationError, match=r"Sorted\.encode changed the positions"):
+        gradwire.roundtrip(torch.randn(64, 64), method, indices=Sorted())
+
+
+@pytest.mark.parametrize("route", ["gather", "sharded"])
+def test_a_codec_that_changes_the_gradient_it_is_given_is_told(route: str) -> None:
+    with pytest.raises(gradwire.ConfigurationError, match=r"Cutting\.encode changed the gradient"):
+        gradwire.roundtrip(torch.randn(64, 64), CutMine(), route=route, memory="momentum")

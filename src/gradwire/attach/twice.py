@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gradwire.attach.given import Named
 from gradwire.attach.handle import Handle
 from gradwire.attach.shards import local
+from gradwire.codecs.untouched import version
 from gradwire.errors import ConfigurationError
 
 _HOOKED: MutableMapping[Tensor, ref[Handle]] = WeakTensorKeyDictionary()
@@ -29,7 +30,7 @@ def hooked(handle: Handle, parameters: Named) -> None:
 def averaged(handle: Handle, gradients: Iterable[Tensor]) -> None:
     """Notes that these gradients hold averages as they are."""
     for first in list(gradients)[:1]:
-        _AVERAGED[first] = ref(handle), _version(first), tuple(handle.averaged.ranks)
+        _AVERAGED[first] = ref(handle), version(local(first)), tuple(handle.averaged.ranks)
 
 
 def check_not_averaged(
@@ -54,7 +55,7 @@ def check_not_averaged(
     for name, first in list(gradients.items())[:1]:
         by, *when = _AVERAGED.get(first, (ref(handle),))
         other: Handle | None = by()
-        if other is not None and other is not handle and other.attached and when == [_version(first), ranks]:
+        if other is not None and other is not handle and other.attached and when == [version(local(first)), ranks]:
             raise ConfigurationError(
                 f"the gradient of {name!r} has been averaged by another Synchronizer over the same workers, and "
                 "nothing came to it since; call one of them in a step"
@@ -63,9 +64,3 @@ def check_not_averaged(
 
 def _nothing() -> None:
     return None
-
-
-def _version(gradient: Tensor) -> int:
-    """Counts what is written to it; inference tensors count nothing."""
-    part = local(gradient)
-    return -1 if part.is_inference() else part._version

@@ -16,6 +16,7 @@ from gradwire.codecs.codec import Codec
 from gradwire.codecs.index import EliasFano, IndexCoding
 from gradwire.codecs.quantize.values import FloatValues, ValueCoding
 from gradwire.codecs.select.criterion import Criterion
+from gradwire.codecs.untouched import untouched
 from gradwire.errors import ConfigurationError, PayloadError
 from gradwire.layout import Block, Int64Array, Slot
 from gradwire.memory import Feedback, Kind, Remainder, Store
@@ -93,7 +94,8 @@ class AdaptiveSparse(Codec):
             positions, values = _largest(positions, values, room)
         payload.zero_()
         size = min(self.indices.size(len(positions), block.positions), payload.numel() - edge)
-        fitted = self.indices.encode(positions, block.positions, payload[edge : edge + size])
+        with untouched(positions, "positions", self.indices):
+            fitted = self.indices.encode(positions, block.positions, payload[edge : edge + size])
         positions, values = positions[:fitted], values[:fitted]
         chosen = _chosen(block, positions)
         written = values
@@ -102,7 +104,8 @@ class AdaptiveSparse(Codec):
             written = torch.copysign(torch.from_numpy(of_chosen).to(values.device), values)
         payload[:head].view(torch.int32).copy_(_packed(wanted))
         coded = payload[head : head + self.values.size(chosen)]
-        self.values.encode(chosen, written, coded, key)
+        with untouched(written, "values", self.values):
+            self.values.encode(chosen, written, coded, key)
         self.criterion.sent(block, positions, values)
         if feedback.residual is not None:
             sent = torch.empty_like(values)

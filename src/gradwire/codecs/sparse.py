@@ -17,6 +17,7 @@ from gradwire.codecs.codec import Codec
 from gradwire.codecs.index import EliasFano, IndexCoding
 from gradwire.codecs.quantize.values import FloatValues, ValueCoding
 from gradwire.codecs.select import Selector
+from gradwire.codecs.untouched import untouched
 from gradwire.layout import Block, Granularity, Int64Array, Slot, flat_slots
 from gradwire.memory import Feedback, Remainder, Store
 
@@ -73,8 +74,10 @@ class Sparse(Codec):
         values = torch.empty(chosen.numel, dtype=torch.float32, device=gradient.device)
         self.select.select(block, gradient, feedback, counts, positions, values)
         edge = self.values.size(chosen)
-        self.values.encode(chosen, values, payload[:edge], key)
-        written = self.indices.encode(positions, block.positions, payload[edge:])
+        with untouched(values, "values", self.values):
+            self.values.encode(chosen, values, payload[:edge], key)
+        with untouched(positions, "positions", self.indices):
+            written = self.indices.encode(positions, block.positions, payload[edge:])
         if feedback.residual is not None:
             sent = torch.empty_like(values)
             self.values.decode(chosen, payload[:edge], sent)

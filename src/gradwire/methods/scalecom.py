@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.codecs.untouched import untouched
 from gradwire.memory import LowPass
 from gradwire.methods.method import Worker
 from gradwire.methods.published import Published
@@ -51,7 +52,8 @@ class ScaleCom(LocalTopK):
         admitted = feedback.before_encode(block, gradient)
         if context.rank == leader:
             select.select(block, admitted, feedback, counts, positions, values)
-            coding.encode(positions, block.positions, payload)
+            with untouched(positions, "positions", coding):
+                coding.encode(positions, block.positions, payload)
             finite = values.isfinite().all()
         else:
             _, finite = feedback.compensate(block, admitted)

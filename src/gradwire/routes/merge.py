@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.codecs.index import IndexCoding
 from gradwire.codecs.select import TopMagnitudes
+from gradwire.codecs.untouched import untouched
 from gradwire.errors import PayloadError
 from gradwire.layout import Block, Int64Array
 from gradwire.memory import Feedback
@@ -71,7 +72,8 @@ class SparseFormat:
         flag_bytes = 0 if flags is None else -(-self.total // 32) * 4
         payload = torch.zeros(values + size + flag_bytes, dtype=torch.uint8, device=content.values.device)
         payload[:values].view(torch.float32).copy_(content.values)
-        self.indices.encode(content.positions, self.block.positions, payload[values : values + size])
+        with untouched(content.positions, "positions", self.indices):
+            self.indices.encode(content.positions, self.block.positions, payload[values : values + size])
         if flags is not None:
             packed = np.packbits(flags.cpu().numpy(), bitorder="little")
             payload[values + size : values + size + len(packed)] = torch.from_numpy(packed).to(payload.device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codecs.codec import Codec
+from gradwire.codecs.untouched import untouched
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 
@@ -29,5 +30,6 @@ class Operator:
     def encode(self, block: Block, admitted: Tensor) -> Tensor:
         """The payload of what the memory admitted."""
         payload = torch.empty(self.codec.payload_bytes(block), dtype=torch.uint8, device=admitted.device)
-        self.codec.encode(block, admitted, self.feedback, payload, self.key)
+        with untouched(admitted, "gradient", self.codec):
+            self.codec.encode(block, admitted, self.feedback, payload, self.key)
         return payload

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.codecs.untouched import untouched
 from gradwire.layout import Block
 from gradwire.routes.operator import Operator
 from gradwire.wire.requests import AllGather, AllToAll, Synchronization
@@ -65,7 +66,8 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
     payload = torch.empty(edge + len(news), dtype=torch.uint8, device=gradient.device)
     own_size = owner.codec.payload_bytes(shards.own)
     readmitted = owner.feedback.before_encode(shards.own, average)
-    owner.codec.encode(shards.own, readmitted, owner.feedback, payload[:own_size], owner.key)
+    with untouched(readmitted, "gradient", owner.codec):
+        owner.codec.encode(shards.own, readmitted, owner.feedback, payload[:own_size], owner.key)
     owner.feedback.after_encode(shards.own, readmitted)
     payload[own_size:edge] = 0
     payload[edge:] = news
@@ -107,5 +109,6 @@ def _for_owners(worker: Operator, shards: Shards, admitted: Tensor) -> Tensor:
     """A payload for every owner, in rows of one length."""
     edge = max(map(worker.codec.payload_bytes, shards.different))
     outgoing = torch.empty((len(shards.all), edge), dtype=torch.uint8, device=admitted.device)
-    worker.codec.encode_each(shards.all, admitted, worker.feedback, outgoing, worker.key)
+    with untouched(admitted, "gradient", worker.codec):
+        worker.codec.encode_each(shards.all, admitted, worker.feedback, outgoing, worker.key)
     return outgoing

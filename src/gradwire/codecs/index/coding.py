@@ -31,6 +31,8 @@ class IndexCoding(Plain, ABC):
     def encode(self, positions: Tensor, universe: int, payload: Tensor) -> int:
         """Writes ``int64[count]`` ascending distinct positions to ``uint8[size(count, universe)]``.
 
+        Positions are not to be changed, and :meth:`decode` gives the same in the same order: values are written apart.
+
         Returns:
             How many were written: all of them, unless the coding varies and there was less room.
         """

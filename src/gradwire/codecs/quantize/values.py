@@ -46,7 +46,10 @@ class ValueCoding(Plain, ABC):
 
     @abstractmethod
     def encode(self, chosen: Block, values: Tensor, payload: Tensor, key: int) -> None:
-        """Writes ``float32[chosen.numel]``; non-finite values decode to non-finite values."""
+        """Writes ``float32[chosen.numel]``; non-finite values decode to non-finite values.
+
+        Values are not to be changed: what is left of them once they are written is the residual.
+        """
 
     @abstractmethod
     def decode(self, chosen: Block, payload: Tensor, values: Tensor) -> None:
