@@ -93,6 +93,17 @@ class Cut(FloatValues):
 
 
 @dataclass(frozen=True)
+class Turned(Raw):
+    """Writes from the last position to the first, as values are not."""
+
+    def decode(self, payload: Tensor, universe: int, positions: Tensor) -> int:
+        """Ascending, distinct, and not as written."""
+        super().decode(payload, universe, positions)
+        positions.copy_(universe - 1 - positions.flip(0))
+        return positions.numel()
+
+
+@dataclass(frozen=True)
 class Sorted(Raw):
     """Flips the positions it was given."""
 
@@ -117,3 +128,10 @@ def test_an_index_coding_that_changes_the_positions_it_is_given_is_told(method: 
 def test_a_codec_that_changes_the_gradient_it_is_given_is_told(route: str) -> None:
     with pytest.raises(gradwire.ConfigurationError, match=r"Cutting\.encode changed the gradient"):
         gradwire.roundtrip(torch.randn(64, 64), CutMine(), route=route, memory="momentum")
+
+
+def test_a_check_tells_an_index_coding_that_reads_others_than_it_wrote() -> None:
+    said = {each.law: each for each in gradwire.check("adacomp", indices=Turned(), memory="none").findings}
+    found = said["positions are read as they were written"]
+    assert found.holds is False
+    assert found.said.startswith("Turned was given 7 positions below 40, 2, 6, 7, ..., and reads 2, 4, 13, ...:"), found

@@ -20,6 +20,8 @@ from gradwire.granularity import Granularity
 from gradwire.kernels import dispatch
 from gradwire.layout import flat_slots
 from gradwire.local.alone import roundtrip
+from gradwire.local.findings import BrokenError, Finding, SilentError
+from gradwire.local.positions import positions_as_written
 from gradwire.local.world import LocalWorld
 from gradwire.memory import NoMemory, Residual
 from gradwire.methods import Method
@@ -34,21 +36,6 @@ STEPS = 4
 DRAWS = 400
 SIDE = 64
 EVERYTHING = DensePolicy(below=0, vectors=False)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A law, and whether it holds.
-
-    Attributes:
-        law: What must be so.
-        holds: Whether it is; None where the method does not say so of itself.
-        said: What was found where it is not, or why it was not looked for.
-    """
-
-    law: str
-    holds: bool | None
-    said: str
 
 
 @dataclass(frozen=True)
@@ -78,14 +65,6 @@ Law = Callable[[Configuration], None]
 """Raises where it does not hold."""
 
 
-class BrokenError(GradwireError):
-    """A law does not hold; says what was found."""
-
-
-class SilentError(GradwireError):
-    """A law was not looked for; says why."""
-
-
 @as_on_the_wire()
 def check(method: str | Method, **choices: Any) -> Check:
     """Holds the laws that every method keeps, and those that it declares of itself, against what a method does.
@@ -93,7 +72,8 @@ def check(method: str | Method, **choices: Any) -> Check:
     Each in worlds of some workers in this process, on noise: that a payload has one size on all ranks, that all ranks
     have the same bits, that nothing but gradients, seed and step decides, that averages and residuals add up to the
     mean, that values which are not finite reach all ranks and no memory, that a restart gives the same bits, that all
-    shapes it accepts work, and its class (``bias``), bound (``error_bound``) and size (``wire_bits``) as declared.
+    shapes it accepts work, that positions are read as they were written, and its class (``bias``), bound
+    (``error_bound``) and size (``wire_bits``) as declared.
 
     Args:
         method: A name of ``gradwire.methods.names()``, also with its options as text, or a method object.
@@ -121,6 +101,7 @@ def check(method: str | Method, **choices: Any) -> Check:
         "what is not finite reaches every rank and no memory": not_finite,
         "a restart gives the same bits": restarts,
         "all shapes that it accepts": any_shape,
+        "positions are read as they were written": positions_as_written,
         f"{chosen.method.bias}, as declared": class_as_declared,
         "the error is within its bound, as declared": bound,
         "the size is as declared": size,
