@@ -341,3 +341,34 @@ def kinds_of_models() -> None:
 
 def test_kinds_of_models(keras_pool: Pool) -> None:
     keras_pool.run(2, kinds_of_models)
+
+
+def changed_between_fits() -> None:
+    """An optimizer put in another's place is told, and layers that are frozen on one rank; no epoch is no fault."""
+    import keras
+
+    import gradwire.keras
+
+    net, (inputs, labels) = model(), own(64, 32)
+    handle = gradwire.keras.compress(net, "dense")
+    assert not fit(net, inputs, labels, batch=16, epochs=3, initial_epoch=3).epoch
+    fit(net, inputs, labels, batch=16)
+    attached = net.optimizer
+    net.optimizer = keras.optimizers.Adam()
+    with pytest.raises(ConfigurationError, match=r"model\.optimizer is now another, Adam, .*compress again; or keep"):
+        fit(net, inputs, labels, batch=16)
+    net.optimizer = attached
+    net.layers[0].trainable = dist.get_rank() == 0
+    with pytest.raises(
+        ConfigurationError, match=r"rank 0 has 'array 0 .*, to be .*rank 1 has 'array 0 .*, not to be .*freeze or"
+    ):
+        fit(net, inputs, labels, batch=16)
+    net.layers[0].trainable = True
+    fit(net, inputs, labels, batch=16)
+    assert handle.stats().steps == 4
+    assert_same_everywhere(flat(net))
+    handle.close()
+
+
+def test_what_changes_between_fits(keras_pool: Pool) -> None:
+    keras_pool.run(2, changed_between_fits)

@@ -65,16 +65,17 @@ def stand_in(cell: Cell, device: torch.device = CPU) -> Parameter:
 
 
 def check_alike(given: Iterable[Cell], process_group: Any = None, *more: str) -> None:
-    """Raises ConfigurationError on all ranks, unless they have arrays of the same kinds, and ``more`` is the same.
+    """Raises ConfigurationError on all ranks, unless they have arrays of the same kinds, and ``more`` is the same."""
+    transport, device = _collectives(process_group)
+    check_same([*more, *kinds(given)], transport, device, "give every rank the same model and optimizer")
 
-    Names are not compared, as they depend on what else a rank has made.
-    """
-    kinds = [
+
+def kinds(given: Iterable[Cell]) -> list[str]:
+    """What arrays are, in words; without names, which depend on what else a rank has made."""
+    return [
         f"array {place} of shape {cell.shape} and dtype {cell.dtype}, {'' if cell.trained else 'not '}to be trained"
         for place, cell in enumerate(given)
     ]
-    transport, device = _collectives(process_group)
-    check_same([*more, *kinds], transport, device, "give every rank the same model and optimizer")
 
 
 def _collectives(process_group: Any) -> tuple[ProcessGroupTransport, torch.device]:
@@ -116,4 +117,12 @@ def averages_itself(other: str) -> ConfigurationError:
     """Says that something of the framework's own averages, too."""
     return ConfigurationError(
         f"{other} averages by itself; leave it out, and start a process for each worker, as torchrun does"
+    )
+
+
+def another_optimizer(said: str) -> ConfigurationError:
+    """Says that a model's optimizer is not the one that has the method."""
+    return ConfigurationError(
+        f"{said}, without gradwire's method; close the handle, compile, and compress again; or keep the optimizer that "
+        "has it, as compile(optimizer=model.optimizer) does"
     )

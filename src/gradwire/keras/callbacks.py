@@ -55,7 +55,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, handle: Foreign) -> None:
         super().__init__()
-        self._handle, self._alone = handle, handle.engine.world_size == 1
+        self._handle, self._alone, self.steps = handle, handle.engine.world_size == 1, 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Raises ConfigurationError if ranks are about to train other numbers of epochs or steps."""
@@ -67,19 +67,19 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Raises ConfigurationError if some ranks train no more."""
-        self._steps = 0
+        self.steps = 0
         self._handle.check_same([f"epoch {epoch} next"], _ENDS)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts."""
-        self._steps = max(self._steps, batch + 1)
+        self.steps = max(self.steps, batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Raises ConfigurationError, and on the others WireError, if this rank had fewer batches than it told.
 
         Where a callback ended training within the epoch it waits for the others to end theirs as well.
         """
-        done, wanted = self._steps, self.params["steps"]
+        done, wanted = self.steps, self.params["steps"]
         if self._alone or done >= wanted:
             return
         if self.model.stop_training:

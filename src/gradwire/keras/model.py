@@ -63,14 +63,13 @@ class Attached(Foreign):
     def check_ready(self) -> None:
         """Raises ConfigurationError if the model cannot be trained as it is now."""
         check_surroundings(self.model)
+        if self.model is not None and self.model.optimizer is not self.optimizer:
+            raise elsewhere.another_optimizer(f"model.optimizer is now another, {type(self.model.optimizer).__name__}")
 
     def _compile(self, compile_model: Any, optimizer: Any = "rmsprop", *args: Any, **options: Any) -> None:
         """The model's ``compile``, which must not lose the method."""
         if optimizer is not self.optimizer:
-            raise ConfigurationError(
-                "compile would give the model another optimizer, without gradwire's method; close the handle, compile, "
-                "and compress again; or compile with optimizer=model.optimizer"
-            )
+            raise elsewhere.another_optimizer("compile would give the model another optimizer")
         compile_model(optimizer, *args, **options)
         self.check_ready()
 
@@ -94,9 +93,10 @@ class Attached(Foreign):
                     raise ConfigurationError("TerminateOnNaN ends one rank's training and not the others'; drop it")
             roll_call.ready()
         self.check_same([f"AverageMetrics among callbacks: {shared}"], "give it to fit on all ranks or on none")
+        self.check_same(elsewhere.kinds(elsewhere.cells(self.model.weights)), "freeze or unfreeze layers on all ranks")
         bound.arguments["callbacks"] = [together, *(each for each in callbacks if each is not together)]
         history = fit(*bound.args, **bound.kwargs)
-        if not self.used:
+        if together.steps and not self.used:
             raise ConfigurationError(
                 "fit did not use model.optimizer, so nothing was averaged; give compress each optimizer that is used"
             )
