@@ -59,6 +59,14 @@ def test_what_was_named_is_shown_also_if_it_is_not_the_fastest_way(monkeypatch, 
     assert "│ qsgd, every 4 " in out
 
 
+def test_times_of_other_options_are_marked(monkeypatch, capsys) -> None:
+    code, out, _ = run("simulate", "powersgd", "powersgd:rank=32", *SMALL[2:], monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    marked = [line.split()[1] for line in out.splitlines() if line.startswith("│") and line.rstrip(" │").endswith("*")]
+    assert marked == ["powersgd:rank=32"]
+    assert "* as it takes with other options, granularity or route" in " ".join(out.split())
+
+
 def test_what_a_step_takes_that_averages_nothing_has_copies_into_buckets_in_it(monkeypatch, capsys) -> None:
     given = ("simulate", "bf16", "--shapes", "resnet50", "--workers", "4")
     for step, took in (("0", "15.52"), ("0.3", "315.5")):

@@ -146,7 +146,7 @@ def advise(
     Args:
         model: A function without arguments that returns a module, or a module and a function that gives the loss of a
             step, as train.py:make_model; in place of shapes.
-        method: Methods to choose among, name:option=value,...; every sensible one if not given.
+        method: Methods to choose among, name:option=value,...; may be repeated; every sensible one if not given.
         shapes: As for simulate.
         workers: As for simulate; under torchrun the group's.
         link: As for simulate; under torchrun measured.
@@ -238,7 +238,8 @@ def _table(rows: Sequence[Prediction], title: str, computed: float, *, named: bo
     heads = ("ms a step", "± ms", "of it exposed", "times DDP", "MB sent", "MB kept", "encode + decode ms")
     shown = table(title, "", *heads)
     best = min(row.seconds for row in rows)
-    for row in rows if named else _best_ways(rows):
+    drawn = rows if named else _best_ways(rows)
+    for row in drawn:
         times = rows[0].seconds / row.seconds
         style = "bold" if row.seconds == best else ""
         shown.add_row(
@@ -249,11 +250,13 @@ def _table(rows: Sequence[Prediction], title: str, computed: float, *, named: bo
             Text(f"{times:.2f}", style="green" if times > 1.02 else "red" if times < 0.98 else ""),
             rounded(row.wire_bytes / 1e6, 4),
             rounded(row.memory_bytes / 1e6, 4),
-            f"{rounded(1e3 * row.encode, 3)} + {rounded(1e3 * row.decode, 3)}",
+            f"{rounded(1e3 * row.encode, 3)} + {rounded(1e3 * row.decode, 3)}{' *' * bool(row.note)}",
             style=style,
         )
     alone = f"a step that averages nothing: {rounded(1e3 * computed, 4)} ms, with DDP's copies into its buckets"
     shown.caption = f"{alone}; of each method {'all that was named' if named else 'the fastest way of those tried'}"
+    if any(row.note for row in drawn):
+        shown.caption += "; * as it takes with other options, granularity or route"
     return shown
 
 
