@@ -46,12 +46,12 @@ class _State:
 class IntSGD(Method):
     """Stochastic rounding to integers of a step that all workers know from past averages: one round, and no scales.
 
-    The step of a segment of d values is ``sqrt(2 n r / d)``, where r is the moving mean of its average's squared norm,
-    so that rounding adds half as much noise as an average has values' squares, whatever n. That is the block-wise form
-    of the paper for plain SGD, whose steps are its rate times these averages. Integers are cut off where n workers' sum
-    would leave the byte, ``127 // n`` to either side, as in the authors' code, bokunwang1/intsgd: of a segment with few
-    large values that is a bias. An average less than half as long as the mean says begins it anew, for steps would be
-    too long for dozens of them after one that was loud. A byte a segment says whether a worker's values are finite.
+    The step of a segment of d values is ``sqrt(2 n r / d)``, where r is the moving mean of its average's squared norm:
+    rounding adds a variance of at most ``r / 2`` to the next average, whatever n. That is the block-wise form of the
+    paper for plain SGD, whose updates are its rate times these averages. Integers are cut off where n workers' sum
+    would leave the byte, at ``127 // n`` on either side, as in the authors' code, bokunwang1/intsgd: a bias for a
+    segment with few large values. An average less than half as long as r says takes its place, or a single loud step
+    would make dozens after it too coarse. A byte a segment says whether a worker's values are finite.
 
     Attributes:
         beta: Of the moving mean.
