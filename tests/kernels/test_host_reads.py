@@ -35,6 +35,7 @@ READS = {
     "gradiveq": "whether a basis was learnt, which decides on sizes",
     "gtopk": "positions that are merged",
     "hybrid": "counts of what is sent",
+    "intsgd": "whether there was an average yet, which decides on rounds",
     "oktopk": "positions and regions",
     "sidco": "statistics of magnitudes",
     "strom": "counts of what reaches the threshold",

@@ -210,6 +210,7 @@ def test_every_field_is_of_its_kind() -> None:
         "moment": Kind.SHARED,
         "basis": Kind.SHARED,
         "levels": Kind.SHARED,
+        "square": Kind.SHARED,
         "capacity": Kind.SHARED,
         "inceptionn.room": Kind.SHARED,
         "room": Kind.SHARED,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import Tensor
 
+from gradwire.codecs.codec import Codec
 from gradwire.errors import ConfigurationError
+from gradwire.memory import Feedback
 
 
 @contextmanager
@@ -29,6 +31,11 @@ def untouched(given: Tensor, name: str, reader: object) -> Iterator[None]:
             f"{type(reader).__name__}.encode changed the {name} it was given, of which the residual is made, so what "
             f"it cut off would never be sent; have it work on a copy: {name} = {name}.clone()"
         )
+
+
+def as_admitted(admitted: Tensor, feedback: Feedback, codec: Codec) -> AbstractContextManager[None]:
+    """The same around a codec, of what a memory admitted, unless the memory itself changes that: it masks what went."""
+    return nullcontext() if feedback.masks else untouched(admitted, "gradient", codec)
 
 
 def version(tensor: Tensor) -> int:

@@ -55,6 +55,7 @@ class _Velocity(Memory):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _MaskedMomentumFeedback(Feedback):
+    masks: ClassVar[bool] = True
     residual: Tensor
     velocity: Tensor
     momentum: float

@@ -40,7 +40,10 @@ class Feedback:
         gamma: Weight of the gradient.
         unbiased: Whether an encoder that has the choice is to be right on average, as it is without a residual, rather
             than to leave as little as it can.
+        masks: Whether :meth:`masked` changes what :meth:`before_encode` gave.
     """
+
+    masks: ClassVar[bool] = False
 
     residual: Tensor | None
     beta: float = 1.0

@@ -91,10 +91,10 @@ class IntSGD(Method):
         return _State(context, context.feedback(), layers, squares, numels)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
-        """A round; two where a parameter had no average yet, for which the host looks once."""
+        """A round; two as long as a parameter had no average yet, which the host looks at until all have one."""
         context, feedback, key = state.context, state.feedback, state.context.key(step)
         block, workers = context.block, context.world_size
-        state.known = state.known or (step > 0 and bool((state.squares >= 0).all()))
+        state.known = state.known or bool((state.squares >= 0).all())
         if not state.known:
             yield from integer(_CODE, block, gradient, feedback, key, workers)
         else:
@@ -110,7 +110,6 @@ class IntSGD(Method):
             _CODE.decode(block, scales.masked_fill(codes[size:] > 0, torch.inf), codes[:size], gradient, workers)
             feedback.after_decode(block, gradient)
         self._learn(gradient, state)
-        state.known = True
 
     def _scales(self, state: _State) -> Tensor:
         """The largest magnitude of each segment that is not cut off."""
@@ -125,7 +124,7 @@ class IntSGD(Method):
         new, old = norms.double().square(), state.squares
         moved = self.beta * old + (1 - self.beta) * new
         mean = torch.where((old > 0) & (new > old / 4), moved, new)
-        old.copy_(torch.where(new.isfinite(), mean, old.clamp(min=0)))
+        old.copy_(torch.where(new.isfinite(), mean, old))
 
 
 _CODE = SharedLevels(8)

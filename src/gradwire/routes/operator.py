@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codecs.codec import Codec
-from gradwire.codecs.untouched import untouched
+from gradwire.codecs.untouched import as_admitted
 from gradwire.layout import Block
 from gradwire.memory import Feedback
 
@@ -30,6 +30,6 @@ class Operator:
     def encode(self, block: Block, admitted: Tensor) -> Tensor:
         """The payload of what the memory admitted."""
         payload = torch.empty(self.codec.payload_bytes(block), dtype=torch.uint8, device=admitted.device)
-        with untouched(admitted, "gradient", self.codec):
+        with as_admitted(admitted, self.feedback, self.codec):
             self.codec.encode(block, admitted, self.feedback, payload, self.key)
         return payload

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codecs.untouched import untouched
+from gradwire.codecs.untouched import as_admitted
 from gradwire.layout import Block
 from gradwire.routes.operator import Operator
 from gradwire.wire.requests import AllGather, AllToAll, Synchronization
@@ -66,7 +66,7 @@ def sharded(worker: Operator, owner: Operator, block: Block, shards: Shards, gra
     payload = torch.empty(edge + len(news), dtype=torch.uint8, device=gradient.device)
     own_size = owner.codec.payload_bytes(shards.own)
     readmitted = owner.feedback.before_encode(shards.own, average)
-    with untouched(readmitted, "gradient", owner.codec):
+    with as_admitted(readmitted, owner.feedback, owner.codec):
         owner.codec.encode(shards.own, readmitted, owner.feedback, payload[:own_size], owner.key)
     owner.feedback.after_encode(shards.own, readmitted)
     payload[own_size:edge] = 0
@@ -109,6 +109,6 @@ def _for_owners(worker: Operator, shards: Shards, admitted: Tensor) -> Tensor:
     """A payload for every owner, in rows of one length."""
     edge = max(map(worker.codec.payload_bytes, shards.different))
     outgoing = torch.empty((len(shards.all), edge), dtype=torch.uint8, device=admitted.device)
-    with untouched(admitted, "gradient", worker.codec):
+    with as_admitted(admitted, worker.feedback, worker.codec):
         worker.codec.encode_each(shards.all, admitted, worker.feedback, outgoing, worker.key)
     return outgoing
