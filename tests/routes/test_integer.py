@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -124,3 +126,22 @@ def test_terngrad_has_as_few_bits_as_sums_fit() -> None:
     with pytest.raises(ConfigurationError, match="owner="):
         Configuration.make("terngrad", {}, route="allreduce", owner="qsgd:8")
     Configuration.make("terngrad", {}, route="allreduce", memory=Residual(beta=0.5, dtype="bfloat16"))
+
+
+def test_averages_of_intsgd_are_integers_of_the_published_step() -> None:
+    """Over n times ``sqrt(d) / sqrt(2 n r)``, at most ``n (127 // n)`` of them, with r of the averages so far."""
+    workers, slots, square = 4, flat_slots([("weight", (64, 100))]), 0.0
+    world = LocalWorld(Configuration.make("intsgd", {}), slots, workers)
+    for step in range(5):
+        generators = [torch.Generator().manual_seed(10 * step + rank) for rank in range(workers)]
+        gradients = [torch.randn(6400, generator=each) + 0.5 for each in generators]
+        for each in gradients:
+            each[7] = 100.0 * (step == 3)
+        world.average(gradients)
+        average = gradients[0].double()
+        if step:
+            integers = average * workers * math.sqrt(6400 / (2 * workers * square))
+            torch.testing.assert_close(integers, integers.round(), rtol=0, atol=1e-4)
+            assert (int(integers[7].round()) == workers * (127 // workers)) == (step == 3)
+        new = float(average.square().sum())
+        square = 0.9 * square + 0.1 * new if step else new

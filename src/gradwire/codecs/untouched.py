@@ -14,7 +14,7 @@ from gradwire.memory import Feedback
 
 @contextmanager
 def untouched(given: Tensor, name: str, reader: object) -> Iterator[None]:
-    """Around a coding's ``encode``: torch counts what is written to a tensor, so this costs nothing.
+    """Around a coding's ``encode``: torch counts what is written to a tensor, so it takes microseconds.
 
     Args:
         given: What it is to write.
