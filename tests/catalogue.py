@@ -61,6 +61,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "inceptionn": [{}, {"room": 32}, {"bound": 2.0**-24, "room": 8}],
     "dryden": [{"ratio": 0.1}, {"ratio": 0.5, "indices": "raw"}, {"ratio": 0.2, "indices": "entropy"}],
     "randomk": [{"ratio": 0.1}],
+    "gspar": [{"ratio": 0.1}, {"ratio": 0.3, "rounds": 0, "indices": "entropy"}],
+    "sbc": [{"ratio": 0.1}, {"ratio": 0.3, "indices": "entropy"}],
     "natural": [{"bits": 8}, {"bits": 9}],
     "scalecom": [{"ratio": 0.05}],
     "oktopk": [{"ratio": 0.05}, {"ratio": 0.3, "margin": 1.0, "recut": 2, "indices": "raw"}],

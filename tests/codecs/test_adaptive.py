@@ -223,7 +223,7 @@ def sidco_counts(tensor: torch.Tensor, ratio: float, steps: int) -> list[int]:
     block = Block.cut(flat_slots([("x", (len(tensor),))]), Granularity("layer"))
     store = Store(torch.device("cpu"))
     criterion = gradwire.methods.get("sidco")(ratio=ratio).codec().criterion.installed(store, block.slots, len(tensor))
-    return [len(criterion.choose(block, tensor, NONE, 0).positions) for _ in range(steps)]
+    return [len(criterion.choose(block, tensor, NONE, 0, 0).positions) for _ in range(steps)]
 
 
 @pytest.mark.parametrize("power", [0.5, 1])

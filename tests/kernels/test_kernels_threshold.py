@@ -65,6 +65,12 @@ def test_what_reaches_a_given_threshold_is_the_reference(
     found = cpu.collect_reaching(block, Compensated(gradient, left, beta, gamma), thresholds, 5)
     assert both_same(found, reference.collect_reaching(block, Compensated(gradient, right, beta, gamma), thresholds, 5))
     assert left is None or same(left, right)
+    left, right, beta, gamma = residuals(memory)
+    drawn = cpu.collect_drawn(block, Compensated(gradient, left, beta, gamma), thresholds, 5, 7)
+    assert both_same(drawn, reference.collect_drawn(block, Compensated(gradient, right, beta, gamma), thresholds, 5, 7))
+    assert left is None or same(left, right)
+    assert np.array_equal(drawn[2] < 0, found[2] < 0)
+    assert set(found[0].tolist()) <= set(drawn[0].tolist()) or threshold == math.inf
 
 
 @blocks
@@ -185,7 +191,7 @@ def test_fewer_positions_need_at_most_a_word_more_in_small_universes() -> None:
 def test_what_is_called_from_python_compiles_once() -> None:
     loops = {
         "statistics": ("_statistics", "_sign_counts", "_exceedances"),
-        "threshold": ("_collect_reaching", "_collect_unambiguous", "_collect_local_maxima"),
+        "threshold": ("_collect_reaching", "_collect_drawn", "_collect_unambiguous", "_collect_local_maxima"),
     }
     for file, names in loops.items():
         for name in names:

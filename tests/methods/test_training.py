@@ -45,6 +45,8 @@ SETTINGS = {
     "ef21sgdm": Settings({"ratio": 0.1}, learning_rate=0.3, momentum=0.0),
     "blocksgdm": Settings(learning_rate=0.3, momentum=0.0),
     "randomk": Settings({"ratio": 0.1}),
+    "gspar": Settings({"ratio": 0.1}),
+    "sbc": Settings({"ratio": 0.1}),
     "gtopk": Settings({"ratio": 0.05}),
     "oktopk": Settings({"ratio": 0.05}),
     "scalecom": Settings({"ratio": 0.05}),

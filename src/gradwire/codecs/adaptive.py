@@ -73,7 +73,8 @@ class AdaptiveSparse(Codec):
 
     def room(self, block: Block) -> int:
         """How many coordinates fit in this step."""
-        return sum(self._room_of(slot) for slot in block.slots)
+        enough = self.criterion.enough(block)
+        return enough if enough is not None else sum(self._room_of(slot) for slot in block.slots)
 
     def payload_bytes(self, block: Block) -> int:
         """Counts, values, indices."""
@@ -84,7 +85,7 @@ class AdaptiveSparse(Codec):
         """Chooses, writes, and takes what was really written from the residual."""
         head, edge, _ = self._edges(block)
         room = self.room(block)
-        choice = self.criterion.choose(block, gradient, feedback, room)
+        choice = self.criterion.choose(block, gradient, feedback, room, key)
         positions, values = choice.positions, choice.values
         wanted = _wanted(block, choice.counts)
         if (wanted == NOT_FINITE).any():
@@ -101,7 +102,7 @@ class AdaptiveSparse(Codec):
         written = values
         if choice.magnitudes is not None:
             of_chosen = np.repeat(choice.magnitudes[_lengths(block, positions) > 0], chosen.segment_numels)
-            written = torch.copysign(torch.from_numpy(of_chosen).to(values.device), values)
+            written = self.criterion.sends(values, torch.from_numpy(of_chosen).to(values.device))
         payload[:head].view(torch.int32).copy_(_packed(wanted))
         coded = payload[head : head + self.values.size(chosen)]
         with untouched(written, "values", self.values):
@@ -162,7 +163,8 @@ class AdaptiveSparse(Codec):
         if self.store is None:
             return
         rows = wanted.max(0).tolist(), wanted.min(0).tolist()
-        for slot, most, least in zip(block.slots, *rows, strict=True):
+        learnt = block.slots if self.criterion.enough(block) is None else ()
+        for slot, most, least in zip(learnt, *rows, strict=False):
             capacity = self._room_of(slot)
             if least >= 0:
                 capacity = _within(slot, following(capacity, most))

@@ -19,6 +19,7 @@ from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.gradiveq import GradiVeQ
+from gradwire.methods.gspar import GSpar
 from gradwire.methods.gtopk import GTopK
 from gradwire.methods.hybrid import Hybrid
 from gradwire.methods.inceptionn import INCEPTIONN
@@ -37,6 +38,7 @@ from gradwire.methods.qgz import QgZ
 from gradwire.methods.qsgd import QSGD
 from gradwire.methods.randomk import RandomK
 from gradwire.methods.registry import as_published, get, make, name_of, names, parse, register
+from gradwire.methods.sbc import SBC
 from gradwire.methods.scalecom import ScaleCom
 from gradwire.methods.sdp4bit import SDP4Bit
 from gradwire.methods.sidco import SIDCo
@@ -64,6 +66,7 @@ __all__ = [
     "INCEPTIONN",
     "NUQSGD",
     "QSGD",
+    "SBC",
     "THC",
     "AdaComp",
     "Adaptive",
@@ -79,6 +82,7 @@ __all__ = [
     "Dryden",
     "EFSignSGD",
     "EightBit",
+    "GSpar",
     "GTopK",
     "GlobalQSGD",
     "GradiVeQ",

@@ -28,10 +28,12 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "k coordinates": (
         "topk",
         "randomk",
+        "gspar",
         "dgc",
         "ef21",
         "ef21sgdm",
         "dryden",
+        "sbc",
         "sketchml",
         "sketchedsgd",
         "scalecom",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.quantize.names import codecs
 from gradwire.layout import ALIGNMENT, Block
@@ -112,12 +113,33 @@ class CodedValues(ValueCoding):
         self.codec.decode(chosen, payload[None], values, 1.0)
 
 
+@dataclass(frozen=True)
+class MeanValues(ValueCoding):
+    """All chosen values of a segment as their mean, a float32."""
+
+    def size(self, chosen: Block) -> int:
+        """Four bytes a segment."""
+        return 4 * chosen.segment_count
+
+    def encode(self, chosen: Block, values: Tensor, payload: Tensor, key: int) -> None:
+        """NaN where a value is not finite."""
+        sides = (values.clamp(min=0), values.clamp(max=0))
+        above, below = (kernels.magnitude_statistics(chosen, kernels.Compensated(side))[0] for side in sides)
+        payload.view(torch.float32).copy_(torch.from_numpy((above - below) / chosen.segment_numels))
+
+    def decode(self, chosen: Block, payload: Tensor, values: Tensor) -> None:
+        """The mean, over and over."""
+        lengths = torch.from_numpy(chosen.segment_numels).to(values.device)
+        values.copy_(payload.view(torch.float32).repeat_interleave(lengths, output_size=chosen.numel))
+
+
 codings: Registry[Callable[..., ValueCoding | Codec]] = Registry("value coding", ", or an object", codecs)
 register, names = codings.register, codings.names
 
 register("fp32")(lambda: FloatValues(torch.float32))
 register("fp16")(lambda: FloatValues(torch.float16))
 register("bf16")(lambda: FloatValues(torch.bfloat16))
+register("mean")(MeanValues)
 
 
 def parse(coding: str | ValueCoding | Codec) -> ValueCoding:

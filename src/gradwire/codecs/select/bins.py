@@ -37,7 +37,7 @@ class LocalMaxima(Criterion):
                 f"convolutions and {OTHER} elsewhere"
             )
 
-    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
+    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int, key: int) -> Choice:
         """One pass."""
         of_slot = [self.width or (CONVOLUTION if len(slot.shape) > 2 else OTHER) for slot in block.slots]
         bins = np.array(of_slot, dtype=np.int64)[block.slot_of_run]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gradwire import kernels
@@ -24,8 +25,8 @@ class Choice:
         values: ``float32[k]``, their compensated values.
         counts: ``int64[R]``: how many of each run; -1 for runs of a segment with a value that is not finite, of which
             nothing is chosen.
-        magnitudes: ``float32[S]``: what to send in place of the values of a segment, with their signs; None for the
-            values themselves.
+        magnitudes: ``float32[S]``: what to send in place of the values of a segment, see :meth:`Criterion.sends`; None
+            for the values themselves.
     """
 
     positions: Tensor
@@ -41,8 +42,12 @@ class Criterion(Plain, ABC):
         """The criterion at home in one flat buffer; see :meth:`gradwire.codecs.codec.Codec.installed`."""
         return self
 
+    def enough(self, block: Block) -> int | None:
+        """How many coordinates of a block there is always room for; None where that is learnt from step to step."""
+        return None
+
     @abstractmethod
-    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
+    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int, key: int) -> Choice:
         """Compensates, then chooses; the residual keeps all for now.
 
         Args:
@@ -50,7 +55,12 @@ class Criterion(Plain, ABC):
             gradient: ``float32`` flat buffer.
             feedback: The memory's share.
             room: How many are expected.
+            key: Of the random numbers of this step.
         """
+
+    def sends(self, values: Tensor, magnitudes: Tensor) -> Tensor:
+        """What goes out of chosen values: the magnitudes of their segments, with their own signs; ``float32[k]``."""
+        return torch.copysign(magnitudes, values)
 
     def sent(self, block: Block, positions: Tensor, values: Tensor) -> None:
         """Told which of the chosen coordinates go out, with their compensated values."""
@@ -59,16 +69,21 @@ class Criterion(Plain, ABC):
 class Thresholds(Criterion):
     """All magnitudes that reach a threshold, one for each segment, found from how its magnitudes are distributed."""
 
-    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
+    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int, key: int) -> Choice:
         """One pass to compensate and measure, one to collect."""
+        thresholds, source = self.measured(block, gradient, feedback)
+        positions, values, counts = kernels.collect_reaching(block, kernels.Compensated(source), thresholds, room)
+        self.counted(block, counts)
+        return Choice(positions, values, counts, self.magnitudes(block))
+
+    def measured(self, block: Block, gradient: Tensor, feedback: Feedback) -> tuple[Float32Array, Tensor]:
+        """Thresholds, NaN in segments with a value that is not finite, and the compensated values they are of."""
         totals, largest = kernels.magnitude_statistics(block, feedback.source(gradient))
         source = feedback.buffer(gradient)
         with np.errstate(invalid="ignore", over="ignore"):
             thresholds = self.thresholds(block, source, totals, largest).astype(np.float32)
         thresholds[np.isnan(largest)] = np.nan
-        positions, values, counts = kernels.collect_reaching(block, kernels.Compensated(source), thresholds, room)
-        self.counted(block, counts)
-        return Choice(positions, values, counts, self.magnitudes(block))
+        return thresholds, source
 
     @abstractmethod
     def thresholds(self, block: Block, source: Tensor, totals: Float64Array, largest: Float32Array) -> Float32Array:

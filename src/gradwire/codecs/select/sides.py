@@ -1,4 +1,4 @@
-"""The largest magnitudes among positive and among negative values."""
+"""The largest magnitudes among positive and among negative values, of both sides or of one."""
 
 from __future__ import annotations
 
@@ -56,6 +56,57 @@ class EitherSide(Selector):
             positions.copy_(_of_sides(block, source.nan_to_num(0.0), positive, negative, zeros))
             kernels.gather(block, source, positions, values)
         values.masked_fill_(~whole, torch.nan)
+
+
+@dataclass(frozen=True)
+class OneSide(Selector):
+    """The k largest values of each segment, or the k smallest, whichever have the larger mean magnitude.
+
+    Where there are not k of that sign, zeros make up the number.
+
+    Attributes:
+        ratio: k as a share of a segment's elements, in (0, 1].
+    """
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def counts(self, block: Block) -> Int64Array:
+        """``ratio`` of each segment."""
+        return counts_for(block, self.ratio)
+
+    def select(
+        self, block: Block, gradient: Tensor, feedback: Feedback, counts: Int64Array, positions: Tensor, values: Tensor
+    ) -> None:
+        """The largest magnitudes, three times as many; they hold k of either side, or nearly always."""
+        tripled = np.minimum(3 * counts, block.segment_numels)
+        candidates = torch.empty(int(tripled.sum()), dtype=torch.int64, device=gradient.device)
+        found = torch.empty(candidates.shape, dtype=torch.float32, device=gradient.device)
+        kernels.topk_select(block, feedback.source(gradient), tripled, candidates, found)
+        among = Block.dense("candidates", tripled)
+        whole = torch.from_numpy(np.repeat(np.isfinite(_largest(among, found)), counts)).to(gradient.device)
+        if all((side >= counts).all() for side in kernels.sign_counts(among, found)):
+            chosen = _of_larger_side(among, found, counts)
+            padding = torch.from_numpy(np.repeat(among.runs[:, 2] - among.runs[:, 0], counts)).to(gradient.device)
+            torch.index_select(candidates, 0, chosen - padding, out=positions)
+        else:
+            positions.copy_(_of_larger_side(block, feedback.buffer(gradient).nan_to_num(0.0), counts))
+        kernels.gather(block, feedback.buffer(gradient), positions, values)
+        values.masked_fill_(~whole, torch.nan)
+
+
+def _of_larger_side(block: Block, source: Tensor, counts: Int64Array) -> Tensor:
+    """Positions of the largest or of the smallest values of each segment."""
+    sides, totals = [], []
+    for side in (source.clamp(min=0), (-source).clamp_(min=0)):
+        sides.append(_top(block, side, counts))
+        values = torch.empty(sides[-1].shape, dtype=torch.float32, device=source.device)
+        kernels.gather(block, side, sides[-1], values)
+        totals.append(kernels.magnitude_statistics(Block.dense("side", counts), kernels.Compensated(values))[0])
+    above = torch.from_numpy(np.repeat(totals[0] >= totals[1], counts)).to(source.device)
+    return torch.where(above, *sides)
 
 
 def _largest(block: Block, values: Tensor) -> Float32Array:

@@ -30,7 +30,7 @@ class Fixed(Criterion):
     def __post_init__(self) -> None:
         check_threshold(self.threshold)
 
-    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
+    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int, key: int) -> Choice:
         """One pass."""
         return _reaching(np.float32(self.threshold), block, gradient, feedback, room)
 
@@ -48,7 +48,7 @@ class Steps(Criterion):
     def __post_init__(self) -> None:
         check_threshold(self.size)
 
-    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
+    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int, key: int) -> Choice:
         """One pass, for the next larger number."""
         least = np.nextafter(np.float32(self.size), np.float32(np.inf))
         size = np.full(block.segment_count, self.size, dtype=np.float32)

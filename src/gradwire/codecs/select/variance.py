@@ -62,7 +62,7 @@ class Unambiguous(Criterion):
         squares = store.flat(SQUARES, slots, numel, Kind.GIVEN) if self.given else None
         return replace(self, moments=store.flat(SECOND_MOMENTS, slots, numel), squares=squares)
 
-    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int) -> Choice:
+    def choose(self, block: Block, gradient: Tensor, feedback: Feedback, room: int, key: int) -> Choice:
         """One pass over gradient, residual and ``v``."""
         moments = torch.zeros_like(gradient) if self.moments is None else self.moments
         positions, values, counts = kernels.collect_unambiguous(

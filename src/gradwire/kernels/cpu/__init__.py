@@ -41,7 +41,7 @@ from gradwire.kernels.cpu.subspace import (
     split_rows,
     split_rows_each,
 )
-from gradwire.kernels.cpu.threshold import collect_local_maxima, collect_reaching, collect_unambiguous
+from gradwire.kernels.cpu.threshold import collect_drawn, collect_local_maxima, collect_reaching, collect_unambiguous
 from gradwire.kernels.cpu.topk import topk_select
 from gradwire.kernels.cpu.zero_runs import zero_runs_decode, zero_runs_encode
 

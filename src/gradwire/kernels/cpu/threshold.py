@@ -7,13 +7,24 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.cpu._compiled import INFINITE, PIECE, allocating, array, compiled, copy, largest_magnitude
+from gradwire.kernels.cpu._compiled import (
+    INFINITE,
+    PIECE,
+    UInt32Array,
+    allocating,
+    array,
+    compiled,
+    copy,
+    hash32,
+    largest_magnitude,
+)
 from gradwire.kernels.cpu._instructions import reaching_mask, trailing_zeros
 from gradwire.kernels.cpu._source import Source, settle, source_of
 from gradwire.kernels.cpu.topk import list_reaching
 from gradwire.kernels.reference._torch import LANES
 from gradwire.kernels.reference.threshold import LARGEST
 from gradwire.layout import Block, Float32Array, Int64Array
+from gradwire.randomness import run_keys
 
 
 def collect_reaching(
@@ -21,6 +32,15 @@ def collect_reaching(
 ) -> tuple[Tensor, Tensor, Int64Array]:
     counts = np.empty(len(block.runs), np.int64)
     found = _collect_reaching(source_of(block, source), thresholds, room, counts)
+    return *_tensors(*found), counts
+
+
+def collect_drawn(
+    block: Block, source: Compensated, thresholds: Float32Array, room: int, key: int
+) -> tuple[Tensor, Tensor, Int64Array]:
+    counts = np.empty(len(block.runs), np.int64)
+    keys = run_keys(key, block.streams).view(np.uint32).reshape(-1, 2)
+    found = _collect_drawn(source_of(block, source), thresholds, room, keys, block.origins, counts)
     return *_tensors(*found), counts
 
 
@@ -100,6 +120,42 @@ def _collect_reaching(
                     found += list_reaching(
                         t, count, position + first, threshold, masks, firsts, places[found:], candidates[found:]
                     )
+            counts[run] = found - before
+        if not wanted:
+            found = begin
+            counts[segments[segment] : segments[segment + 1]] = -1
+    return places, candidates, found
+
+
+@allocating
+def _collect_drawn(
+    source: Source,
+    thresholds: Float32Array,
+    room: int,
+    keys: UInt32Array,
+    origins: Int64Array,
+    counts: Int64Array,
+) -> tuple[Int64Array, Float32Array, np.int64]:
+    places, candidates = np.empty(room + PIECE, np.int64), np.empty(room + PIECE, np.float32)
+    t, marked, found = np.empty(PIECE, np.float32), np.empty(PIECE, np.float32), np.int64(0)
+    runs, segments = source.runs, source.segments
+    for segment in range(thresholds.size):
+        wanted, begin = not np.isnan(thresholds[segment]), found
+        share = np.float32(thresholds[segment])
+        for run in range(segments[segment], segments[segment + 1]):
+            start, length, position = runs[run]
+            before, low, high, origin = found, keys[run, 0], keys[run, 1], np.uint32(origins[run])
+            for first in range(0, length, PIECE):
+                count = min(PIECE, length - first)
+                finite = settle(source, start + first, start + first + count, t) < INFINITE
+                wanted = wanted and finite
+                if wanted:
+                    for i in range(count):
+                        drawn = hash32(low, high, np.uint32(origin + np.uint32(first + i))) >> np.uint32(8)
+                        least = np.float32(np.float32(drawn) * np.float32(2.0**-24)) * share
+                        marked[i] = t[i] if abs(t[i]) > least else np.float32(0)
+                    places, candidates = _roomy(places, candidates, found, count)
+                    found = _list_marked(marked[:count], position + first, places, candidates, found)
             counts[run] = found - before
         if not wanted:
             found = begin

@@ -41,5 +41,10 @@ from gradwire.kernels.reference.sparse import (
 )
 from gradwire.kernels.reference.statistics import exceedances, magnitude_statistics, sign_counts
 from gradwire.kernels.reference.subspace import add_product, combine_rows, split_rows
-from gradwire.kernels.reference.threshold import collect_local_maxima, collect_reaching, collect_unambiguous
+from gradwire.kernels.reference.threshold import (
+    collect_drawn,
+    collect_local_maxima,
+    collect_reaching,
+    collect_unambiguous,
+)
 from gradwire.kernels.reference.zero_runs import zero_runs_decode, zero_runs_encode

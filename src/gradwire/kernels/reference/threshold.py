@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.compensated import Compensated
-from gradwire.kernels.reference._torch import flat_runs, formed, keep
+from gradwire.kernels.reference._torch import draws, flat_runs, formed, keep, keep_all, pieces_of
 from gradwire.layout import Block, Float32Array, Int64Array
+from gradwire.randomness import run_keys
 
 LARGEST = float(np.finfo(np.float32).max)
 """What second moments are cut at, so that they stay finite."""
@@ -41,6 +42,26 @@ def collect_reaching(
             keep(kept, t)
         if math.isnan(threshold) or not finite:
             chosen.reject(segment)
+    return chosen.all()
+
+
+def collect_drawn(
+    block: Block, source: Compensated, thresholds: Float32Array, room: int, key: int
+) -> tuple[Tensor, Tensor, Int64Array]:
+    """As :meth:`collect_reaching`, each ``t`` against its own share of the threshold, drawn from [0, 1): all above it.
+
+    A magnitude is chosen with as much of a chance as it has of the threshold.
+    """
+    chosen, keys = _Chosen(block, source.gradient.device), run_keys(key, block.streams).tolist()
+    for segment, threshold in enumerate(thresholds):
+        pieces = pieces_of(block, segment, source)
+        if np.isnan(threshold) or not all(bool(t.isfinite().all()) for *_, t, _ in pieces):
+            chosen.reject(segment)
+        else:
+            for piece in pieces:
+                shares = (draws(block, keys, piece) >> 8).float() * 2.0**-24
+                chosen.add(piece.run, piece.span.start, piece.t, piece.t.abs() > shares * float(threshold))
+        keep_all(pieces)
     return chosen.all()
 
 
