@@ -106,7 +106,7 @@ def _of_larger_side(block: Block, source: Tensor, counts: Int64Array) -> Tensor:
         kernels.gather(block, side, sides[-1], values)
         totals.append(kernels.magnitude_statistics(Block.dense("side", counts), kernels.Compensated(values))[0])
     above = torch.from_numpy(np.repeat(totals[0] >= totals[1], counts)).to(source.device)
-    return torch.where(above, *sides)
+    return torch.where(above, sides[0], sides[1])
 
 
 def _largest(block: Block, values: Tensor) -> Float32Array:
