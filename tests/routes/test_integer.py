@@ -145,3 +145,14 @@ def test_averages_of_intsgd_are_integers_of_the_published_step() -> None:
             assert (int(integers[7].round()) == workers * (127 // workers)) == (step == 3)
         new = float(average.square().sum())
         square = 0.9 * square + 0.1 * new if step else new
+
+
+@pytest.mark.parametrize("granularity", ["layer", "bucket", "model"])
+def test_intsgd_forgets_an_average_of_which_a_step_would_be_beyond_float32(granularity: str) -> None:
+    slots = flat_slots([("first", (40, 40)), ("second", (30, 50))])
+    world = LocalWorld(Configuration.make("intsgd", {}, granularity), slots, 3)
+    for step in range(12):
+        sent = [torch.full((slots[-1].stop,), 1e37 if step == 0 else 0.1) for _ in range(3)]
+        world.average(sent)
+        assert sent[0].isfinite().all(), step
+    assert 0.05 < float(sent[0].mean()) < 0.2

@@ -112,11 +112,12 @@ class IntSGD(Method):
         self._learn(gradient, state)
 
     def _scales(self, state: _State) -> Tensor:
-        """The largest magnitude of each segment that is not cut off."""
+        """The largest magnitude of each segment that is not cut off: finite, or no average would be ever again."""
         block, workers = state.context.block, state.context.world_size
         joined = block.segment_count < len(state.squares)
         squares = state.squares.cumsum(0)[-1:] if joined else state.squares
-        return (_CODE.levels_for(workers) * (2 * workers * (squares + _TINY) / state.numels).sqrt()).float()
+        scales = _CODE.levels_for(workers) * (2 * workers * (squares + _TINY) / state.numels).sqrt()
+        return scales.clamp(max=torch.finfo(torch.float32).max).float()
 
     def _learn(self, gradient: Tensor, state: _State) -> None:
         norms = torch.empty(len(state.squares), dtype=torch.float32, device=gradient.device)
