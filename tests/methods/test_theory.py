@@ -77,6 +77,18 @@ def test_size_of_odd_shapes_is_at_most_as_declared(shape: tuple[int, int]) -> No
             assert bits <= method.declared_bits(*shape) + 160, (name, bits, method.declared_bits(*shape))
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8])
+def test_size_among_some_workers_is_as_declared(workers: int) -> None:
+    """Where no share of an average is compressed again; how many rounds a method has may depend on their number."""
+    for name in ("dense", "topk", "globalqsgd", "gtopk", "scalecom", "powersgd", "atomo"):
+        options = {"ratio": 0.05} if name in ("topk", "gtopk", "scalecom") else {}
+        configuration = Configuration.make(name, options, dense=DensePolicy(below=0, vectors=False))
+        world = LocalWorld(configuration, flat_slots([("matrix", (SIDE, SIDE))]), workers)
+        bits = 8 * world.average([torch.randn(VALUES) for _ in range(workers)]).written_bytes
+        declared = configuration.method.declared_bits(SIDE, SIDE, workers)
+        assert 0.9 * declared <= bits <= declared + 160, (name, bits, declared)
+
+
 @pytest.mark.parametrize("law", [class_as_declared, bound, size])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_class_bound_and_size_are_as_declared(name: str, options: dict[str, Any], law: Law) -> None:

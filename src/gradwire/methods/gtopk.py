@@ -37,6 +37,9 @@ class GTopK(LocalTopK):
         {"granularity": "model"},
     )
     routes = ("merge",)
+    wire_bits = (
+        "k * (max(1, ceil(log2(workers))) * (32 + 2 + log2(d / k)) + (log2(workers) % 1 > 0) * (32 + 3 + log2(d / k)))"
+    )
 
     ratio: float = 0.001
 
