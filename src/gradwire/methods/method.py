@@ -110,9 +110,9 @@ class Method(Plain, ABC):
         bias: ``"unbiased"``, ``E Q(x) = x`` without a memory; ``"contractive"``, ``E |x - Q(x)|^2 < |x|^2``;
             ``"exact"`` up to rounding; or ``"biased"``, none of these.
         wire_bits: Bits that a segment takes there and back on the usual route, at most, or a layer's segments where the
-            usual granularity is blocks: what a worker writes in all
-            rounds, and on the sharded route what the owners of its shares write of the average. A formula of ``d``
-            elements, or of ``n`` and ``m`` for a matrix, of ``k = max(1, round(ratio * d))``, of the number of
+            usual granularity is blocks: what a worker writes in all rounds, and on the sharded route what the owners of
+            its shares write of the average; where it follows the data, with the room of a first step. A formula of
+            ``d`` elements, or of ``n`` and ``m`` for a matrix, of ``k = max(1, round(ratio * d))``, of the number of
             ``workers`` and of the method's fields, in Python.
     """
 
