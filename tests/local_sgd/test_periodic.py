@@ -319,6 +319,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "PQASGD": {"every": 8, "method": "qsgd", "bits": 4},
     "SPA-SGD": {"every": 4, "fragments": 4, "method": "dense"},
     "Qsparse-local-SGD": {"every": 8, "method": "topk", "ratio": 0.1, "values": "qsgd:4"},
+    "SBC": {"every": 8, "method": "sbc", "ratio": 0.05},
     "DiLoCo": {"every": 8, "method": "dense", "outer": nesterov},
     "Streaming DiLoCo": {
         "every": 8,
