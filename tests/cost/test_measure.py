@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from gradwire.cost.costs import FREE, Costs, Profile, Stage, key_of
 from gradwire.cost.scene import Scene
 from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
-from gradwire.wire import ProcessGroupTransport
+from gradwire.methods import LayerMethod
+from gradwire.wire import AllGather, AllReduceMax, ProcessGroupTransport
 from pool import Pool
 
 CPU = torch.device("cpu")
@@ -119,4 +121,36 @@ def test_only_what_there_is_more_of_grows_with_workers(growing) -> None:
     assert (fit.segment > 0, fit.row > 0) == (growing == "segment", growing == "row")
     same = fit.seconds(161, 25_000_000, 1000) == fit.seconds(161, 25_000_000, 2)
     assert same == (growing is None)
-    assert measure._growing("allreduce", 1) is measure._growing("gather", 0) is None
+    assert measure._growing("allreduce", False) is measure._growing("gather", False) is None
+
+
+spent = [0.0]
+
+
+def spend(seconds: float) -> float:
+    """A clock that goes on by what its caller says."""
+    spent[0] += seconds
+    return spent[0]
+
+
+@dataclass(frozen=True)
+class Gathered(LayerMethod):
+    """The mean of all gradients, each of which comes to everybody, after a round that says nothing."""
+
+    def average(self, gradient, state):
+        yield AllReduceMax(gradient[:1, :1])
+        payloads = yield AllGather(gradient.flatten().view(torch.uint8))
+        spend(1e-9 * len(payloads) * gradient.numel())
+        return payloads.view(torch.float32).mean(0).view_as(gradient)
+
+
+def test_what_reads_a_payload_of_every_worker_takes_longer_with_more_of_them(monkeypatch) -> None:
+    """Also where it is no route of that name: a layer method's own rounds, a route of one's own."""
+    monkeypatch.setattr(measure, "clock_of", lambda device: lambda: spend(1e-9))
+    noise = torch.randn(4 << 16, generator=torch.Generator().manual_seed(0))
+    sampled = [("matrix", (400, 300))], [("matrix", (40, 30))]
+    found = measure.costs(Configuration.make(Gathered(), {}), noise, sampled)
+    first, second, last = (each.row for each in found.stages)
+    assert first == second == 0
+    assert last == pytest.approx(1e-9)
+    assert found.seconds(2, 1, 120_000, 64) == pytest.approx(64 * 120e-6, rel=1e-3)

@@ -23,7 +23,7 @@ from gradwire.engine.configuration import Configuration
 from gradwire.layout import Slot, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.methods import Context, Method
-from gradwire.wire import AllReduceMean, Request, Synchronization, Transport
+from gradwire.wire import AllGather, AllReduceMean, Request, Synchronization, Transport
 
 WORLDS = (2, 5)
 """Numbers of workers with which a method is measured, so that what each payload adds shows."""
@@ -60,11 +60,13 @@ class Watched(Method):
         method: Which.
         clock: By what.
         times: Where seconds are noted, by stage: before the first round, after that, and so on.
+        gathered: Where the stages are noted that begin with what was gathered of all workers.
     """
 
     method: Method
     clock: Clock = time.thread_time
     times: dict[int, list[float]] = field(default_factory=dict)
+    gathered: set[int] = field(default_factory=set)
 
     @property
     def takes_all(self) -> bool:  # type: ignore[override]
@@ -102,21 +104,29 @@ class Watched(Method):
             self.times[stage][-1] += self._scaling(request)
             answer = yield request
             stage += 1
+            if any(isinstance(each, AllGather) for each in _asked(request)):
+                self.gathered.add(stage)
 
     def _scaling(self, request: Request | Sequence[Request]) -> float:
         """What the wire takes to divide by the number of workers before sums."""
-        asked = request if isinstance(request, list) else [request]
-        copies = [each.payload.clone() for each in asked if isinstance(each, AllReduceMean)]
+        copies = [each.payload.clone() for each in _asked(request) if isinstance(each, AllReduceMean)]
         start = self.clock()
         for each in copies:
             each.mul_(0.5)
         return self.clock() - start
 
 
+def _asked(request: Request | Sequence[Request]) -> Sequence[Request]:
+    """The requests of a round."""
+    return [request] if isinstance(request, Request) else request
+
+
 def stage_seconds(
     configuration: Configuration, parameters: Sequence[NamedShape], workers: int, noise: Tensor
-) -> tuple[list[Slot], list[float]]:
+) -> tuple[list[Slot], list[float], set[int]]:
     """Seconds of each stage of a method over one bucket of all parameters, and what of them it compresses.
+
+    The third is which stages begin with what was gathered of all workers.
 
     A method that does something else in every other step has the mean of both, each the median of its times.
     """
@@ -134,16 +144,18 @@ def stage_seconds(
         world.average(gradients)
     taken = [slot for slot in slots if configuration.compresses(slot.shape)]
     alternate = [[times[0::2], times[1::2]] for _, times in sorted(watched.times.items())]
-    return taken, [statistics.mean(statistics.median(each) for each in both) for both in alternate]
+    return taken, [statistics.mean(statistics.median(each) for each in both) for both in alternate], watched.gathered
 
 
 def costs(configuration: Configuration, noise: Tensor, samples: Sequence[Sequence[NamedShape]]) -> Costs:
     """What a method takes where the noise lies, of some models' parameters, each in two worlds."""
     rows: list[tuple[int, int, int]] = []
     seconds: list[list[float]] = []
+    gathered: set[int] = set()
     for parameters in samples:
         for workers in WORLDS:
-            taken, stages = stage_seconds(configuration, parameters, workers, noise)
+            taken, stages, read = stage_seconds(configuration, parameters, workers, noise)
+            gathered |= read
             rows.append((len(taken), sum(slot.numel for slot in taken), workers))
             seconds.append(stages)
     count = min(map(len, seconds))
@@ -152,7 +164,7 @@ def costs(configuration: Configuration, noise: Tensor, samples: Sequence[Sequenc
     # Rounds beyond those that all worlds have, as where their number grows with workers, count as the last one.
     kept = [[*stages[: count - 1], statistics.mean(stages[count - 1 :])] for stages in seconds]
     fits = [
-        _fitted(rows, [stages[index] for stages in kept], _growing(configuration.route, index))
+        _fitted(rows, [stages[index] for stages in kept], _growing(configuration.route, index in gathered))
         for index in range(count)
     ]
     errors = [
@@ -162,11 +174,11 @@ def costs(configuration: Configuration, noise: Tensor, samples: Sequence[Sequenc
     return Costs(tuple(fits), statistics.median(errors))
 
 
-def _growing(route: str, stage: int) -> Literal["segment", "row"] | None:
-    """What there is more of with more workers: their payloads, if all of them come to everybody, or cuts."""
+def _growing(route: str, gathered: bool) -> Literal["segment", "row"] | None:
+    """What there is more of with more workers: their payloads, if all of them came to everybody, or cuts."""
     if route == "sharded":
         return "segment"
-    return "row" if route == "gather" and stage else None
+    return "row" if gathered else None
 
 
 def _fitted(
