@@ -13,8 +13,10 @@ from torch import Tensor
 import gradwire
 from gradwire import ConfigurationError
 from gradwire.methods import LayerMethod, LayerState
+from gradwire.methods import registry as methods_registry
 from gradwire.methods.registry import methods
 from gradwire.wire import AllReduceMean
+from gradwire_bench.contenders import Contender
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +63,16 @@ def test_a_class_that_there_is_not_is_no_class_to_be_silent_of() -> None:
     finding = next(each for each in gradwire.check("mine").findings if each.law == "unbaised, as declared")
     assert finding.holds is False
     assert finding.said == "bias='unbaised' is not known; declare one of exact, unbiased, contractive, biased"
+
+
+@pytest.mark.parametrize("kind", ["str", str, "str | None", "str | Codec"])
+def test_an_option_that_is_text_is_text_also_where_it_reads_as_a_number(kind: Any) -> None:
+    registered(
+        average=mean, __annotations__={"code": kind, "share": "float", "some": "int | str"}, code="x", share=1.0, some=1
+    )
+    for written in ("5", "0.10", "true", "1e3"):
+        name, options = methods_registry.parse(f"mine:code={written},share={written},some=7")
+        assert options["code"] == written
+        assert not isinstance(options["share"], str)
+        assert options["some"] == 7
+        assert str(Contender.parse(f"mine:code={written}")) == f"{name}:code={written}"

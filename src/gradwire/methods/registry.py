@@ -47,7 +47,8 @@ def name_of(method: Method) -> str:
 def parse(text: str) -> tuple[str, dict[str, Any]]:
     """Reads a method written as ``name`` or ``name:option=value,option=value``: its name and options.
 
-    A value is a whole number, a number, ``true`` or ``false`` where it reads as one, and text otherwise.
+    A value is a whole number, a number, ``true`` or ``false`` where it reads as one, and text otherwise, as are all of
+    an option that is text.
 
     Raises:
         ConfigurationError: If something is no option with a value, or an option is written twice.
@@ -60,6 +61,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     if name.strip() == "recipe":
         raise ConfigurationError(f"method={text!r} names a recipe; write its line, which gradwire recipes shows")
     options: dict[str, Any] = {}
+    texts = _texts(name.strip())
     for part in filter(None, rest.split(",")):
         option, equals, value = (each.strip() for each in part.partition("="))
         if not (option and equals and value):
@@ -68,8 +70,16 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
             )
         if option in options:
             raise ConfigurationError(f"method={text!r}: {option!r} is written twice; write it once")
-        options[option] = _value(value)
+        options[option] = value if option in texts else _value(value)
     return name.strip(), options
+
+
+def _texts(name: str) -> set[str]:
+    """The options of a method that are text, or a name of something: never numbers, though they may read as one."""
+    if name not in methods.names() or not dataclasses.is_dataclass(methods.get(name)):
+        return set()
+    kinds = {each.name: set(_kind(each).split(" | ")) for each in dataclasses.fields(methods.get(name))}  # type: ignore[arg-type]
+    return {option for option, parts in kinds.items() if "str" in parts and not parts & _KINDS.keys()}
 
 
 def _value(text: str) -> bool | int | float | str:
