@@ -78,6 +78,7 @@ class Entry:
         memory: Its usual memory.
         memories: What it can carry.
         options: Its hyper-parameters with the defaults.
+        needs: Those that have none, without which there are neither bits nor a bound.
         option_texts: What each is, and its range.
         wire_bits: The formula of what a segment takes there and back.
         bits: What that is for a value of a matrix of :data:`SIDE` by :data:`SIDE`; None where it declares none.
@@ -97,6 +98,7 @@ class Entry:
     memory: str
     memories: tuple[str, ...]
     options: dict[str, Any]
+    needs: tuple[str, ...]
     option_texts: dict[str, str]
     wire_bits: str
     bits: float | None
@@ -131,10 +133,9 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
     found = []
     for name in names or [name for family in FAMILIES.values() for name in family] + own:
         kind = gradwire.methods.get(name)
-        method = gradwire.methods.make(name, {})
+        needs = _needs(kind)
+        bits, bound = (math.nan, math.inf) if needs else _declared(gradwire.methods.make(name, {}))
         summary, _, about = _docstring(kind)[0].partition("\n")
-        bits = method.declared_bits(SIDE, SIDE)
-        bound = method.error_bound(min(SIDE * SIDE, Granularity.parse(kind.granularities[0]).most))
         found.append(
             Entry(
                 name=name,
@@ -146,17 +147,30 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
                 granularities=kind.granularities,
                 memory=str(kind.memory),
                 memories=kind.memories,
-                options={field.name: _default(field) for field in _fields(kind)},
+                options={field.name: _default(field) for field in _fields(kind) if field.name not in needs},
+                needs=needs,
                 option_texts=_option_texts(kind),
                 wire_bits=kind.wire_bits,
                 bits=None if math.isnan(bits) else bits / SIDE**2,
                 bound=bound if math.isfinite(bound) else None,
                 citation=kind.citation,
-                published=_published(name),
+                published={} if needs else _published(name),
                 note=kind.published.note,
             )
         )
     return found
+
+
+def _needs(kind: type[Method]) -> tuple[str, ...]:
+    """A method's options without a default; none of what is no dataclass, which cannot be made."""
+    fields: list[dataclasses.Field[Any]] = _fields(kind) if dataclasses.is_dataclass(kind) else []
+    return tuple(field.name for field in fields if _default(field) is dataclasses.MISSING)
+
+
+def _declared(method: Method) -> tuple[float, float]:
+    """Bits and bound of a matrix of :data:`SIDE` by :data:`SIDE`: NaN and infinite where none are declared."""
+    most = Granularity.parse(method.granularities[0]).most
+    return method.declared_bits(SIDE, SIDE), method.error_bound(min(SIDE * SIDE, most))
 
 
 def _docstring(kind: type) -> tuple[str, str]:
@@ -276,4 +290,6 @@ def _chosen(configuration: Configuration, setting: str) -> str:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default is not dataclasses.MISSING else None
+    """What an option is where nobody gives it; ``dataclasses.MISSING`` where it has to be given."""
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()

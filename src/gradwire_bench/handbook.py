@@ -133,13 +133,13 @@ def description(entry: Entry) -> Table:
     bound = "none" if entry.bound is None else f"E |Q(x) - x|² <= {entry.bound:.4g} |x|² {values} without a memory"
     facts = {
         "family": entry.family,
-        "law": laws[entry.bias],
+        "law": laws.get(entry.bias, f"bias={entry.bias!r}, which is none of {', '.join(laws)}"),
         "bound": bound,
         "bits": f"{entry.wire_bits}, for d values, n by m"
         + (", k = max(1, round(ratio * d))" if re.search(r"\bk\b", entry.wire_bits) else "")
         if entry.wire_bits
         else "none declared",
-        "sizes": sizes(entry) if entry.wire_bits else "",
+        "sizes": sizes(entry) if entry.wire_bits and not entry.needs else "",
         "routes": ", ".join(entry.routes),
         "granularity": ", ".join(entry.granularities),
         "memory": f"{entry.memory}; it can carry {', '.join(entry.memories)}",
@@ -148,14 +148,16 @@ def description(entry: Entry) -> Table:
     shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     shown.add_column(style="bold")
     shown.add_column()
-    shown.add_row(entry.name, Text(entry.summary, style="bold"))
+    shown.add_row(Text(entry.name), Text(entry.summary, style="bold"))
     for paragraph in filter(None, entry.about.split("\n\n")):
         shown.add_row("", "")
         shown.add_row("", Text(" ".join(paragraph.split())))
     shown.add_row("", "")
-    for option, default in entry.options.items():
-        shown.add_row(f"{option}={default!r}", Text(entry.option_texts.get(option, "")))
-    if entry.options:
+    told = {option: f"no default: give it; {entry.option_texts.get(option, '')}".rstrip("; ") for option in entry.needs}
+    told |= {f"{option}={default!r}": entry.option_texts.get(option, "") for option, default in entry.options.items()}
+    for option, text in told.items():
+        shown.add_row(Text(option), Text(text))
+    if told:
         shown.add_row("", "")
     for fact, said in facts.items():
         shown.add_row(fact, Text(said))

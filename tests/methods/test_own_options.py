@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 import gradwire
@@ -16,6 +17,7 @@ from gradwire.methods import LayerMethod, LayerState
 from gradwire.methods import registry as methods_registry
 from gradwire.methods.registry import methods
 from gradwire.wire import AllReduceMean
+from gradwire_bench import catalogue, handbook
 from gradwire_bench.contenders import Contender
 
 
@@ -76,3 +78,31 @@ def test_an_option_that_is_text_is_text_also_where_it_reads_as_a_number(kind: An
         assert not isinstance(options["share"], str)
         assert options["some"] == 7
         assert str(Contender.parse(f"mine:code={written}")) == f"{name}:code={written}"
+
+
+def shown(name: str) -> str:
+    """What ``gradwire methods NAME`` prints."""
+    with (console := Console(width=100)).capture() as printed:
+        console.print(handbook.description(*catalogue.entries([name])))
+    return printed.get()
+
+
+def test_a_method_whose_options_have_no_default_is_listed() -> None:
+    """With all others, and with what a default is that is made anew each time, or in brackets."""
+    made = {"tags": field(default_factory=lambda: [1, 2]), "like": "[red]x"}
+    registered(average=mean, __annotations__={"k": "int", "tags": "list", "like": "str"}, wire_bits="k * d", **made)
+    (entry,) = (each for each in catalogue.entries() if each.name == "mine")
+    assert (entry.needs, entry.options, entry.bits) == (("k",), {"tags": [1, 2], "like": "[red]x"}, None)
+    for line in ("no default: give it", "tags=[1, 2]", "like='[red]x'"):
+        assert line in shown("mine")
+
+
+def test_a_class_that_there_is_not_is_told_where_a_method_is_described() -> None:
+    registered(average=mean, bias="unbaised")
+    assert "bias='unbaised', which is none of unbiased, contractive, exact, biased" in shown("mine")
+
+
+def test_what_is_no_dataclass_is_told_in_the_list_too() -> None:
+    gradwire.methods.register("mine")(type("Mine", (LayerMethod,), {"average": mean}))
+    with pytest.raises(ConfigurationError, match="Mine is no dataclass"):
+        catalogue.entries()

@@ -53,7 +53,7 @@ def methods(
         with console.status("measuring") as status:
             real = None if source is None else Recording.of(source.name, real_gradients(source, catalogue.WORKERS))
             measured = catalogue.measure(
-                [entry.name for entry in entries],
+                [entry.name for entry in entries if not entry.needs],
                 numel,
                 real,
                 counted(status),
