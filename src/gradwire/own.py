@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -20,13 +20,26 @@ def add(places: Sequence[str]) -> None:
     """Imports files or modules, in this process and by :func:`load` in those that it starts.
 
     Raises:
-        ConfigurationError: If there is no such file or module, or it fails.
+        ConfigurationError: If there is no such file or module, it fails, or its name is that of another.
     """
     given = [str(Path(each).resolve()) if each.endswith(".py") else each for each in places]
     listed = dict.fromkeys([*_listed(), *given])
+    _check_names(listed)
     load(*listed)
     if listed:
         os.environ[VARIABLE] = os.pathsep.join(listed)
+
+
+def _check_names(places: Iterable[str]) -> None:
+    """Raises ConfigurationError where a file would take the place of another, or of one of Python's own modules."""
+    known: dict[str, str] = {}
+    for each in (place for place in places if place.endswith(".py")):
+        name, path = Path(each).stem, str(Path(each).resolve())
+        other = "Python's own module" if name in sys.stdlib_module_names else known.setdefault(name, path)
+        if other != path:
+            raise ConfigurationError(
+                f"{each!r} would take the place of {other}, which is called {name}, too; rename it"
+            )
 
 
 def load(*places: str) -> None:

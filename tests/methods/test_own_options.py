@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 import gradwire
-from gradwire import ConfigurationError
+from gradwire import ConfigurationError, own
 from gradwire.methods import LayerMethod, LayerState
 from gradwire.methods import registry as methods_registry
 from gradwire.methods.registry import methods
@@ -106,3 +108,18 @@ def test_what_is_no_dataclass_is_told_in_the_list_too() -> None:
     gradwire.methods.register("mine")(type("Mine", (LayerMethod,), {"average": mean}))
     with pytest.raises(ConfigurationError, match="Mine is no dataclass"):
         catalogue.entries()
+
+
+@pytest.mark.parametrize(("names", "said"), [(("one/a.py", "two/a.py"), "one/a.py"), (("statistics.py",), "Python's")])
+def test_files_that_are_called_as_others_are_told(
+    names: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method of one would silently be that of the other, and whoever imports such a module would have the file."""
+    monkeypatch.setenv(own.VARIABLE, "")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("taken = True")
+    before = dict(sys.modules)
+    with pytest.raises(ConfigurationError, match=rf"would take the place of .*{said}"):
+        own.add([str(tmp_path / name) for name in names])
+    assert sys.modules == before
