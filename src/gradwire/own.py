@@ -23,11 +23,11 @@ def add(places: Sequence[str]) -> None:
         ConfigurationError: If there is no such file or module, it fails, or its name is that of another.
     """
     given = [str(Path(each).resolve()) if each.endswith(".py") else each for each in places]
-    listed = dict.fromkeys([*_listed(), *given])
-    _check_names(listed)
-    load(*listed)
-    if listed:
-        os.environ[VARIABLE] = os.pathsep.join(listed)
+    everything = dict.fromkeys([*listed(), *given])
+    _check_names(everything)
+    load(*everything)
+    if everything:
+        os.environ[VARIABLE] = os.pathsep.join(everything)
 
 
 def _check_names(places: Iterable[str]) -> None:
@@ -44,7 +44,7 @@ def _check_names(places: Iterable[str]) -> None:
 
 def load(*places: str) -> None:
     """Imports what is given, or what :data:`VARIABLE` lists."""
-    for each in places or _listed():
+    for each in places or listed():
         module(each, each)
 
 
@@ -86,5 +86,6 @@ def module(where: str, text: str) -> ModuleType:
         raise ConfigurationError(f"{text!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def _listed() -> list[str]:
+def listed() -> list[str]:
+    """Files and modules that were given, in this process or where it was started."""
     return [each for each in os.environ.get(VARIABLE, "").split(os.pathsep) if each]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gradwire import cli
 from gradwire.errors import ConfigurationError
 from gradwire_bench.cell import SCHEMA, Cell
 from gradwire_bench.suite import compare
@@ -253,3 +255,20 @@ def test_a_run_goes_on_after_a_failure_and_where_it_stopped(tmp_path: Path, monk
 def test_a_heat_is_of_cells_that_differ_in_method_alone() -> None:
     cells = [Cell("sync", "tiny", method, link=link) for link in ("none", "1gbit") for method in ("ddp", "topk")]
     assert [len(heat) for heat in heats(cells)] == [2, 2]
+
+
+@pytest.mark.parametrize("words", [["bench", "suite", "--preset", "small"], ["reproduce", "layerwise"]], ids=str)
+def test_commands_of_cells_have_what_their_figures_depend_on(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of one's own, from here, and the images; each else it would measure others, or none."""
+    begun: list[str] = []
+    monkeypatch.setattr(Runner, "run", lambda self, *_: begun.append(self.command))
+    monkeypatch.setattr("gradwire_bench.suite.estimate.seconds", lambda *_: 1.0)
+    monkeypatch.setenv("GRADWIRE_IMPORT", "")
+    monkeypatch.chdir(tmp_path)
+    Path("my methods.py").write_text("", encoding="utf-8")
+    typed = [*words, "--import", "my methods.py", "--dataset", "digits"]
+    monkeypatch.setattr(sys, "argv", ["gradwire", *typed, "--out", "there"])
+    cli.main()
+    assert [shlex.split(each) for each in begun] == [["gradwire", *typed]]

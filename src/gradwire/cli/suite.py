@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from gradwire import own
 from gradwire.cli.arguments import Dataset, Device, Filters, Flag, Jobs, OutputFolder
 from gradwire.cli.bench import bench
 from gradwire.cli.output import new_console, wrote
@@ -66,7 +68,7 @@ def suite(
     from gradwire_bench.suite import page
     from gradwire_bench.suite.plan import load
 
-    chosen, command = _placed(load("presets", preset), f"gradwire bench suite --preset {preset}", device)
+    chosen, command = _placed(load("presets", preset), ["bench", "suite", "--preset", preset], dataset, device)
     require("jinja2", "matplotlib")
     records = _measure(new_console(), chosen, out, only, jobs, dataset, command, plan_only=plan, report_only=report)
     if records is not None:
@@ -177,7 +179,7 @@ def reproduce(
             console.print(f"{name:12} {load('papers', name).title}")
         return
     require("matplotlib", "scipy")
-    chosen, command = _placed(load("papers", paper), f"gradwire reproduce {paper}", device)
+    chosen, command = _placed(load("papers", paper), ["reproduce", paper], dataset, device)
     folder = out or Path("results/reproduce") / chosen.name
     records = _measure(console, chosen, folder, only, jobs, dataset, command, plan_only=plan, report_only=report)
     if records is None:
@@ -190,14 +192,19 @@ def reproduce(
         wrote(docs / f"{chosen.name}.md")
 
 
-def _placed(plan: Plan, command: str, device: Device) -> tuple[Plan, str]:
-    """A plan and its command, with the models on a device."""
+def _placed(plan: Plan, words: Sequence[str], dataset: Dataset, device: Device) -> tuple[Plan, str]:
+    """A plan with the models on a device, and what measures it anywhere: its command with all that changes figures."""
     from gradwire_bench import placement
 
-    if device == "cpu":
-        return plan, command
-    placement.check(device)
-    return plan.on(device), f"{command} --device {device}"
+    command = ["gradwire", *words]
+    for given in own.listed():
+        command += ["--import", os.path.relpath(given) if given.endswith(".py") else given]
+    if dataset != "auto":
+        command += ["--dataset", dataset]
+    if device != "cpu":
+        placement.check(device)
+        plan, command = plan.on(device), [*command, "--device", device]
+    return plan, shlex.join(command)
 
 
 def _measure(

@@ -53,7 +53,8 @@ class Ledger:
                     record = Record.of(json.loads(line))
                 except ValueError as error:
                     raise ConfigurationError(
-                        f"{self.path}, line {number}, is no record: {error}; choose another folder"
+                        f"{self.path}, line {number}, is no record: {error}; choose another folder, or where that is "
+                        "in a file of your own, add it by --import FILE"
                     ) from error
                 self._records[record.cell] = record
             if rest:
