@@ -175,7 +175,10 @@ def _declared(method: Method) -> tuple[float, float]:
 
 def _docstring(kind: type) -> tuple[str, str]:
     """What a class says of itself, and of its attributes."""
-    about, _, attributes = inspect.cleandoc(kind.__doc__ or "").replace("``", "").partition("\nAttributes:\n")
+    said = kind.__doc__ or ""
+    if said.startswith(f"{kind.__name__}("):  # a dataclass without one has its signature
+        said = ""
+    about, _, attributes = inspect.cleandoc(said).replace("``", "").partition("\nAttributes:\n")
     return about, attributes
 
 

@@ -123,3 +123,10 @@ def test_files_that_are_called_as_others_are_told(
     with pytest.raises(ConfigurationError, match=rf"would take the place of .*{said}"):
         own.add([str(tmp_path / name) for name in names])
     assert sys.modules == before
+
+
+def test_a_method_that_says_nothing_of_itself_is_listed_without_a_word() -> None:
+    """Its dataclass would: ``Mine(*, k: 'int' = 1)``."""
+    registered(average=mean, __annotations__={"k": "int"}, k=1)
+    (entry,) = catalogue.entries(["mine"])
+    assert (entry.summary, entry.about, entry.options) == ("", "", {"k": 1})
