@@ -90,6 +90,25 @@ def test_sbc_sends_one_side_as_its_mean(ratio: float, shift: float) -> None:
         np.testing.assert_allclose(given.numpy(), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.6, 1.0], ids=str)
+def test_sbc_sends_what_few_have(share: float) -> None:
+    """Values of the other sign are no zeros to be filled up with: else their mean may be 0, and nothing ever goes."""
+    given = torch.zeros(NUMEL)
+    few = round(share * 30)
+    given[:few] = torch.tensor([1.0, -1.0]).repeat(few)[:few]
+    for total in (given, -given, given - 1e-3, 1e-3 - given):
+        found = gradwire.roundtrip(total, "sbc", ratio=0.1)
+        np.testing.assert_allclose(
+            np.sort(found.decoded.numpy()), np.sort(binary(total.double().numpy(), 30)), atol=1e-6
+        )
+        assert (found.decoded - total).norm() <= 0.995 * total.norm()
+
+
+def test_sbc_has_two_sides() -> None:
+    with pytest.raises(gradwire.ConfigurationError, match=r"ratio=0\.6 is out of range; choose 0 < ratio <= 0\.5"):
+        gradwire.methods.SBC(ratio=0.6)
+
+
 def test_sbc_takes_neither_values_nor_signs() -> None:
     found = gradwire.roundtrip(gradient(0).view(10, 30), "sbc", ratio=0.1, indices="raw")
     assert found.wire_bytes == 4 + 4 * 30

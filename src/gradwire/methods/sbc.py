@@ -23,7 +23,7 @@ class SBC(CodecMethod):
     positions. The paper sends changes of many local steps: ``gradwire.periodic(optimizer, every=100, method="sbc")``.
 
     Attributes:
-        ratio: k as a share of a segment's elements, in (0, 1].
+        ratio: k as a share of a segment's elements, in (0, 0.5].
         indices: How indices are written, as for ``topk``.
     """
 

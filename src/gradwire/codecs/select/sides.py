@@ -10,8 +10,13 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.codecs.select.selector import Selector, check_ratio, counts_for
-from gradwire.layout import Block, Float32Array, Int64Array
+from gradwire.codecs.select.thresholds import HUGE
+from gradwire.errors import ConfigurationError
+from gradwire.layout import Block, Float32Array, Float64Array, Int64Array
 from gradwire.memory import Feedback
+
+MOST_OF_ONE_SIDE = 0.5
+"""As a share of all: k largest values and k smallest that are not the same."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +67,20 @@ class EitherSide(Selector):
 class OneSide(Selector):
     """The k largest values of each segment, or the k smallest, whichever have the larger mean magnitude.
 
-    Where there are not k of that sign, zeros make up the number.
+    Where there are not k of that sign, zeros make up the number, then the smallest magnitudes of the other sign.
 
     Attributes:
-        ratio: k as a share of a segment's elements, in (0, 1].
+        ratio: k as a share of a segment's elements, in (0, 0.5]: beyond, both sides may be all there is.
     """
 
     ratio: float
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
+        if not 0 < self.ratio <= MOST_OF_ONE_SIDE:
+            raise ConfigurationError(
+                f"ratio={self.ratio!r} is out of range; choose 0 < ratio <= {MOST_OF_ONE_SIDE}, as the largest and the "
+                "smallest values are not to be the same, for example 0.01 for 1 %"
+            )
 
     def counts(self, block: Block) -> Int64Array:
         """``ratio`` of each segment."""
@@ -100,13 +109,32 @@ class OneSide(Selector):
 def _of_larger_side(block: Block, source: Tensor, counts: Int64Array) -> Tensor:
     """Positions of the largest or of the smallest values of each segment."""
     sides, totals = [], []
-    for side in (source.clamp(min=0), (-source).clamp_(min=0)):
-        sides.append(_top(block, side, counts))
+    for side in (source, -source):
+        sides.append(_of_largest(block, side, counts))
         values = torch.empty(sides[-1].shape, dtype=torch.float32, device=source.device)
         kernels.gather(block, side, sides[-1], values)
-        totals.append(kernels.magnitude_statistics(Block.dense("side", counts), kernels.Compensated(values))[0])
+        totals.append(_sums(Block.dense("side", counts), values))
     above = torch.from_numpy(np.repeat(totals[0] >= totals[1], counts)).to(source.device)
     return torch.where(above, sides[0], sides[1])
+
+
+def _of_largest(block: Block, source: Tensor, counts: Int64Array) -> Tensor:
+    """Positions of the largest values: positive ones, then zeros, then the negative ones that are nearest to 0."""
+    above, below = kernels.sign_counts(block, source)
+    positive = np.minimum(counts, above)
+    zeros = np.minimum(counts - positive, block.segment_numels - above - below)
+    nearest = torch.where(source < 0, source.reciprocal().clamp(min=-HUGE), source)
+    return _of_sides(block, nearest, positive, counts - positive - zeros, zeros)
+
+
+def _sums(block: Block, values: Tensor) -> Float64Array:
+    """Of the values of each segment, with their signs."""
+    above, below = (
+        kernels.magnitude_statistics(block, kernels.Compensated(side))[0]
+        for side in (values.clamp(min=0), values.clamp(max=0))
+    )
+    sums: Float64Array = above - below
+    return sums
 
 
 def _largest(block: Block, values: Tensor) -> Float32Array:
