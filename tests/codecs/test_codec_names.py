@@ -59,6 +59,12 @@ def test_other_names_are_refused(name: str) -> None:
         values.parse(name)
 
 
+def test_values_of_both_signs_have_no_mean_by_name() -> None:
+    """1 and -1 have 0, and all of them would stay in a residual for ever."""
+    with pytest.raises(gradwire.ConfigurationError, match="mean"):
+        gradwire.roundtrip(torch.tensor([1.0, -1.0]).repeat(50), "topk", ratio=0.1, values="mean")
+
+
 def test_other_types_are_refused() -> None:
     for wrong in (4, None, object()):
         with pytest.raises(ConfigurationError):

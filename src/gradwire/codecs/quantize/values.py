@@ -115,7 +115,7 @@ class CodedValues(ValueCoding):
 
 @dataclass(frozen=True)
 class MeanValues(ValueCoding):
-    """All chosen values of a segment as their mean, a float32."""
+    """All chosen values of a segment as their mean, a float32; without a name, since values of both signs cancel."""
 
     def size(self, chosen: Block) -> int:
         """Four bytes a segment."""
@@ -139,7 +139,6 @@ register, names = codings.register, codings.names
 register("fp32")(lambda: FloatValues(torch.float32))
 register("fp16")(lambda: FloatValues(torch.float16))
 register("bf16")(lambda: FloatValues(torch.bfloat16))
-register("mean")(MeanValues)
 
 
 def parse(coding: str | ValueCoding | Codec) -> ValueCoding:
