@@ -44,5 +44,5 @@ class SBC(CodecMethod):
         return Sparse(OneSide(self.ratio), MeanValues(), index.parse(self.indices))
 
     def error_bound(self, numel: int) -> float:
-        """The largest magnitude may be the only one of the k that is not zero."""
-        return 1 - 1 / (numel * count_for(numel, self.ratio))
+        """The k may add up to half of the largest magnitude, where it is the only one of its sign."""
+        return 1 - 1 / (4 * numel * count_for(numel, self.ratio))
