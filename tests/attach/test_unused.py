@@ -113,6 +113,29 @@ def test_ddp_throws_nothing_away(pool: Pool, view: bool, to_none: bool) -> None:
         pool.run(2, by_ddp, method, options, view, to_none)
 
 
+def clearing_only_what_is_used(method: str | LayerMethod, options: dict[str, Any]) -> None:
+    net = Branches()
+    sums = Sums(net)
+    model = DistributedDataParallel(net, find_unused_parameters=True, bucket_cap_mb=0.001)
+    with closing(gradwire.compress(model, method, dense=ALL, **options)) as handle:
+        for step in range(8):
+            branch = net.second if step % 2 else net.first
+            sums.expect(step, step % 2)
+            branch.zero_grad()  # as an optimizer of its own does; the other keeps what it took last
+            sums.loss(model, step, step % 2).backward()
+            for name, each in net.named_parameters():
+                if name.startswith("second") == bool(step % 2):
+                    assert each.grad is not None
+                    sums.came_out[name] += each.grad
+            sums.check(gradwire.Owed(handle, model).state_dict())
+
+
+def test_a_gradient_that_was_not_cleared_counts_once(pool: Pool) -> None:
+    for method, options in METHODS:
+        if options.get("memory") != "lowpass":
+            pool.run(2, clearing_only_what_is_used, method, options)
+
+
 @ranks(2)
 def test_what_a_method_without_memory_takes_over_waits_where_nobody_uses_the_parameter() -> None:
     for method, options in [("dense", {}), ("topk", {"ratio": 1.0, "values": "fp32", "memory": "ef21"})]:

@@ -21,7 +21,8 @@ class Unused(Guard):
 
     DDP does that with ``find_unused_parameters=True`` and a parameter that no rank used in the step, though compression
     may have sent what it owed to it from earlier steps; FSDP2 leaves a group alone that takes no part. The parameter's
-    gradient is then left as it was, and what is owed waits for the next step that uses it.
+    gradient is then left as it was, and what is owed waits for the next step that uses it. Where it is no zero, but an
+    average that was not cleared, DDP brings it along; it is taken out of what is owed, or it would count once more.
 
     Args:
         give_back: Puts a slot's average back; on the wire's thread.
@@ -36,12 +37,19 @@ class Unused(Guard):
         self._give_back = give_back
         self._ask = ask
         self._used: dict[Unit, Tensor] = {}
+        self._brought: dict[str, Tensor] = {}
         self.names: set[str] = set()
         self.elsewhere: set[str] = set()
 
     def before_step(self) -> None:
         """Forgets the step before."""
         self.elsewhere = set()
+
+    def before_encode(self, unit: Unit, gradient: Tensor) -> None:
+        """Keeps what was brought of parameters that this rank did not use."""
+        for slot in unit.slots if self.names else ():
+            if slot.name in self.names:
+                self._brought[slot.name] = gradient[slot.offset : slot.stop].clone()
 
     def beside(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
         """Asks which parameters anybody used."""
@@ -59,9 +67,10 @@ class Unused(Guard):
         mine = [(number, slot) for number, slot in enumerate(unit.slots) if slot.name in self.names]
         for number, slot in mine:
             self.names.discard(slot.name)
+            brought = self._brought.pop(slot.name, None)
             if used is None or not used[number]:
                 part = average[slot.offset : slot.stop]
-                self._give_back(slot, part)
+                self._give_back(slot, part if brought is None else part - brought)
                 part.zero_()
             else:
                 self.elsewhere.add(slot.name)
