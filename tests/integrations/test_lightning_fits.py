@@ -1,4 +1,4 @@
-"""Lightning: a fit after one that an exception ended."""
+"""Lightning: a fit after one that an exception ended, and after one of another module."""
 
 from __future__ import annotations
 
@@ -94,3 +94,29 @@ def test_a_fit_after_one_that_failed_within_a_step(pool: Pool, tmp_path: Path) -
     assert first == second
     assert told == ["an earlier fit ended within a step: what compression remembers starts empty"]
     assert untold == []
+
+
+@launched()
+def fits_another_module(folder: str) -> None:
+    from gradwire.integrations.lightning import GradwireCallback
+
+    weights, shared = [], GradwireCallback("topk", ratio=0.05)
+    for callback in (shared, shared, GradwireCallback("topk", ratio=0.05)):
+        net = module()
+        net.fails = 4
+        fit(folder, callback, net)
+        assert callback.attachment.stats().steps == 4
+        weights.append(flat(net))
+        del net
+    assert weights[0].equal(weights[1])
+    assert weights[0].equal(weights[2])
+    larger = module()
+    larger.fails, larger.network[-1] = 4, nn.Linear(larger.network[-1].in_features, 30)
+    fit(folder, shared, larger)
+    assert shared.attachment.stats().steps == 4
+    shared.attachment.close()
+    callback.attachment.close()
+
+
+def test_a_fit_of_another_module_starts_empty(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, fits_another_module, str(tmp_path))

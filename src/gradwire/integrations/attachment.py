@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class Attachment:
 
     def __init__(self, method: Methods, options: Mapping[str, Any]) -> None:
         self.handles: list[Handle] = []
+        self._modules: list[weakref.ref[nn.Module]] = []
         self._method = method
         self._options = dict(options)
         self._logged = self.stats()
@@ -53,11 +55,17 @@ class Attachment:
         Raises:
             ConfigurationError: As :func:`gradwire.compress` does.
         """
-        if not isinstance(unwrapped_model(model), DistributedDataParallel) and workers() == 1:
+        inner = unwrapped_model(model)
+        if not isinstance(inner, DistributedDataParallel) and workers() == 1:
             alone()
             return
         options = {"grad_scaler": grad_scaler, **self._options}
         self.handles.append(compress(model, self._method, **options))
+        self._modules.append(weakref.ref(getattr(inner, "module", inner)))
+
+    def averages(self, module: nn.Module) -> bool:
+        """Whether the method is attached to this module, as wrapped now or by an earlier wrapper."""
+        return any(each() is module for each in self._modules)
 
     def stats(self) -> Stats:
         """What this rank counted: bytes and seconds of all models, steps of the one that took most."""
@@ -138,6 +146,7 @@ class Attachment:
         for handle in self.handles:
             handle.close()
         self.handles = []
+        self._modules = []
         self._logged = self.stats()
 
     def __reduce__(self) -> tuple[type[Attachment], tuple[Methods, dict[str, Any]]]:

@@ -30,8 +30,9 @@ class GradwireCallback(Callback):  # type: ignore[misc]
 
     For a ``Trainer``, with ``strategy="ddp"``: what the method remembers is in every checkpoint, of all ranks together,
     and a run that goes on from one gives the same bits; one of another number of workers gets what
-    :func:`gradwire.redistribute` makes of it. A second ``fit`` goes on with what is remembered. Figures are logged
-    whenever Lightning logs. The scaler of ``precision="16-mixed"`` is handed on.
+    :func:`gradwire.redistribute` makes of it. A second ``fit`` of a module goes on with what is remembered, and one of
+    another module starts empty. Figures are logged whenever Lightning logs. The scaler of ``precision="16-mixed"`` is
+    handed on.
 
     For ``Fabric(callbacks=...)``: the models that ``fabric.setup`` wraps are attached to, and the callback is saved and
     loaded as ``{"model": model, "gradwire": callback}`` is. Log ``callback.attachment.figures()``.
@@ -59,7 +60,7 @@ class GradwireCallback(Callback):  # type: ignore[misc]
         """Attaches to the model that the strategy has just wrapped."""
         if sum(isinstance(each, GradwireCallback) for each in trainer.callbacks) > 1:
             raise ConfigurationError("the trainer has several GradwireCallbacks; DDP takes one hook, so give one")
-        again = bool(self.attachment.handles) and not self._saved
+        again = self.attachment.averages(pl_module) and not self._saved
         states = self._remembered() if again else []
         pl_module.zero_grad()  # of an earlier fit
         self.attachment.close()
