@@ -216,6 +216,8 @@ def what_cannot_be_is_refused(kind: str) -> None:
         ("grad_scaler is no option", {"grad_scaler": torch.amp.GradScaler("cpu")}),
         ("rollback is no option", {"rollback": False}),
         ("learning_rate is no option", {"learning_rate": lambda: 0.1}),
+        ("foreach is no option", {"foreach": True}),
+        ("a method's options go with its name", {"norm": "l1"}),
         ("ranks differ", {"freeze_step": 5 + rank}),
         ("ranks differ", {"lr": 0.1 * (1 + rank)}),
     ]

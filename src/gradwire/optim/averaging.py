@@ -31,6 +31,7 @@ from gradwire.errors import ConfigurationError
 from gradwire.local_sgd.start import REMEDY, send_first
 from gradwire.memory import MaskedMomentum, Memory, Momentum
 from gradwire.methods import EFSignSGD, Method, name_of
+from gradwire.methods.registry import CHOICES
 from gradwire.optim.groups import Group, described, make_valid
 from gradwire.plain import plain
 from gradwire.policy import DensePolicy
@@ -39,6 +40,8 @@ from gradwire.wire import transport_for
 
 SIGNS = EFSignSGD(norm="l2")
 """How momenta are sent as published: ``(|m|_2 / sqrt(d)) sign(m)``, with error feedback at workers and owners."""
+
+UNNAMED = "a method's options go with its name, as in method='efsignsgd', norm='l1'"
 
 VERSION = 1
 """Raised whenever the form of ``state_dict()["gradwire"]`` changes."""
@@ -140,10 +143,9 @@ class AveragingOptimizer(Uncopied, Optimizer):
         workers = self.process_group = default_group(process_group)
         with RollCall(workers) as roll_call:
             self._make_valid()
-            for each in sorted(self.refused.keys() & options.keys()):
-                raise ConfigurationError(
-                    f"{each} is no option of {type(self).__name__}: {self.refused[each]}; leave it out"
-                )
+            for each in options:
+                if why := self.refused.get(each, UNNAMED if method is SIGNS and each not in CHOICES else ""):
+                    raise ConfigurationError(f"{each} is no option of {type(self).__name__}: {why}; leave it out")
             self.steps = self.skipped = self._measured = self._calls = 0
             defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "floor": floor}
             super().__init__(params, defaults)
@@ -198,9 +200,7 @@ class AveragingOptimizer(Uncopied, Optimizer):
             ConfigurationError: If a hyper-parameter is out of range, or the optimizer is made already.
         """
         if self._attached:
-            raise ConfigurationError(
-                "a parameter group was added to an optimizer that averages; make it with all parameters"
-            )
+            raise ConfigurationError("a parameter group was added after averages began; make it with all parameters")
         super().add_param_group(param_group)
         make_valid(self.param_groups[-1])
 
