@@ -324,6 +324,22 @@ def parameters_replaced() -> None:
     assert all("no parameter that was given has a gradient" in each for each in found)
 
 
+def averages_not_cleared() -> None:
+    """By two optimizers that take turns and clear what is theirs; all is cleared, or nothing remembered, elsewhere."""
+    for method, whole, told in (("topk", False, 1), ("topk", True, 0), ("qsgd", False, 0)):
+        net = network()
+        optimizers = [torch.optim.SGD(net[layer].parameters(), 0.1) for layer in (0, 2)]
+        with listening() as lines, closing(gradwire.Synchronizer(net, method)) as sync:
+            for step in range(4):
+                for each in optimizers if whole else optimizers[step % 2 :][:1]:
+                    each.zero_grad(set_to_none=step > 1)
+                own = list(net[2 * (step % 2)].parameters())
+                net(inputs()).sum().backward(inputs=own)
+                sync.synchronize()
+        again = [each for each in lines if "is what the step before averaged, and nothing came to it since" in each]
+        assert len(again) == told * (dist.get_rank() == 0), (method, whole, lines)
+
+
 def refused() -> None:
     model = DistributedDataParallel(network())
     with pytest.raises(ConfigurationError, match="the module is a DistributedDataParallel, which averages by itself"):
@@ -355,6 +371,7 @@ def refused() -> None:
         wrapped_again,
         state_assigned,
         parameters_replaced,
+        averages_not_cleared,
         refused,
     ],
     ids=lambda law: law.__name__,

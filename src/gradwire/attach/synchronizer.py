@@ -17,6 +17,7 @@ from gradwire.attach.given import Named, check_left_out, check_named
 from gradwire.attach.shards import local, placed_as
 from gradwire.attach.tree import Tree
 from gradwire.attach.twice import averaged, check_not_averaged
+from gradwire.attach.uncleared import Uncleared
 from gradwire.attach.wrappers import unwrapped_model
 from gradwire.codecs.codec import Codec
 from gradwire.engine.choices import FUSE_BYTES, Choices
@@ -125,6 +126,7 @@ class Synchronizer(Bucketed):
         super().__init__(named, method, process_group, choices, options)
         self._unused = Unused(self.engine.give_back, ask=False)
         self.engine.guards.append(self._unused)
+        self._uncleared = Uncleared(self.configuration, aloud=self.engine.rank == 0)
         device = self.engine.store.device
         self._flats = [torch.zeros(unit.numel, dtype=torch.float32, device=device) for unit in self._buckets.units]
         self._views = self._buckets.views(self._flats)
@@ -169,6 +171,7 @@ class Synchronizer(Bucketed):
             )
         check_dense(gradients)
         check_not_averaged(self, self._named, gradients)
+        self._uncleared.check(gradients)
         self._unused.names = {name for name, each in self._named if not each.requires_grad}
         parameters = dict(self._named)
         self._buckets.average(
@@ -178,6 +181,7 @@ class Synchronizer(Bucketed):
             lambda name, average: _take_for_gradient(missing, parameters[name], average),
         )
         averaged(self, gradients.values())
+        self._uncleared.averaged({name: each.grad for name, each in self._named if each.grad is not None})
 
     def average(self, tensors: Tensors) -> dict[str, Tensor]:
         """Averages other tensors than gradients over all workers, and leaves them as they are.
