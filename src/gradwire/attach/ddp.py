@@ -161,9 +161,9 @@ def compress(
             "*": "qsgd"}``: the first pattern of ``fnmatch`` that a name matches counts, and none may be left over. A
             pattern's may change its options: ``{0: "topk:ratio=0.25", 100: "topk:ratio=0.01"}`` in its place.
             ``"recipe:momentum"`` is the line that was measured to keep the accuracy under an optimizer (``gradwire
-            recipes``), of several the one that so many workers send least with; ``"recipe"`` that under SGD, momentum
-            and AdamW alike, but for the tasks that the page of recipes names. ``"auto"`` tries in some 40 steps what
-            may be fastest here, of ``among=[...]`` if given, and stays with what was: ``handle.advice``,
+            recipes``), of several the one that so many workers send least with; ``"recipe"`` that under SGD, momentum,
+            AdamW and Muon alike, but for the task that the page of recipes names. ``"auto"`` tries in some 40 steps
+            what may be fastest here, of ``among=[...]`` if given, and stays with what was: ``handle.advice``,
             ``handle.reconsider()``.
         process_group: The workers that hold the same shards, of a model that was sharded on a mesh of one dimension.
         granularity: Where segments end that share a scale or a top-k: ``"layer"``, each parameter; ``"bucket"``, each
