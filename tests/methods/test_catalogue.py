@@ -130,6 +130,17 @@ def test_analysis_has_the_bounds_of_the_paper() -> None:
         gradwire.analyze({"a": torch.zeros(3)}, "topk")
 
 
+def test_a_method_to_analyse_may_be_text() -> None:
+    gradients = {"a": torch.randn(30, 40, generator=torch.Generator().manual_seed(0))}
+    assert gradwire.analyze(gradients, "topk:ratio=0.1") == gradwire.analyze(gradients, "topk", ratio=0.1)
+    with pytest.raises(ConfigurationError, match=r"came with ratio=0\.2; write it with the method or give it"):
+        gradwire.analyze(gradients, "topk:ratio=0.1", ratio=0.2)
+    with pytest.raises(ConfigurationError, match="memory is chosen where a method is attached"):
+        gradwire.analyze(gradients, "topk:memory=ef21")
+    with pytest.raises(ConfigurationError, match=r"draws=1\.5 is out of range; choose a whole number"):
+        gradwire.analyze(gradients, "topk", draws=1.5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("gradients", "told"),
     [

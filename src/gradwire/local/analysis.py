@@ -12,7 +12,8 @@ from torch import Tensor
 from gradwire.codecs.codec import Codec
 from gradwire.errors import ConfigurationError
 from gradwire.local.alone import check_tensor, roundtrip
-from gradwire.methods import Method, make
+from gradwire.methods import Method, make, parse
+from gradwire.plain import plain
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def analyze(
     Args:
         gradients: float32, float16, bfloat16 or float64 gradients by parameter name; those that are None or zero
             everywhere are left out, for they have no relative error.
-        method: A name of ``gradwire.methods.names()`` or a method object.
+        method: A name of ``gradwire.methods.names()``, also with its options as text, or a method object.
         owner: As in :func:`gradwire.compress`.
         draws: Steps of randomness to average over, at least 1.
         seed: Where all randomness starts.
@@ -99,9 +100,16 @@ def analyze(
         >>> analysis.layer_wise_bound <= analysis.entire_model_bound
         True
     """
-    if draws < 1:
-        raise ConfigurationError(f"draws={draws!r} is out of range; choose at least 1")
-    chosen = make(method, options)
+    draws = plain(draws)
+    if not isinstance(draws, int) or draws < 1:
+        raise ConfigurationError(f"draws={draws!r} is out of range; choose a whole number, at least 1")
+    named, written = parse(method) if isinstance(method, str) else (method, {})
+    if twice := written.keys() & options.keys():
+        raise ConfigurationError(
+            f"method={method!r} came with {', '.join(f'{each}={options[each]!r}' for each in sorted(twice))}; "
+            "write it with the method or give it, not both"
+        )
+    chosen = make(named, {**written, **options})
     _check(gradients)
     present = [(name, each) for name, each in gradients.items() if each is not None]
     given = {name: gradient.float() for name, gradient in present if gradient.count_nonzero()}
