@@ -141,6 +141,12 @@ def test_a_method_to_analyse_may_be_text() -> None:
         gradwire.analyze(gradients, "topk", draws=1.5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("step", [-1, 0.5, "1"])
+def test_a_roundtrip_of_no_step_is_told(step: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"step=.* is out of range; choose a whole number of steps, from 0"):
+        gradwire.roundtrip(torch.ones(1000), "qsgd", step=step)
+
+
 @pytest.mark.parametrize(
     ("gradients", "told"),
     [

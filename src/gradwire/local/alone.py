@@ -16,6 +16,7 @@ from gradwire.layout import GRADIENT_DTYPES, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import Memory
 from gradwire.methods import Method
+from gradwire.plain import plain
 from gradwire.policy import DensePolicy
 from gradwire.surroundings import as_on_the_wire
 
@@ -59,7 +60,7 @@ def roundtrip(
         memory: As in :func:`gradwire.compress`.
         owner: As in :func:`gradwire.compress`.
         seed: Where all randomness starts.
-        step: Which step's randomness to use.
+        step: Which step's randomness to use, from 0.
         **options: The method's hyper-parameters.
 
     Returns:
@@ -74,6 +75,9 @@ def roundtrip(
     """
     choices = replace(Choices.of(locals()), dense=DensePolicy(below=0, vectors=False))
     check_tensor("tensor", tensor)
+    step = plain(step)
+    if not isinstance(step, int) or step < 0:
+        raise ConfigurationError(f"step={step!r} is out of range; choose a whole number of steps, from 0")
     configuration = Configuration.of(method, options, choices)
     if route is None and "gather" in configuration.method.routes:
         configuration = Configuration.of(method, options, replace(choices, route="gather"))
