@@ -29,6 +29,8 @@ class DensePolicy(Plain):
         given: Any = self.below  # a command line's may be any word
         if not (isinstance(given, Real) and self.below >= 0):
             raise ConfigurationError(f"below={self.below!r} is out of range; choose a number of elements >= 0")
+        if not isinstance(self.vectors, bool):
+            raise ConfigurationError(f"vectors={self.vectors!r} is no answer; choose True or False")
 
     def keeps_dense(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape goes dense."""

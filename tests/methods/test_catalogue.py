@@ -147,6 +147,12 @@ def test_a_roundtrip_of_no_step_is_told(step: Any) -> None:
         gradwire.roundtrip(torch.ones(1000), "qsgd", step=step)
 
 
+@pytest.mark.parametrize("vectors", ["no", None, 0])
+def test_a_policy_says_yes_or_no_to_vectors(vectors: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"vectors=.* is no answer; choose True or False"):
+        gradwire.DensePolicy(vectors=vectors)
+
+
 @pytest.mark.parametrize(
     ("gradients", "told"),
     [
