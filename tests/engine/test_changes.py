@@ -212,6 +212,17 @@ def test_a_schedule_has_values_from_step_0(ratio: dict[Any, float]) -> None:
         Configuration.make("topk", {"ratio": ratio})
 
 
+@pytest.mark.parametrize(("method", "options"), SCHEDULES)
+def test_a_roundtrip_goes_by_the_schedule(method: str, options: dict[str, Any]) -> None:
+    matrix = torch.randn(64, 64, generator=torch.Generator().manual_seed(5))
+    for step in range(5):
+        scheduled = gradwire.roundtrip(matrix, method, step=step, **options)
+        _, then = [each for each in stages(options) if each[0] <= step][-1]
+        alone = gradwire.roundtrip(matrix, method, step=step, **then)
+        assert scheduled.wire_bytes == alone.wire_bytes
+        assert torch.equal(scheduled.decoded, alone.decoded)
+
+
 def test_every_value_of_a_schedule_must_be_possible() -> None:
     with pytest.raises(ConfigurationError, match="ratio=2"):
         Configuration.make("topk", {"ratio": {0: 0.1, 5: 2}})

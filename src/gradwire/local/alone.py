@@ -82,7 +82,7 @@ def roundtrip(
     if route is None and "gather" in configuration.method.routes:
         configuration = Configuration.of(method, options, replace(choices, route="gather"))
     world = LocalWorld(configuration, flat_slots([("tensor", tuple(tensor.shape))]), workers=1, device=tensor.device)
-    world.engines[0].step = step
+    world.engines[0].begin(step)
     flat = tensor.detach().to(torch.float32, copy=True).reshape(-1)
     written = world.average([flat]).written_bytes
     return Roundtrip(flat.view(tensor.shape).to(tensor.dtype), written)
