@@ -176,6 +176,46 @@ def test_audits_are_logged_and_written() -> None:
 
 
 @ranks(2)
+def test_audits_of_steps_that_are_taken_anew() -> None:
+    """After a rollback, and from an earlier state, what was found of them first is no audit of this run."""
+    net, writer = network(), Writer()
+    sync = gradwire.Synchronizer(net, "topk", ratio=0.1, audit_every=2, rollback=True)
+
+    def step(seed: int, factor: float = 1.0) -> None:
+        for name, gradient in gradients(net, seed).items():
+            net.get_parameter(name).grad = gradient * factor
+        sync.synchronize()
+
+    def written() -> list[tuple[float, int]]:
+        writer.written.clear()
+        sync.write(writer)
+        return [(value, step) for tag, value, step in writer.written if tag == "gradwire/cosine"]
+
+    for seed in range(2):
+        step(seed)
+    state = sync.state_dict()
+    step(2, math.nan)
+    assert [math.isnan(cosine) for cosine, _ in written()] == [False, True]
+    bad = sync.stats()
+    assert bad.since(bad).audit is None
+    for seed in range(2, 7):
+        step(seed)
+    first, before = sync.audits(), sync.stats()
+    assert [audit.step for audit in first] == [0, 2, 4, 6]
+    assert written() == [(audit.whole.cosine, audit.step) for audit in first[1:]]
+    sync.load_state_dict(state)
+    for seed in range(12, 15):
+        step(seed)
+    assert [audit.step for audit in sync.audits()] == [0, 2, 4]
+    newest = sync.stats().audit
+    assert newest == sync.audits()[-1] == sync.stats().since(before).audit
+    assert newest.step == 4
+    assert newest != first[2]
+    assert written() == [(audit.whole.cosine, audit.step) for audit in sync.audits()[1:]]
+    sync.close()
+
+
+@ranks(2)
 def test_audits_that_are_refused() -> None:
     net = network()
     for audit_every in (-1, 2.5, True, "often"):

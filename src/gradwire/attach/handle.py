@@ -118,7 +118,6 @@ class Handle(Uncopied):
         self._guarding = guarding
         self.engine.guards += guarding.guards(self.engine, parameters)
         self._auditor = next((each for each in self.engine.guards if isinstance(each, Auditor)), None)
-        self._written = -1
         checked = bool(guarding.choices.verify_every)
         line = self._transport = line_to(group, transport, device, self._nodes, self.engine.meter, checked)
         self.wire = Wire(line, self.engine.meter, configuration.fuse_bytes, device, self.engine.later)
@@ -285,7 +284,7 @@ class Handle(Uncopied):
     def write(self, writer: ScalarWriter, *, layers: bool = False) -> None:
         """Writes the counters as they are, and all audits since the last call, to TensorBoard.
 
-        Steps are those that were synchronised, as in ``stats().steps``.
+        Counters are at ``stats().steps``; an audit is at its own step, and written again where that was taken anew.
 
         Args:
             writer: A ``torch.utils.tensorboard.SummaryWriter``, or whatever else has its ``add_scalar``.
@@ -294,10 +293,8 @@ class Handle(Uncopied):
         stats = self.stats()
         for name, number in stats.as_dict("gradwire/").items():
             writer.add_scalar(name, number, stats.steps)
-        for audit in self.audits():
-            if audit.step > self._written:
-                write(writer, audit, layers)
-                self._written = audit.step
+        for audit in () if self._auditor is None else self._auditor.news():
+            write(writer, audit, layers)
 
     def state_dict(self) -> dict[str, Any]:
         """What a later run needs to go on as if it had not stopped: tensors and plain values, by parameter name.

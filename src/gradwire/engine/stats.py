@@ -47,8 +47,8 @@ class Stats:
             0
         """
         audit = self.audit
-        if audit is not None and earlier.audit is not None and audit.step <= earlier.audit.step:
-            audit = None
+        if audit is not None and earlier.audit is not None and audit.step == earlier.audit.step:
+            audit = None if audit.layers == earlier.audit.layers else audit  # or the step was taken anew
         return Stats(
             self.steps - earlier.steps,
             self.dense_bytes - earlier.dense_bytes,

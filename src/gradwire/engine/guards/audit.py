@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,7 +68,8 @@ class Audit:
     """One step's averages, held against the dense ones; the same on every rank, but for the residual.
 
     Attributes:
-        step: Counts synchronised steps, from 0.
+        step: Counts synchronised steps, from 0, as a state does: one that is taken back is taken anew, and a loaded
+            state goes on.
         layers: By parameter name, in the model's order; those averaged densely are there, too.
         whole: The whole gradient.
     """
@@ -120,15 +121,24 @@ class Auditor(Guard):
         self._progress = progress
         self._rank = rank
         self._unsent = unsent
-        self._step = 0
+        self._step: int | None = None
+        self._told = -1
         self._dense: dict[Unit, Tensor] = {}
         self._found: dict[int, dict[str, Deviation]] = {}
 
     def before_encode(self, unit: Unit, gradient: Tensor) -> None:
         """Copies the gradient, if its step is to be audited."""
-        self._step = self._progress.step
+        if self._step is None:
+            self._step = self._progress.step
+            self._forget(self._step)
         if self._step % self._every == 0:
             self._dense[unit] = gradient.clone()
+
+    def _forget(self, step: int) -> None:
+        """Forgets steps from this one on, which are taken anew: after a rollback, or from an earlier state."""
+        while self._found and next(reversed(self._found)) >= step:
+            self._found.popitem()
+        self._told = min(self._told, step - 1)
 
     def beside(self, unit: Unit, gradient: Tensor) -> list[Synchronization]:
         """Asks for the copy's average."""
@@ -139,7 +149,7 @@ class Auditor(Guard):
 
     def after_decode(self, unit: Unit, average: Tensor) -> None:
         """Compares the two averages."""
-        if (dense := self._dense.pop(unit, None)) is None:
+        if self._step is None or (dense := self._dense.pop(unit, None)) is None:
             return
         found = self._found.setdefault(self._step, {})
         for slot in unit.slots:
@@ -150,15 +160,22 @@ class Auditor(Guard):
 
     def after_step(self) -> None:
         """Logs the step's audit, if there was one."""
-        if self._step in self._found:
+        step, self._step = self._step, None
+        if step in self._found:
             if self._rank == 0:
-                _log.info("%s", self._audit(self._step))
+                _log.info("%s", self._audit(step))
             while len(self._found) > KEPT:
                 del self._found[next(iter(self._found))]
 
     def audits(self) -> list[Audit]:
         """The newest 1,000 audits, the oldest of them first."""
         return [self._audit(step) for step in list(self._found)]
+
+    def news(self) -> Iterator[Audit]:
+        """Those that it has not told of yet, the oldest of them first."""
+        for step in [each for each in self._found if each > self._told]:
+            yield self._audit(step)
+            self._told = step
 
     def newest(self) -> Audit | None:
         """The last audit, if there was any."""
