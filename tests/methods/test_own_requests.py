@@ -115,3 +115,25 @@ def after_the_last(gradient: Tensor, state: LayerState) -> Any:
 def test_what_cannot_be_asked_for_is_told(body: Body, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         rehearse(Configuration.make(mine(body), {}))
+
+
+def added_up(gradient: Tensor, state: LayerState) -> Any:
+    """Everybody's gradients, which are not divided by how many there are."""
+    rows = yield AllGather(gradient.reshape(-1).view(torch.uint8))
+    return rows.contiguous().view(torch.float32).sum(0).view_as(gradient)
+
+
+def added_up_by_chance(gradient: Tensor, state: LayerState) -> Any:
+    """The same of an unbiased half of them."""
+    kept = torch.rand(gradient.shape, generator=state.generator()) < 0.5
+    return (yield from added_up(torch.where(kept, 2 * gradient, 0 * gradient), state))
+
+
+@pytest.mark.parametrize(("body", "bias"), [(added_up, "exact"), (added_up_by_chance, "unbiased")])
+def test_a_check_finds_sums_in_place_of_means(body: Body, bias: str) -> None:
+    """Of one worker they are the same."""
+    kind: Any = type(mine(body))
+    kind.bias = bias
+    (finding,) = (each for each in gradwire.check(kind()).findings if each.law == f"{bias}, as declared")
+    assert finding.holds is False
+    assert "3 workers" in finding.said

@@ -34,6 +34,9 @@ SMALL: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (7,), (3, 1), (2, 1, 3),
 WORKERS = (2, 3, 4)
 STEPS = 4
 DRAWS = 400
+SEVERAL = 3
+SPREAD = {1: 1.25, SEVERAL: 2.0}
+"""How many times the variance of a mean its squared error may be, by workers."""
 SIDE = 64
 EVERYTHING = DensePolicy(below=0, vectors=False)
 
@@ -277,22 +280,30 @@ def _vectors() -> dict[str, Tensor]:
     return {"Gaussian": gaussian, "heavy-tailed": gaussian**3, "nearly sparse": sparse, "with one outlier": outlier}
 
 
-def _alone(chosen: Configuration, vectors: Sequence[Tensor]) -> tuple[LocalWorld, Tensor]:
-    """One worker's world without a memory, and what it is to average: some vectors of one shape, one after another."""
+def _without(chosen: Configuration, vectors: Sequence[Tensor], workers: int = 1) -> tuple[LocalWorld, Tensor]:
+    """A world without a memory, and what it is to bring back: some vectors of one shape, one after another."""
     plain = Configuration.make(
         chosen.method, {}, str(chosen.granularity), chosen.route, memory="none", dense=EVERYTHING
     )
     slots = flat_slots([(f"tensor {number}", tuple(vector.shape)) for number, vector in enumerate(vectors)])
-    return LocalWorld(plain, slots, 1), torch.stack(list(vectors)).flatten()
+    return LocalWorld(plain, slots, workers), torch.stack(list(vectors)).flatten()
 
 
-def _relative(chosen: Configuration, vectors: Sequence[Tensor], step: int) -> Tensor:
+def _brought_back(world: LocalWorld, mean: Tensor) -> Tensor:
+    """What rank 0 has of gradients that differ by worker and whose mean this is."""
+    workers = len(world.engines)
+    gradients = [mean * (2 * (rank + 1) / (workers + 1)) for rank in range(workers)]
+    world.average(gradients)
+    return gradients[0]
+
+
+def _relative(chosen: Configuration, vectors: Sequence[Tensor], step: int, workers: int = 1) -> Tensor:
     """Of what comes back in one step, ``|Q(x) - x|² / |x|²`` of each vector: ``float64[len(vectors)]``."""
-    world, flat = _alone(chosen, vectors)
-    world.engines[0].begin(step)
+    world, flat = _without(chosen, vectors, workers)
+    for engine in world.engines:
+        engine.begin(step)
     given = flat.view(len(vectors), -1).double()
-    world.average([flat])
-    return (flat.view(len(vectors), -1) - given).square().sum(1) / given.square().sum(1)
+    return (_brought_back(world, flat).view(len(vectors), -1) - given).square().sum(1) / given.square().sum(1)
 
 
 def _apart(chosen: Configuration) -> list[dict[str, Tensor]]:
@@ -302,19 +313,21 @@ def _apart(chosen: Configuration) -> list[dict[str, Tensor]]:
 
 
 def class_as_declared(chosen: Configuration) -> None:
-    """Raises BrokenError unless it is unbiased, contractive or exact as it says.
+    """Raises BrokenError unless it is unbiased, contractive or exact as it says, also of the mean of several workers.
 
     Unbiased against the standard error of the mean of 400 draws, pooled over the elements: the error along the vector
     itself is within 5 standard errors (chance of a false alarm below 1e-6), and the squared error of the mean within
-    25 % of the variance of the mean: a bias would add 400 times its square. Where one draw decides many elements, as of
-    singular vectors, chance alone goes beyond; so what does is held to the same with 4,000, of which a bias adds more.
+    25 % of the variance of the mean: a bias would add 400 times its square. So does that of three workers' mean, within
+    twice the variance. Where one draw decides many elements, as of singular vectors, chance alone goes beyond; so what
+    does is held to the same with 4,000, of which a bias adds more.
     """
     if chosen.method.bias == "unbiased":
         _usual(chosen, "clip")
         vector = _vectors()["Gaussian"].flatten()
-        world = _alone(chosen, [_vectors()["Gaussian"]])[0]
-        if _mean_is_off(world, vector, DRAWS) and (broken := _mean_is_off(world, vector, 10 * DRAWS)):
-            raise BrokenError(broken)
+        for workers in SPREAD:
+            world = _without(chosen, [_vectors()["Gaussian"]], workers)[0]
+            if _mean_is_off(world, vector, DRAWS) and (broken := _mean_is_off(world, vector, 10 * DRAWS)):
+                raise BrokenError(f"with {workers} worker{'s' * (workers > 1)} {broken}")
     elif chosen.method.bias in ("contractive", "exact"):
         told = type(chosen.method).error_bound is not Method.error_bound
         if told and (left := chosen.method.error_bound(SIDE * SIDE)) > 1:
@@ -324,6 +337,11 @@ def class_as_declared(chosen: Configuration) -> None:
             for name, left in zip(vectors, _relative(chosen, [*vectors.values()], 0).tolist(), strict=True):
                 if left > most:
                     raise BrokenError(f"|Q(x) - x|² is {left:.3g} |x|² for a {name} x of shape {(SIDE, SIDE)}")
+            off = (
+                _relative(chosen, [*vectors.values()], 0, SEVERAL) if chosen.method.bias == "exact" else torch.zeros(1)
+            )
+            if (left := float(off.max())) > most:
+                raise BrokenError(f"the average of {SEVERAL} workers is off their mean x by {left:.3g} |x|², squared")
     elif chosen.method.bias == "biased":
         raise SilentError("nothing to hold it to")
     else:
@@ -332,14 +350,11 @@ def class_as_declared(chosen: Configuration) -> None:
 
 def _mean_is_off(world: LocalWorld, vector: Tensor, count: int) -> str:
     """Says how far off the mean of so many draws is, if it is farther than chance explains."""
-    draws = vector.repeat(count, 1)
-    for draw in draws:
-        world.average([draw])
-    draws = draws.double()
+    draws = torch.stack([_brought_back(world, vector) for _ in range(count)]).double()
     error, variance = draws.mean(0) - vector, draws.var(0) / count
     along, allowed = abs(float((error * vector).sum())), 5 * float((variance * vector.square()).sum().sqrt())
     square, expected, whole = float(error.square().sum()), float(variance.sum()), float(vector.square().sum())
-    if along <= allowed + 1e-6 * whole and square <= 1.25 * expected + 1e-9:
+    if along <= allowed + 1e-6 * whole and square <= SPREAD[len(world.engines)] * expected + 1e-9:
         return ""
     return (
         f"the mean of {count:,} draws is off by {math.sqrt(square / whole):.3g} of the gradient, where chance explains "
