@@ -163,12 +163,12 @@ class AdaptiveSparse(Codec):
         if self.store is None:
             return
         rows = wanted.max(0).tolist(), wanted.min(0).tolist()
-        learnt = block.slots if self.criterion.enough(block) is None else ()
-        for slot, most, least in zip(learnt, *rows, strict=False):
-            capacity = self._room_of(slot)
-            if least >= 0:
-                capacity = _within(slot, following(capacity, most))
-            self.store.put("capacity", slot.name, torch.tensor(capacity), Kind.SHARED)
+        if self.criterion.enough(block) is None:
+            for slot, most, least in zip(block.slots, *rows, strict=True):
+                capacity = self._room_of(slot)
+                if least >= 0:
+                    capacity = _within(slot, following(capacity, most))
+                self.store.put("capacity", slot.name, torch.tensor(capacity), Kind.SHARED)
         if self.indices.varies and index_share and wanted.min() >= 0:
             self.index_room.heard(block, index_share)
 
