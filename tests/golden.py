@@ -44,6 +44,7 @@ ROUNDED = {
     "demo": "cosines and matrix products",
     "dion": "matrix products",
     "gradiveq": "eigenvectors",
+    "greedylore": "eigenvectors and matrix products",
     "powersgd": "matrix products",
 }
 """Methods whose last bits may differ between machines, and why: no hashes of these, but magnitudes of values.

@@ -66,12 +66,12 @@ def hash32(key: int, counters: Tensor) -> Tensor:
     return bits ^ (bits >> 15)
 
 
-def gaussian(key: int, count: int) -> Tensor:
-    """``float32[count]`` of mean 0 and variance 1, as good as normal, with the same bits on every machine.
+def gaussian(key: int, count: int, device: torch.device = torch.device("cpu")) -> Tensor:  # noqa: B008
+    """``float32[count]`` of mean 0 and variance 1, as good as normal, with the same bits on every machine and device.
 
     A number is the sum of eight 16-bit ones, whole until it is scaled: logarithms and cosines are not rounded alike
     everywhere.
     """
-    halves = hash32(key, torch.arange(4 * count))
+    halves = hash32(key, torch.arange(4 * count, device=device))
     sums = ((halves >> 16) + (halves & 0xFFFF)).view(count, 4).sum(1)
     return (sums - 4 * 0xFFFF).float() / math.sqrt(8 * (2**32 - 1) / 12)

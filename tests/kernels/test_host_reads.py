@@ -33,6 +33,7 @@ READS = {
     "dithered": "the step that fits, and whether all did",
     "dryden": "counts of each sign",
     "gradiveq": "whether a basis was learnt, which decides on sizes",
+    "greedylore": "whether bases were learnt, which decides on rounds",
     "gspar": "statistics of magnitudes, and counts of what is drawn",
     "gtopk": "positions that are merged",
     "hybrid": "counts of what is sent",

@@ -21,7 +21,7 @@ from gradwire.layout import Block, Granularity, Slot, flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.memory import NONE, NoMemory, Store
 from gradwire.methods import Context
-from gradwire.randomness import gaussian, mix64
+from gradwire.randomness import gaussian, key_of, mix64
 from pool import Pool
 
 
@@ -287,6 +287,41 @@ def test_gradiveq_sends_coordinates_once_it_has_learnt() -> None:
     assert sizes == [840, 3 * 20, 42 * 3]
 
 
+@pytest.mark.parametrize("tall", [False, True])
+def test_greedylore_sends_the_longest_directions_of_a_basis_of_dense_averages(pool: Pool, tall: bool) -> None:
+    """As the paper writes it for one matrix of 32 by 48, with errors kept over dense steps; and for its transpose."""
+    gradients = [[draw(32, 48, seed=10 * step + rank) for rank in range(2)] for step in range(7)]
+    given = [[each.T.contiguous() for each in step] for step in gradients] if tall else gradients
+    found = pool.run(2, averages, "greedylore", given, {"rank": 3, "every": 4})[0]
+    errors = torch.zeros(2, 32, 48)
+    for step, (average, own) in enumerate(zip(found, gradients, strict=True)):
+        owed = torch.stack(own) + errors
+        sent = owed
+        if step % 4 == 0:
+            basis = torch.linalg.svd(owed.mean(0)).U
+        else:
+            scores = (basis.T @ owed @ gaussian(mix64(key_of(0, step)) ^ 48, 48)).mean(0).square()
+            longest = basis[:, scores.topk(3).indices]
+            sent = longest @ (longest.T @ owed)
+        errors = owed - sent
+        torch.testing.assert_close(average.T if tall else average, sent.mean(0), rtol=1e-4, atol=1e-4)
+
+
+def test_greedylore_learns_of_the_first_average_that_is_finite() -> None:
+    """A first step that overflows, as with loss scaling, does not leave it without a basis."""
+    configuration = Configuration.make("greedylore", {"rank": 2}, memory="none")
+    world = LocalWorld(configuration, flat_slots([("weight", (40, 60))]), 1)
+    directions = draw(40, 2, seed=9)
+    for step in range(4):
+        gradient = (directions @ draw(2, 60, seed=step)).flatten()
+        expected = gradient.clone()
+        if step == 0:
+            gradient[7] = torch.inf
+        world.average([gradient])
+        if step > 0:
+            torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4)
+
+
 RESUMED = {
     "sketchedsgd": {"ratio": 0.05},
     "thc": {"rotation": 64},
@@ -297,6 +332,7 @@ RESUMED = {
     "alq": {},
     "atomo": {"rank": 2, "memory": "diana"},
     "gradiveq": {"slice": 32, "rank": 5, "learn_steps": 2, "use_steps": 3, "memory": "residual"},
+    "greedylore": {"rank": 2, "every": 5},
 }
 
 

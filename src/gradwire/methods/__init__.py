@@ -19,6 +19,7 @@ from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
 from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.gradiveq import GradiVeQ
+from gradwire.methods.greedylore import GreedyLore
 from gradwire.methods.gspar import GSpar
 from gradwire.methods.gtopk import GTopK
 from gradwire.methods.hybrid import Hybrid
@@ -86,6 +87,7 @@ __all__ = [
     "GTopK",
     "GlobalQSGD",
     "GradiVeQ",
+    "GreedyLore",
     "Hybrid",
     "IntSGD",
     "LayerMethod",

@@ -43,7 +43,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     ),
     "as few bits as you ask for": ("deadzone", "subspace", "dithered"),
     "as many as the data asks for": ("threshold", "adaptive", "sidco", "adacomp", "strom", "variance", "hybrid"),
-    "low rank": ("powersgd", "acpsgd", "atomo", "gradiveq", "dion"),
+    "low rank": ("powersgd", "acpsgd", "atomo", "gradiveq", "greedylore", "dion"),
 }
 """Names by family, simple ones first."""
 

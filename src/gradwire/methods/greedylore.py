@@ -1,0 +1,192 @@
+"""GreedyLore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.codecs.lowrank import (
+    Factors,
+    Matrices,
+    check_rank,
+    gains,
+    group,
+    project_columns,
+    project_rows,
+    room,
+    scaled_rows,
+    write_products,
+)
+from gradwire.codecs.transform import principal_components
+from gradwire.errors import ConfigurationError
+from gradwire.layout import Slot
+from gradwire.memory import Feedback, Kind
+from gradwire.methods.method import Context, Method
+from gradwire.methods.published import Published
+from gradwire.methods.registry import register
+from gradwire.randomness import gaussian, key_of, mix64
+from gradwire.wire.requests import AllReduceMean, Broadcast, Request, Synchronization
+
+_Products: TypeAlias = Callable[[list[Matrices], kernels.Compensated, Factors], Factors]
+
+
+@dataclass(eq=False)
+class _State:
+    """Matrices and what is known of them.
+
+    Attributes:
+        wide: Those with at most as many rows as columns.
+        tall: The others.
+        bases: Of wide, then of tall ones: ``[k, s, s]`` for the shorter side ``s``, a direction a row.
+        learnt: Whether there was an average to find a basis of, ``[k]``.
+        known: Whether the host knows that there was for all of them.
+    """
+
+    context: Context
+    feedback: Feedback
+    wide: list[Matrices]
+    tall: list[Matrices]
+    bases: Factors
+    learnt: list[Tensor]
+    known: bool = False
+
+
+@register("greedylore")
+@dataclass(frozen=True, kw_only=True)
+class GreedyLore(Method):
+    """The directions of a basis in which the average is longest, chosen anew in every step, in two all-reduces.
+
+    Every so many steps the average is dense, and its left singular vectors, all of them, are the basis of a matrix
+    ``M`` (of its transpose if it is tall). In the steps between, ``U^T (M z)`` of a Gaussian ``z``, averaged, tells how
+    long the average is in each direction; the ``rank`` longest are the rows of ``P``, and ``P M``, averaged, is sent.
+
+    Attributes:
+        rank: Directions of a matrix that are sent, at least 1; the paper takes 32 for LLaMA.
+        every: Steps from a dense average to the next, at least 1.
+    """
+
+    citation = "Chen et al. 2025, arXiv:2507.08784"
+    published = Published(
+        "In the paper each direction has a `z` of its own, for which the whole gradient is turned to the basis; here "
+        "all share one, a single product with a vector, whose squares have the same mean. What is owed goes with the "
+        "next dense average, where the authors' code forgets it. Their code takes the first dense steps by itself "
+        "(`start=10`)."
+    )
+    routes = ("allreduce",)
+    granularities = ("layer",)
+    why_granularity = "it factorises one matrix at a time"
+    memory = "residual"
+    bias = "contractive"
+    wire_bits = "32 * (d + min(n, m)**2)"
+
+    rank: int = 4
+    every: int = 200
+
+    def __post_init__(self) -> None:
+        check_rank(self.rank)
+        if not (isinstance(self.every, int) and self.every >= 1):
+            raise ConfigurationError(f"every={self.every!r} is out of range; choose a whole number >= 1, usually 200")
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Matrices that are larger than their factors."""
+        return gains(shape, self.rank)
+
+    def error_bound(self, numel: int) -> float:
+        """A projection never lengthens what it projects."""
+        return 1.0
+
+    def init(self, context: Context) -> _State:
+        """Groups matrices, whose bases are at first their axes."""
+        groups = group(context.block)
+        wide, tall = [each for each in groups if each.n <= each.m], [each for each in groups if each.n > each.m]
+        bases, learnt = [], []
+        for each in (*wide, *tall):
+            names, axes = [slot.name for slot in each.slots], partial(_axes, min(each.n, each.m))
+            bases.append(context.store.stacked("basis", names, axes, Kind.SHARED))
+            learnt.append(context.store.stacked("learnt", names, lambda _: torch.zeros(()), Kind.SHARED))
+        return _State(context, context.feedback(), wide, tall, bases, learnt)
+
+    def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
+        """Two rounds; a dense one and one for the bases every so often, and until there was an average to learn of."""
+        state.known = state.known or all(bool(learnt.all()) for learnt in state.learnt)
+        if step % self.every == 0 or not state.known:
+            yield from _learn(gradient, state)
+            return
+        feedback, groups = state.feedback, [*state.wide, *state.tall]
+        probes = _probes(groups, mix64(key_of(state.context.seed, step)), gradient.device)
+        own = _each(state, project_rows, project_columns, feedback.source(gradient), probes)
+        scores = yield [AllReduceMean(each @ basis.mT) for each, basis in zip(own, state.bases, strict=True)]
+
+        units = [_longest(*each, self.rank) for each in zip(state.bases, scores, strict=True)]
+        most = [room(unit.shape[2]) for unit in units]
+        fixed, directions = list(torch._foreach_div(units, most)), list(torch._foreach_mul(units, most))
+        values = kernels.Compensated(feedback.buffer(gradient))
+        own = _each(state, project_columns, project_rows, values, fixed)
+        means = yield [AllReduceMean(each) for each in own]
+
+        split = len(state.wide)
+        p, q = [*directions[:split], *means[split:]], [*means[:split], *directions[split:]]
+        write_products(groups, p, q, gradient, feedback.residual)
+
+
+def _axes(side: int, _name: str) -> Tensor:
+    return torch.eye(side)
+
+
+def _each(
+    state: _State, of_wide: _Products, of_tall: _Products, source: kernels.Compensated, factors: Factors
+) -> Factors:
+    """Products of wide matrices in one way and of tall ones in the other."""
+    split = len(state.wide)
+    wide = of_wide(state.wide, source, factors[:split]) if state.wide else []
+    return [*wide, *(of_tall(state.tall, source, factors[split:]) if state.tall else [])]
+
+
+def _probes(groups: list[Matrices], key: int, device: torch.device) -> Factors:
+    """A Gaussian vector along the longer side of each matrix, one for all that are as long."""
+    lengths = [max(each.n, each.m) for each in groups]
+    drawn = {length: scaled_rows(gaussian(key ^ length, length, device).view(1, 1, -1)) for length in set(lengths)}
+    return [drawn[length].repeat(len(each.slots), 1, 1) for length, each in zip(lengths, groups, strict=True)]
+
+
+def _longest(bases: Tensor, scores: Tensor, rank: int) -> Tensor:
+    """The directions ``[k, r, s]`` with the largest scores ``[k, 1, s]``; NaN where scores are not finite."""
+    order = scores.abs().argsort(dim=-1, descending=True, stable=True)[:, 0, :rank, None]
+    finite = scores.isfinite().all(-1, keepdim=True)
+    return torch.where(finite, torch.take_along_dim(bases, order, 1), torch.nan)
+
+
+def _learn(gradient: Tensor, state: _State) -> Synchronization:
+    """A dense average of all that is owed, and the bases that rank 0 finds of it. One that is not finite has none."""
+    context, feedback = state.context, state.feedback
+    values, finite = feedback.compensate(context.block, gradient)
+    own = torch.where(finite, values, torch.nan)
+    requests: list[Request] = [AllReduceMean(own[slot.offset : slot.stop].clone()) for slot in context.block.slots]
+    for slot, mean in zip(context.block.slots, (yield requests), strict=True):
+        gradient[slot.offset : slot.stop] = mean
+        if feedback.residual is not None:
+            feedback.residual[slot.offset : slot.stop].masked_fill_(mean.isfinite().all(), 0.0)
+    for matrices, basis, learnt in zip([*state.wide, *state.tall], state.bases, state.learnt, strict=True):
+        for slot, mine, known in zip(matrices.slots, basis, learnt, strict=True):
+            _learn_one(matrices, slot, gradient, mine, known, finds=context.rank == 0)
+    for basis, sent in zip(state.bases, (yield [Broadcast(basis, 0) for basis in state.bases]), strict=True):
+        basis.copy_(sent)
+
+
+def _learn_one(matrices: Matrices, slot: Slot, average: Tensor, basis: Tensor, known: Tensor, finds: bool) -> None:
+    """Notes that there was an average, and finds its singular vectors along the shorter side if asked to."""
+    mean = average[slot.offset : slot.stop].view(matrices.n, matrices.m)
+    largest = mean.abs().max()
+    usable = largest.isfinite()
+    known.copy_(known.logical_or(usable))
+    if not finds:
+        return
+    unit = torch.where(usable & (largest > 0), mean / largest, 0.0).double()
+    moment = unit @ unit.T if matrices.n <= matrices.m else unit.T @ unit
+    basis.copy_(torch.where(usable & (largest > 0), principal_components(moment, len(basis)), basis))
