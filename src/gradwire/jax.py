@@ -141,10 +141,8 @@ def periodic(params: Any, **options: Any) -> Periodic:
     leaves = _Leaves(params, options.get("moments") == "average")
 
     def mirror() -> Mirror:
-        if unknown := [name for name in ("broadcast", "buffers") if options.get(name)]:
-            raise ConfigurationError(
-                f"{unknown[0]} is not for trees; give params that gradwire.jax.broadcast made equal"
-            )
+        if wrong := [name for name in ("broadcast", "buffers") if options.get(name)]:
+            raise ConfigurationError(f"{wrong[0]} is not for trees; give params that gradwire.jax.broadcast made equal")
         return Mirror(leaves.cells, lambda place: leaves.moments[place])
 
     handle = mirrored(Periodic, mirror, options)
@@ -206,13 +204,14 @@ def averaged(handle: ArraySynchronizer, gradients: Mapping[str, Any], step: Any 
     """
     given = {name: jnp.asarray(each) for name, each in gradients.items() if each is not None}
     names, kinds = list(given), handle.kinds({**gradients, **given})
+    handle.barrier = jax.effects_barrier
 
     def on_host(context: Any, out: Sequence[Any], *arrays: Any) -> None:
         *values, before = (from_dlpack(each) for each in arrays)
         *buffers, now = (from_dlpack(each) for each in out)
         after = None if before < 0 else int(before)
         handle.average_arrays(buffers, dict(zip(names, values, strict=True)), kinds, after)
-        now.fill_(handle.steps())
+        now.fill_(handle.made())
 
     made = [jax.ShapeDtypeStruct((numel,), jnp.float32) for numel in handle.numels]
     call = buffer_callback(on_host, [*made, jax.ShapeDtypeStruct((), jnp.int32)], has_side_effect=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from gradwire.attach.buckets import Bucketed, Flat
 from gradwire.attach.elsewhere import CPU, Array, Cell, dtype_of, stand_in
 from gradwire.attach.foreign import Foreign
 from gradwire.attach.given import Named
+from gradwire.attach.roll_call import RollCall
 from gradwire.engine import Choices, Methods
 from gradwire.engine.guards import Unused
 from gradwire.errors import ConfigurationError, GradwireError
@@ -40,6 +43,7 @@ class ArraySynchronizer(Foreign, Bucketed):
         numels: Elements of each bucket.
         failed: What ended this handle, as it was raised; the framework may show no more than its text. None if nothing
             did.
+        barrier: Of a framework that begins averages after the program has gone on: waits for all of them.
     """
 
     _replicas = False  # the framework has the values
@@ -55,6 +59,7 @@ class ArraySynchronizer(Foreign, Bucketed):
         device: torch.device = CPU,
     ) -> None:
         choices = Choices.of(options)
+        self.barrier: Callable[[], object] | None = None
 
         def named() -> Named:
             if choices.grad_scaler is not None:
@@ -70,6 +75,7 @@ class ArraySynchronizer(Foreign, Bucketed):
         self.numels = [unit.numel for unit in self._buckets.units]
         self.failed: BaseException | None = None
         self._one_at_a_time = threading.Lock()
+        _open.add(self)
 
     def named(self, gradients: Sequence[Any]) -> dict[str, Any]:
         """Gradients by name, of one of each array, in their order.
@@ -130,7 +136,7 @@ class ArraySynchronizer(Foreign, Bucketed):
         views = self._buckets.views(buffers)
         with self._one_at_a_time:
             try:
-                if after is not None and after != (made := self.steps()):
+                if after is not None and after != (made := self.made()):
                     raise GradwireError(
                         f"the optimizer's state is at average {after}, what gradwire remembers at {made}; save and "
                         "restore both together, and accumulate gradients before they are averaged, not in "
@@ -151,9 +157,65 @@ class ArraySynchronizer(Foreign, Bucketed):
         views = self.average_arrays(buffers, present, kinds)
         return {name: views[name].reshape(shape).to(getattr(torch, dtype)) for name, (shape, dtype) in kinds.items()}
 
+    def made(self) -> int:
+        """Averages made so far, from within the framework's own: those that it has not begun are left out."""
+        return self.wire.call(lambda: self.engine.step)
+
     def steps(self) -> int:
         """Averages made so far, those that were taken back left out; waits for the end of the last."""
-        return self.wire.call(lambda: self.engine.step)
+        self.settle()
+        return self.made()
+
+    def settle(self) -> None:
+        """Waits until all averages that the program asked for are made, or failed, which the framework tells.
+
+        Not to be called from within a callback of the framework's, which would wait for itself.
+        """
+        if self.barrier is not None:
+            with suppress(Exception):
+                self.barrier()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As :meth:`gradwire.Handle.state_dict`, after all averages that the program asked for."""
+        self.settle()
+        return super().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As :meth:`gradwire.Handle.load_state_dict`, after all averages that the program asked for."""
+        self.settle()
+        super().load_state_dict(state)
+
+    def check_same(self, lines: Sequence[str], remedy: str) -> None:
+        """As in :class:`Foreign`, after all averages that the program asked for."""
+        self.settle()
+        super().check_same(lines, remedy)
+
+    @contextmanager
+    def _between_steps(self, do: str) -> Iterator[RollCall]:
+        self.settle()
+        with super()._between_steps(do) as roll_call:
+            yield roll_call
+
+    def close(self) -> None:
+        """As :meth:`gradwire.Handle.close`, after all averages that the program asked for."""
+        if self.attached:
+            self.settle()
+        super().close()
+
+    def __del__(self) -> None:
+        self.barrier = None  # nobody asked for averages that were not made; and one may be under way on this thread
+        super().__del__()
+
+
+_open: weakref.WeakSet[ArraySynchronizer] = weakref.WeakSet()
+
+
+@atexit.register
+def _settle_all() -> None:
+    """Has the last averages made before the wires are closed: other ranks may wait for them."""
+    for handle in list(_open):
+        if handle.attached:
+            handle.settle()
 
 
 class Rooms:
