@@ -211,6 +211,37 @@ def test_metrics_are_averaged_and_compared(keras_pool: Pool) -> None:
     keras_pool.run(2, metrics_of_all)
 
 
+def metrics_of_classes() -> None:
+    """A metric may have a number of each class."""
+    import keras
+
+    import gradwire.keras
+
+    noise = np.random.default_rng(dist.get_rank())
+    net = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation="softmax")])
+    net.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score(name="f1")])
+    handle, own = gradwire.keras.compress(net, "dense"), []
+    before = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: own.append(np.array(logs["f1"])))
+    inputs, labels = noise.normal(size=(32, 6)).astype("float32"), np.eye(3)[noise.integers(3, size=32)]
+    history = fit(net, inputs, labels, batch=16, callbacks=[before, gradwire.keras.AverageMetrics()]).history
+    assert isinstance(history["loss"][0], float)
+    everyone: list[Any] = [None, None]
+    dist.all_gather_object(everyone, own[0])
+    assert np.array_equal(history["f1"][0], np.mean(everyone, axis=0, dtype="float64"))
+    assert not np.array_equal(*everyone)
+    other = keras.metrics.F1Score(name="f1", average="macro" if dist.get_rank() else None)
+    net.compile(net.optimizer, net.loss, metrics=[other])
+    with pytest.raises(
+        ConfigurationError, match=r"rank 0 has 'f1\[3\]', rank 1 has 'f1'; give every rank the same met"
+    ):
+        fit(net, inputs, labels, batch=16, callbacks=[gradwire.keras.AverageMetrics()])
+    handle.close()
+
+
+def test_metrics_of_classes_are_averaged(keras_pool: Pool) -> None:
+    keras_pool.run(2, metrics_of_classes)
+
+
 def uneven() -> None:
     """What would leave a rank waiting for others is told to all."""
     import keras

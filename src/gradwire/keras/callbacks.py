@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 
 from gradwire.attach.elsewhere import CPU
@@ -36,12 +37,12 @@ class AverageMetrics(keras.callbacks.Callback):  # type: ignore[misc]
         Raises:
             ConfigurationError: On all ranks, if they have other metrics.
         """
-        names = sorted(logs or {})
+        own = {name: np.array(value, "float64", order="C") for name, value in sorted((logs or {}).items())}
         remedy = "give every rank the same metrics, and validate on all ranks or on none"
-        check_same(names, self._transport, CPU, remedy)
-        values = torch.tensor([float((logs or {})[name]) for name in names], dtype=torch.float64)
-        self._transport.all_reduce(values, torch.distributed.ReduceOp.SUM)()
-        (logs or {}).update(zip(names, (values / self._transport.world_size).tolist(), strict=True))
+        check_same([f"{name}{[*each.shape] or ''}" for name, each in own.items()], self._transport, CPU, remedy)
+        for name, each in own.items():
+            self._transport.all_reduce(torch.from_numpy(each.reshape(-1)), torch.distributed.ReduceOp.SUM)()
+            (logs or {})[name] = (each if each.shape else float(each)) / self._transport.world_size  # or one a class
 
 
 class Together(keras.callbacks.Callback):  # type: ignore[misc]
