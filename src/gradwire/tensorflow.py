@@ -85,9 +85,9 @@ def DistributedGradientTape(tape: Any, synchronizer: Synchronizer) -> Any:  # no
     @_as_it_is
     def gradient(target: Any, sources: Any, *args: Any, **options: Any) -> Any:
         flat = tf.nest.flatten(sources)
-        if unknown := [each for each in flat if _identity(each) not in names]:
+        if unknown := [getattr(each, "name", "a tensor") for each in flat if _identity(each) not in names]:
             raise ConfigurationError(
-                f"{unknown[0].name!r} is none of the synchronizer's variables; make it of all that are trained"
+                f"{unknown[0]!r} is none of the synchronizer's variables; make it of all that are trained"
             )
         ours = [names[_identity(each)] for each in flat]
         averages = synchronizer.averages(dict(zip(ours, gradients_of(target, flat, *args, **options), strict=True)))

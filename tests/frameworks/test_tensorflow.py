@@ -159,6 +159,15 @@ def kinds_of_gradients() -> None:
     wide.close()
     with pytest.raises(ConfigurationError, match=r"'0\.Variable' has dtype int32"):
         gradwire.tensorflow.Synchronizer([tf.Variable([1, 2])], "dense")
+    for wrong in (each[0], [np.zeros(3, "float32")], [tf.zeros(3)]):
+        with pytest.raises(
+            ConfigurationError, match=r"(EagerTensor|ndarray) is no variable; give a list of tf\.Variable"
+        ):
+            gradwire.tensorflow.Synchronizer(wrong, "dense")
+        with pytest.raises(
+            ConfigurationError, match=r"(EagerTensor|ndarray) is no variable; give a list of tf\.Variable"
+        ):
+            gradwire.tensorflow.broadcast(wrong)
     other = [tf.Variable(tf.fill((40, 40), float(rank)))]
     with pytest.raises(ConfigurationError, match="other values on rank 1 than on rank 0"):
         gradwire.tensorflow.Synchronizer(other, "topk")
@@ -175,8 +184,9 @@ def kinds_of_gradients() -> None:
     tape = gradwire.tensorflow.DistributedGradientTape(tape, gradwire.tensorflow.Synchronizer(other, "dense"))
     assert np.array_equal(tape.gradient(loss, {"only": other[0]})["only"].numpy(), np.full((40, 40), 0.5))
     tape = gradwire.tensorflow.DistributedGradientTape(tf.GradientTape(), sync)
-    with tape, pytest.raises(ConfigurationError, match="is none of the synchronizer's variables"):
-        tape.gradient(tf.zeros(()), [tf.Variable(1.0)])
+    for wrong in (tf.Variable(1.0), tf.zeros(3)):
+        with pytest.raises(ConfigurationError, match="is none of the synchronizer's variables"):
+            tape.gradient(tf.zeros(()), [wrong])
 
 
 def test_kinds_of_gradients(tensorflow_pool: Pool) -> None:

@@ -42,7 +42,15 @@ def cells(variables: Sequence[Any]) -> list[Cell]:
     """TensorFlow's or Keras' variables, by names that are the same in every process and after a restart: by place.
 
     What stands before the last part of their own names, and what is counted behind it, depends on what else was made.
+
+    Raises:
+        ConfigurationError: If anything else is among them.
     """
+    if wrong := [each for each in variables if not hasattr(each, "assign")]:
+        raise ConfigurationError(
+            f"{type(wrong[0]).__name__} is no variable; give a list of tf.Variable or keras.Variable, such as "
+            "model.trainable_variables"
+        )
 
     def cell(place: int, variable: Any) -> Cell:
         name = f"{place}.{variable.name.rpartition('/')[2].partition(':')[0]}"
