@@ -70,7 +70,7 @@ class Synchronizer(ArraySynchronizer):
         second depend on the first, or use :meth:`transformation`.
 
         Raises:
-            ConfigurationError: If they are not shaped as the parameters, or are no real numbers of up to 32 bits.
+            ConfigurationError: If they are not shaped as the parameters, or are no real numbers of 16 to 64 bits.
             JaxRuntimeError: With the text of what failed, which :attr:`failed` keeps; where JAX waits for the result.
         """
         return self._average(gradients, -1)[0]
