@@ -49,6 +49,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"threshold": 100.0},
     ],
     "adaptive": [{"capacity": 0.5}, {"values": "qsgd:4", "indices": "entropy"}],
+    "gaussiank": [{"ratio": 0.1}, {"ratio": 0.05, "values": "fp16", "indices": "entropy"}],
     "sidco": [{"ratio": 0.1}, {"ratio": 0.05, "values": "fp16", "indices": "entropy"}],
     "strom": [
         {"threshold": 0.5},

@@ -42,6 +42,7 @@ _RECIPES = {
     "gtopk": Recipe(options="ratio=0.02"),
     "ef21": Recipe(options="ratio=0.05"),
     "ef21sgdm": Recipe(options="ratio=0.05"),
+    "gaussiank": Recipe(options="ratio=0.03"),
     "sidco": Recipe(options="ratio=0.03"),
     "scalecom": Recipe(options="ratio=0.02"),
     "adaptive": Recipe(options="memory=residual"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,7 @@ def test_threshold_is_checked(threshold: float) -> None:
 OPTIONS: dict[str, dict[str, Any]] = {
     "threshold": {"threshold": 1.5},
     "adaptive": {},
+    "gaussiank": {"ratio": 0.05},
     "sidco": {"ratio": 0.05},
     "strom": {"threshold": 1.0},
     "variance": {},
@@ -216,6 +218,32 @@ def test_strom_sends_whole_steps() -> None:
     decoded = gradwire.roundtrip(tensor, "strom", threshold=0.7, capacity=1.0).decoded
     assert torch.equal(decoded, torch.where(tensor.abs() > 0.7, tensor.sign() * 0.7, 0))
     assert gradwire.roundtrip(torch.full((64,), 0.5), "strom", threshold=0.5).decoded.count_nonzero() == 0
+
+
+@pytest.mark.parametrize(("power", "looks"), [(0.5, 3), (1, 1), (1.5, 3), (2, 2)])
+def test_gaussiank_brings_its_threshold_nearer_as_the_authors_code_does(power: float, looks: int) -> None:
+    """Lighter tails than a normal distribution's halve it, heavier ones raise it by half."""
+    tensor = torch.randn(20_000, generator=torch.Generator().manual_seed(4))
+    tensor = tensor.abs() ** power * tensor.sign()
+    threshold, done = NormalDist(0, tensor.double().square().mean().sqrt().item()).inv_cdf(0.995), 0
+    while done < 3:
+        reaching, done = tensor.abs() > threshold, done + 1
+        if reaching.sum() < 2 * 200 / 3:
+            threshold *= 0.5
+        elif reaching.sum() > 4 * 200 / 3:
+            threshold *= 1.5
+        else:
+            break
+    assert done == looks
+    found = gradwire.roundtrip(tensor, "gaussiank", ratio=0.01, capacity=1.0).decoded
+    assert torch.equal(found, torch.where(reaching, tensor, 0))
+
+
+def test_gaussiank_sends_something_of_whatever_it_is_given() -> None:
+    for tensor in (torch.ones(500), torch.eye(30), torch.full((64,), 1e-30)):
+        assert gradwire.roundtrip(tensor, "gaussiank").decoded.any()
+    tensor = normal(1)[:500]
+    assert torch.equal(gradwire.roundtrip(tensor, "gaussiank", ratio=1.0).decoded, tensor)
 
 
 def sidco_counts(tensor: torch.Tensor, ratio: float, steps: int) -> list[int]:

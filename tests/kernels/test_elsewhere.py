@@ -34,6 +34,7 @@ WAITS = {
     "dithered": "the sample of its step, and whether it fits",
     "dryden": "counts of each sign",
     "eden": "rotations, by the reference",
+    "gaussiank": "statistics of magnitudes",
     "gspar": "statistics of magnitudes, and counts of what is drawn",
     "gtopk": "positions that are merged",
     "hybrid": "counts of what is sent",

@@ -32,6 +32,7 @@ READS = {
     "deadzone": "the step that fits",
     "dithered": "the step that fits, and whether all did",
     "dryden": "counts of each sign",
+    "gaussiank": "statistics of magnitudes",
     "gradiveq": "whether a basis was learnt, which decides on sizes",
     "greedylore": "whether bases were learnt, which decides on rounds",
     "gspar": "statistics of magnitudes, and counts of what is drawn",

@@ -142,6 +142,7 @@ TRAINED: list[tuple[str, dict[str, Any]]] = [
     ("demo", {"topk": 3}),
     ("dion", {}),
     ("inceptionn", {}),
+    ("gaussiank", {"ratio": 0.1}),
     ("sidco", {"ratio": 0.1}),
 ]
 

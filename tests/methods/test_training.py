@@ -50,6 +50,7 @@ SETTINGS = {
     "gtopk": Settings({"ratio": 0.05}),
     "oktopk": Settings({"ratio": 0.05}),
     "scalecom": Settings({"ratio": 0.05}),
+    "gaussiank": Settings({"ratio": 0.05}),
     "sidco": Settings({"ratio": 0.05}),
     "dryden": Settings({"ratio": 0.05}),
     "sketchml": Settings({"ratio": 0.1}),

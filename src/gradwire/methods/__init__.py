@@ -17,6 +17,7 @@ from gradwire.methods.ef21sgdm import EF21SGDM
 from gradwire.methods.efsignsgd import EFSignSGD
 from gradwire.methods.eightbit import EightBit
 from gradwire.methods.floats import BF16, FP16, Dense
+from gradwire.methods.gaussiank import GaussianK
 from gradwire.methods.globalqsgd import GlobalQSGD
 from gradwire.methods.gradiveq import GradiVeQ
 from gradwire.methods.greedylore import GreedyLore
@@ -85,6 +86,7 @@ __all__ = [
     "EightBit",
     "GSpar",
     "GTopK",
+    "GaussianK",
     "GlobalQSGD",
     "GradiVeQ",
     "GreedyLore",

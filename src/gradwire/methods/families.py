@@ -42,7 +42,16 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "demo",
     ),
     "as few bits as you ask for": ("deadzone", "subspace", "dithered"),
-    "as many as the data asks for": ("threshold", "adaptive", "sidco", "adacomp", "strom", "variance", "hybrid"),
+    "as many as the data asks for": (
+        "threshold",
+        "adaptive",
+        "gaussiank",
+        "sidco",
+        "adacomp",
+        "strom",
+        "variance",
+        "hybrid",
+    ),
     "low rank": ("powersgd", "acpsgd", "atomo", "gradiveq", "greedylore", "dion"),
 }
 """Names by family, simple ones first."""

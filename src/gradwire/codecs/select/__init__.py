@@ -3,6 +3,7 @@
 from gradwire.codecs.select.bins import LocalMaxima
 from gradwire.codecs.select.criterion import Choice, Criterion, Thresholds
 from gradwire.codecs.select.exponential import ExponentialTail
+from gradwire.codecs.select.normal import NormalTail
 from gradwire.codecs.select.proportional import Proportional
 from gradwire.codecs.select.random import SharedRandom
 from gradwire.codecs.select.selector import Selector, count_for, counts_for
@@ -20,6 +21,7 @@ __all__ = [
     "Fixed",
     "HalfMaximum",
     "LocalMaxima",
+    "NormalTail",
     "OneSide",
     "Proportional",
     "Selector",
