@@ -209,6 +209,7 @@ def test_every_field_is_of_its_kind() -> None:
         "q": Kind.SHARED,
         "moment": Kind.SHARED,
         "basis": Kind.SHARED,
+        "learnt": Kind.SHARED,
         "levels": Kind.SHARED,
         "square": Kind.SHARED,
         "capacity": Kind.SHARED,
