@@ -69,10 +69,10 @@ def test_size_on_the_wire_is_as_declared(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 2000), (1000, 3), (33, 65), (7, 9)])
 def test_size_of_odd_shapes_is_at_most_as_declared(shape: tuple[int, int]) -> None:
-    """But for DeMo's, whose chunks have sides that divide these; words are filled up, and sizes of parts rounded."""
+    """Words are filled up, and sizes of parts rounded."""
     for name in methods.names():
         method = methods.get(name)()
-        if name != "demo" and method.accepts(shape):
+        if method.accepts(shape):
             bits = 8 * gradwire.roundtrip(torch.randn(shape), method, route=method.routes[0]).wire_bytes
             assert bits <= method.declared_bits(*shape) + 160, (name, bits, method.declared_bits(*shape))
 

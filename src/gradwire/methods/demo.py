@@ -16,6 +16,7 @@ from gradwire.codecs.quantize.values import FloatValues, ValueCoding
 from gradwire.codecs.select import Selector, TopMagnitudes
 from gradwire.codecs.sparse import Sparse
 from gradwire.codecs.transform import Chunks, chunk_block
+from gradwire.codecs.transform.cosine import chunk_sides
 from gradwire.deferred import known
 from gradwire.errors import ConfigurationError
 from gradwire.layout import Block, Int64Array
@@ -113,6 +114,12 @@ class DeMo(Method):
     def error_bound(self, numel: int) -> float:
         """Signs have no scale; without them, an orthonormal transform loses what it does not send."""
         return math.inf if self.sign or not isinstance(values.parse(self.values), FloatValues) else 1.0
+
+    def declared_bits(self, n: int, m: int, workers: int = 1) -> float:
+        """Of chunks whose sides divide those of a matrix; ``wire_bits`` takes them as long as they may be."""
+        area = math.prod(chunk_sides((n, m), self.chunk))
+        k = min(self.topk, area)
+        return n * m / area * k * (32 + 2 + math.log2(area / k))
 
     def goes_on_from(self, former: Method) -> bool:
         """Coefficients of other chunks mean something else."""
