@@ -78,7 +78,7 @@ def check(configuration: Configuration) -> None:
     Error feedback: what is remembered stays bounded, so the running mean is off by a constant over the number of steps:
     its largest in the last third of them is at most 1.35 times that in the second, where one that grew as the number of
     steps would be 1.5 times as large and one that grew by 2 % a step as large as allowed. A low-pass filter passes on a
-    fifth a step, and takes so long to settle that it has four times as many steps, and that 1.5.
+    fifth a step, and takes so long to settle that it has more than six times as many steps, and that 1.4.
 
     Neither: the operator is unbiased, and the running mean's squared error is its variance over the number of steps, to
     within a factor of 2, which is more than 5 standard errors for some 400 coordinates.
@@ -98,7 +98,7 @@ def check(configuration: Configuration) -> None:
         error, variance = (found.mean(0) - MEAN).square().sum(), found.var(0).sum() / len(found)
         assert error <= 2 * variance + (rounding * MEAN.norm()) ** 2 + (2 * 0.9**start * MEAN.norm()) ** 2 * (start > 0)
     else:
-        steps, growth = (180, 1.5) if isinstance(parts[-1], memories.LowPass) else (45, 1.35)
+        steps, growth = (300, 1.4) if isinstance(parts[-1], memories.LowPass) else (45, 1.35)
         found = averages(configuration, start + steps)[start:]
         owed = relative((found - MEAN).cumsum(0))
         early, late = owed[steps // 3 : steps * 2 // 3].max(), owed[steps * 2 // 3 :].max()

@@ -40,6 +40,7 @@ class GaussianK(CodecMethod):
     )
     routes = ("gather",)
     memory = "residual"
+    memories = ("none", "residual", "momentum", "dgc", "ef21")  # what a low-pass filter lets through has no tail
     bias = "biased"
     wire_bits = "32 + max(16, ceil(d * (capacity or min(1, 2 * ratio)))) * (34 - log2(capacity or min(1, 2 * ratio)))"
 
