@@ -211,6 +211,28 @@ def test_weights_that_one_rank_puts_back_are_averaged_at_last() -> None:
 
 
 @ranks(2)
+def test_buffers_that_change_after_the_last_step_are_averaged_at_last() -> None:
+    """As by forward passes that no step followed; parameters, and an outer optimizer's momentum, stay as they are."""
+    for options in ({}, {"outer": nesterov}, {"fragments": 2}, {"eager": True}):
+        net = network()
+        net.register_buffer("count", torch.zeros(3))
+        optimizer = sgd(net)
+        handle = gradwire.periodic(optimizer, every=2, buffers=net, verify_every=1, **options)
+        train(net, optimizer, range(4))
+        handle.synchronize()
+        before, syncs = flat(net), handle.syncs
+        net.count += 1 + dist.get_rank()
+        handle.synchronize()
+        assert net.count.tolist() == [1.5] * 3
+        net.count[dist.get_rank()] = torch.nan
+        handle.synchronize()
+        assert net.count.tolist() == [1.5] * 3
+        assert torch.equal(flat(net), before)
+        assert (handle.dropped, handle.syncs) == (1, syncs)
+        handle.close()
+
+
+@ranks(2)
 def test_fragments_that_are_averaged_at_once_are_dropped_at_once() -> None:
     """However late the wire comes to measure what they changed."""
     usual = fragments.Stretch.measure

@@ -147,7 +147,8 @@ class Periodic(Handle):
         """Averages now whatever may differ between ranks, such as at the end of training.
 
         What is on its way is taken first. The averages are taken undelayed and unmixed, so that all ranks have the
-        same parameters afterwards, also where some rank put other weights in their place, and a new period begins.
+        same parameters afterwards, also where some rank put other weights in their place, and a new period begins. So
+        they have the same ``buffers``, also where forward passes changed them since the last step.
         With ``verify_every`` they compare what these averages left.
 
         Raises:
@@ -161,9 +162,13 @@ class Periodic(Handle):
             now = self.steps_done
             self._compare(lambda: [in_step(now, self.engine.store.device)])
             self._pending.take_all(now)
-            for fragment in self._behind(now):
+            behind = self._behind(now)
+            for fragment in behind:
                 self._pending.launch(fragment, now, 0, 1.0, None if self._warm else self.outer)
             self._pending.take(now)
+            first = self._fragments[0]
+            if first not in behind and self._buffers is not None and self._buffers.averages(first):
+                self._pending.average_beside(first, self._buffers, now)  # forward passes change them without any step
             for guard in self.engine.guards:
                 if isinstance(guard, Drift):
                     self._compare(guard.compare)

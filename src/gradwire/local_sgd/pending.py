@@ -191,6 +191,33 @@ class PendingAverages:
             queue(part)
         self._under_way.append(flight)
 
+    def average_beside(self, fragment: Fragment, beside: Beside, now: int) -> None:
+        """Averages at once what goes along with a fragment, and leaves the fragment as it is.
+
+        Args:
+            fragment: Whose parameters all ranks have already.
+            beside: What is averaged.
+            now: Local steps taken.
+
+        Raises:
+            Exception: Whatever went wrong on the wire.
+        """
+        values = beside.collect(fragment)
+        flight = PendingAverage(fragment, now, 1.0, None, values)
+        landing = self._wire.promise()
+
+        def begin() -> list[Synchronization]:
+            return [averaged(values, fragment.change.device)]
+
+        self._wire.submit(begin, lambda: None, lambda: self._wire.keep(landing, fragment.change))
+        self._wire.wait(landing)
+        if all(map(finite, values.values())):
+            beside.take(fragment, values)
+            return
+        self._tell(flight, now)
+        self.dropped += 1
+        beside.drop(fragment, alone=False)
+
     def take(self, now: int) -> None:
         """Takes what is due after ``now`` local steps, once it has landed.
 
