@@ -6,12 +6,13 @@ from contextlib import closing
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import gradwire
 from gradwire import ConfigurationError
 from local_training import backward, network, sgd, train
-from models import flat, same_everywhere
+from models import flat, gathered, same_everywhere
 from pool import ranks
 
 
@@ -92,6 +93,30 @@ def test_averages_of_a_pause_and_dropped_ones_do_not_put_a_schedule_on() -> None
             ratios.append(handle.engine.now.rules[0].method.ratio)  # type: ignore[attr-defined]
         assert handle.dropped == 1
     assert ratios == [0.2, 0.2, 0.05]
+
+
+@ranks(2)
+def test_owners_of_whole_rows_take_turns_with_others() -> None:
+    """What is owed in shares of one kind goes along with the first average in the others."""
+    net = network()
+    before = flat(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    options = {"granularity": "model", "route": "sharded"}
+    handle = gradwire.periodic(optimizer, every=2, method="subspace", bits=1.0, **options)
+    moved = torch.zeros_like(before)
+    again = {**options, "bits": 1.0}
+    changes = [("efsignsgd", options), ("subspace", again), ("dense", {"granularity": "model"}), None]
+    for step, change in enumerate(changes):
+        for _ in range(2):
+            noise = torch.Generator().manual_seed(10 * step + dist.get_rank())
+            for each in net.parameters():
+                each.grad = torch.randn(each.shape, generator=noise)
+            moved += 0.01 * torch.stack(gathered(torch.cat([each.grad.flatten() for each in net.parameters()]))).mean(0)
+            optimizer.step()
+        if change is not None:
+            handle.change(change[0], **change[1])
+    torch.testing.assert_close(before - flat(net), moved, rtol=1e-4, atol=1e-5)
+    handle.close()
 
 
 @ranks(2)

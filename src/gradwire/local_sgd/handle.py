@@ -244,11 +244,11 @@ class Periodic(Handle):
         """As all handles do; stretches of the model are cut once."""
         if isinstance(configuration, Mixture):
             raise ConfigurationError("parameters are averaged periodically by one method; give one for all of them")
-        if configuration.granularity != self.configuration.rules[0].granularity:
+        granularity, cut_by = str(configuration.granularity), str(self.configuration.rules[0].granularity)
+        if granularity != cut_by:  # whether owners have whole rows cuts no stretch
             raise ConfigurationError(
-                f"granularity={str(configuration.granularity)!r} cannot take the place of "
-                f"{str(self.configuration.rules[0].granularity)!r}, by which the model was cut into stretches; close "
-                "this handle and attach anew"
+                f"granularity={granularity!r} cannot take the place of {cut_by!r}, by which the model was "
+                "cut into stretches; close this handle and attach anew"
             )
         self._schedule.check(configuration, outer=self.outer is not None)
         super()._check_change(configuration)
