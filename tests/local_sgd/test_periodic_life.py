@@ -356,6 +356,27 @@ def test_across_nodes_and_within() -> None:
     outer.close()
 
 
+class CountingInGroups(torch.optim.SGD):
+    """Takes shorter steps as it goes, and counts them beside its options, as schedule-free optimizers do."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["lr"] = 0.4 / (1 + group.setdefault("taken", 0))
+            group["taken"] += 1
+        super().step(closure)
+
+
+@ranks(2)
+def test_guesses_are_no_steps_of_an_outer_optimizer() -> None:
+    net = network()
+    optimizer = sgd(net)
+    handle = gradwire.periodic(optimizer, every=2, outer=CountingInGroups, eager=True)
+    train(net, optimizer, range(6))
+    assert [(group["taken"], group["lr"]) for group in handle.outer.param_groups] == [(2, 0.2)]
+    assert handle.syncs == 2
+    handle.close()
+
+
 @ranks(2)
 def test_an_optimizer_of_the_same_parameters() -> None:
     """Gives what a function gives, groups and all, also for pieces of parameters."""

@@ -175,6 +175,9 @@ class Fragment:
             self.origin.sub_(self.change, alpha=share)
         else:
             before = {each: copy.deepcopy(outer.state[each]) for each in self.anchors if each in outer.state}
+            groups = [dict(group) for group in outer.param_groups]  # where some optimizers count their steps
+            for group in outer.param_groups:
+                group.update({key: copy.deepcopy(value) for key, value in group.items() if key != "params"})
             for anchor, change in zip(self.anchors, self._changes, strict=True):
                 anchor.grad = change * share
             outer.step()
@@ -185,6 +188,9 @@ class Fragment:
                 origin.copy_(ahead)
                 outer.state.pop(anchor, None)
             outer.state.update(before)
+            for group, values in zip(outer.param_groups, groups, strict=True):
+                group.clear()
+                group.update(values)
         for piece, origin in zip(self.pieces, self._origins, strict=True):
             piece.write(piece.parameter, origin)
 
