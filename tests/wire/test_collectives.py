@@ -80,6 +80,17 @@ def test_all_requests_of_a_round_are_answered(pool: Pool, workers: int) -> None:
     assert sum(metered) == reduced + broadcast + 52 * paired + 3 * 52 * others * workers
 
 
+@ranks(2)
+def test_bytes_may_lie_in_any_order() -> None:
+    """A round of one request, whose payload travels as it lies where it can."""
+    rank = dist.get_rank()
+    rows = torch.arange(12, dtype=torch.uint8).view(6, 2).T + 100 * rank
+    ((came,), _), ((gathered,), _) = issued([AllToAll(rows)]), issued([AllGather(rows.flatten()[::2])])
+    assert torch.equal(came, torch.stack([torch.arange(0, 12, 2) + rank + 100 * source for source in range(2)]))
+    for source, row in enumerate(gathered):
+        assert row.tolist() == [each + 100 * source for each in (0, 4, 8, 1, 5, 9)]
+
+
 @ranks(3)
 def test_infinity_survives_a_maximum() -> None:
     bad = torch.tensor([1.0, torch.inf if dist.get_rank() == 1 else 2.0])

@@ -118,7 +118,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _all_gather(payloads: Sequence[Tensor], straight: bool, transport: Transport, meter: Tally) -> Flight:
-    payload = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads))
+    payload = payloads[0].contiguous() if len(payloads) == 1 else torch.cat(list(payloads))
     meter.all_gather(payload.nbytes, transport.world_size)
     pending = transport.all_gather(payload, straight)
     shape = torch.Size((transport.world_size, payload.numel()))
@@ -130,7 +130,7 @@ def _all_to_all(payloads: Sequence[Tensor], transport: Transport, meter: Tally) 
         raise ConfigurationError(
             f"AllToAll was given {wrong[0]} rows among {transport.world_size} workers; give it a row for each rank"
         )
-    rows = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads), dim=1)
+    rows = payloads[0].contiguous() if len(payloads) == 1 else torch.cat(list(payloads), dim=1)
     meter.all_to_all(rows.nbytes, transport.world_size)
     pending = transport.all_to_all(rows)
     return lambda: _columns(_landed(pending, rows.shape, rows.dtype), [part.shape[1] for part in payloads])
