@@ -17,7 +17,7 @@ from gradwire.engine.configuration import Configuration
 from gradwire.layout import flat_slots
 from gradwire.local.world import LocalWorld
 from gradwire.methods import LayerMethod, LayerState
-from gradwire.wire import AllGather, AllReduceMean, AllToAll, Broadcast, Exchange
+from gradwire.wire import AllGather, AllReduceMax, AllReduceMean, AllReduceSum, AllToAll, Broadcast, Exchange
 
 EVERYTHING = gradwire.DensePolicy(below=0, vectors=False)
 TWO = (("first", (6, 4)), ("second", (5,)))
@@ -99,6 +99,22 @@ def one_row(gradient: Tensor, state: LayerState) -> Any:
     yield AllToAll(gradient.flatten().view(torch.uint8).unsqueeze(0))
 
 
+def as_int16(gradient: Tensor, state: LayerState) -> Any:
+    yield AllReduceSum(gradient.to(torch.int16))
+
+
+def largest_of_int16(gradient: Tensor, state: LayerState) -> Any:
+    yield AllReduceMax(gradient.to(torch.int16))
+
+
+def first_of_int16(gradient: Tensor, state: LayerState) -> Any:
+    yield Broadcast(gradient.to(torch.int16), 0)
+
+
+def as_float8(gradient: Tensor, state: LayerState) -> Any:
+    yield AllReduceMean(gradient.to(torch.float8_e5m2))
+
+
 def after_the_last(gradient: Tensor, state: LayerState) -> Any:
     yield Exchange(gradient.flatten().view(torch.uint8), state.rank + 1)
 
@@ -110,6 +126,10 @@ def after_the_last(gradient: Tensor, state: LayerState) -> Any:
         (one_row, "AllToAll was given 1 rows among 2 workers; give it a row for each rank"),
         (after_the_last, "Exchange names rank 2 among 2 workers; choose one from 0 to 1"),
         (lambda gradient, state: (yield Broadcast(gradient, -1)), "Broadcast names rank -1 among 2 workers"),
+        (as_int16, r"AllReduceSum was given torch.int16, \(72, 48\); give it int8, uint8, int32 or int64"),
+        (largest_of_int16, r"AllReduceMax was given torch.int16, \(72, 48\); give it float32, float64, "),
+        (first_of_int16, r"Broadcast was given torch.int16, \(72, 48\); give it what collectives know"),
+        (as_float8, r"AllReduceMean was given torch.float8_e5m2, \(72, 48\); give it float32, float64, float16"),
     ],
 )
 def test_what_cannot_be_asked_for_is_told(body: Body, said: str) -> None:

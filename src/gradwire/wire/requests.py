@@ -14,6 +14,9 @@ from gradwire.errors import ConfigurationError
 Circle = Literal["all", "node", "peers"]
 """Who takes part: all workers; those of one node; or those that have the same place in each of the nodes."""
 
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+"""What gloo and NCCL both reduce; of the others, such as ``int16``, collectives know nothing."""
 
 AS_BYTES = "such as values.flatten().view(torch.uint8)"
 """How tensors become payloads, for messages."""
@@ -61,14 +64,14 @@ class AllReduceMean(Request):
     else waits for it: small all-reduces are chains of messages, each of which queues behind what is on the links.
     """
 
-    wants = "a floating-point tensor; AllReduceSum adds whole numbers"
+    wants = "float32, float64, float16 or bfloat16; AllReduceSum adds whole numbers"
     beside: bool = False
     late: bool = False
 
     @staticmethod
     def fits(payload: Tensor) -> bool:
         """Whether a payload can be sent so."""
-        return payload.dtype.is_floating_point
+        return payload.dtype in FLOATS
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +81,12 @@ class AllReduceSum(Request):
     The answer has the tensor's shape and dtype. The wire may use the tensor's storage for it.
     """
 
-    wants = "whole numbers; AllReduceMean averages floating-point tensors"
+    wants = "int8, uint8, int32 or int64; AllReduceMean averages floating-point tensors"
 
     @staticmethod
     def fits(payload: Tensor) -> bool:
         """Whether a payload can be sent so."""
-        return not (payload.dtype.is_floating_point or payload.dtype.is_complex or payload.dtype == torch.bool)
+        return payload.dtype in INTEGERS
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +97,12 @@ class AllReduceMax(Request):
     not defined: send infinity in its place.
     """
 
-    wants = "real numbers"
+    wants = "float32, float64, float16, bfloat16, int8, uint8, int32 or int64"
 
     @staticmethod
     def fits(payload: Tensor) -> bool:
         """Whether a payload can be sent so."""
-        return not (payload.dtype.is_complex or payload.dtype == torch.bool)
+        return payload.dtype in (*FLOATS, *INTEGERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +112,13 @@ class Broadcast(Request):
     The answer has the tensor's shape and dtype.
     """
 
+    wants = "what collectives know, such as float32 or int32; of others the bytes, values.view(torch.uint8)"
     source: int
+
+    @staticmethod
+    def fits(payload: Tensor) -> bool:
+        """Whether a payload can be sent so."""
+        return payload.dtype in (*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.complex128)
 
 
 @dataclass(frozen=True, eq=False)
