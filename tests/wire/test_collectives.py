@@ -91,6 +91,21 @@ def test_bytes_may_lie_in_any_order() -> None:
         assert row.tolist() == [each + 100 * source for each in (0, 4, 8, 1, 5, 9)]
 
 
+@ranks(2)
+def test_words_are_read_beside_payloads_of_any_size() -> None:
+    """Three bytes of one who asks for them in the same round lie before four of another."""
+    rank = dist.get_rank()
+    three, word = torch.zeros(3, dtype=torch.uint8), torch.tensor([float(rank)]).view(torch.uint8)
+    for kind, seen in (
+        (AllGather, [[0.0], [1.0]]),
+        (lambda payload: AllToAll(payload.repeat(2, 1)), [[0.0], [1.0]]),
+        (lambda payload: Exchange(payload, 1 - rank), [1.0 - rank]),
+        (lambda payload: Broadcast(payload.clone(), 1), [1.0]),
+    ):
+        (_, answer), _ = issued([kind(three), kind(word)])
+        assert answer.view(torch.float32).tolist() == seen
+
+
 @ranks(3)
 def test_infinity_survives_a_maximum() -> None:
     bad = torch.tensor([1.0, torch.inf if dist.get_rank() == 1 else 2.0])

@@ -105,6 +105,7 @@ def _launch(
 
     def land() -> list[Tensor]:
         parts = torch.split(_landed(pending, buffer.shape, buffer.dtype), [tensor.numel() for tensor in tensors])
+        parts = tuple(map(_readable, parts)) if kind in (Broadcast, Exchange) else parts
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     return land
@@ -149,4 +150,10 @@ def _landed(pending: Pending, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 def _columns(rows: Tensor, widths: Sequence[int]) -> list[Tensor]:
     edges = accumulate(widths, initial=0)
-    return [rows[:, start:stop] for start, stop in pairwise(edges)]
+    return [_readable(rows[:, start:stop]) for start, stop in pairwise(edges)]
+
+
+def _readable(part: Tensor) -> Tensor:
+    """Part of an answer; a copy where sizes that are no multiples of 4 kept it from being read as words."""
+    steps = (part.storage_offset() * part.itemsize, *(step * part.itemsize for step in part.stride()[:-1]))
+    return part.clone(memory_format=torch.contiguous_format) if any(step % 4 for step in steps) else part
