@@ -91,6 +91,31 @@ def test_who_asks_for_nothing_in_a_step_is_seen_to_its_end() -> None:
     torch.testing.assert_close(left, [means[0], torch.zeros(29), torch.zeros(29)])
 
 
+def largest_three(gradient: Tensor, state: LayerState) -> Any:
+    """Values of four bytes, and indices of eight, of which others' lie in the same collective."""
+    indices = gradient.flatten().abs().topk(3).indices
+    values = gradient.flatten()[indices]
+    rows, where = yield [AllGather(values.view(torch.uint8)), AllGather(indices.view(torch.uint8))]
+    average = torch.zeros(gradient.numel())
+    for value, index in zip(rows.view(torch.float32), where.view(torch.int64), strict=True):
+        average[index] += value / state.world_size
+    return average.view_as(gradient)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bytes_are_read_as_any_type_by_any_number_of_workers(workers: int) -> None:
+    slots = flat_slots(TWO)
+    world = LocalWorld(Configuration.make(mine(largest_three), {}, dense=EVERYTHING), slots, workers)
+    gradients = [torch.randn(29, generator=torch.Generator().manual_seed(rank)) for rank in range(workers)]
+    wanted = torch.zeros(29)
+    for gradient in gradients:
+        for slot in slots:
+            part = gradient[slot.offset : slot.stop]
+            wanted[slot.offset : slot.stop] += torch.where(part.abs() >= part.abs().topk(3).values[-1], part, 0)
+    world.average(gradients)
+    torch.testing.assert_close(gradients[0], wanted / workers)
+
+
 def nothing(gradient: Tensor, state: LayerState) -> Any:
     return (yield)
 

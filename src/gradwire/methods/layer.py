@@ -139,10 +139,10 @@ def _apart(request: Any) -> Any:
 
 
 def _readable(answer: Any) -> Any:
-    """An answer whose bytes can be read as another dtype."""
+    """An answer whose bytes can be read as any other dtype: a copy, since those of others may lie before them."""
     if isinstance(answer, list):
         return [_readable(each) for each in answer]
-    return answer.contiguous() if answer.dtype == torch.uint8 else answer
+    return answer.clone(memory_format=torch.contiguous_format) if answer.dtype == torch.uint8 else answer
 
 
 def _shared(tensor: Tensor, other: Tensor) -> bool:
