@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,8 @@ import gradwire
 from gradwire.codecs.codec import Codec
 from gradwire.codecs.index import Raw
 from gradwire.codecs.quantize.values import FloatValues
-from gradwire.layout import Block
-from gradwire.memory import Feedback
+from gradwire.layout import Block, Slot
+from gradwire.memory import Feedback, Kind, Memory, Store
 from gradwire.methods import CodecMethod
 
 
@@ -128,6 +130,33 @@ def test_an_index_coding_that_changes_the_positions_it_is_given_is_told(method: 
 def test_a_codec_that_changes_the_gradient_it_is_given_is_told(route: str) -> None:
     with pytest.raises(gradwire.ConfigurationError, match=r"Cutting\.encode changed the gradient"):
         gradwire.roundtrip(torch.randn(64, 64), CutMine(), route=route, memory="momentum")
+
+
+@dataclass(frozen=True)
+class Own(Memory):
+    """Keeps what it was given, whatever a method needs."""
+
+    kept: Any
+
+    def feedback(self, store: Store, field: str, slots: Sequence[Slot], numel: int, kind: Kind = Kind.MEAN) -> Feedback:
+        """As the test has it."""
+        found: Feedback = self.kept(numel)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (lambda numel: None, "NoneType"),
+        (lambda numel: Feedback(torch.zeros(numel - 1)), r"a residual of torch.float32, \(79,\)"),
+        (lambda numel: Feedback(torch.zeros(numel, dtype=torch.float64)), r"a residual of torch.float64, \(80,\)"),
+        (lambda numel: Feedback(torch.zeros(2 * numel)[::2]), r"a residual of torch.float32, \(80,\)"),
+    ],
+)
+@pytest.mark.parametrize("route", ["gather", "sharded"])
+def test_a_memory_without_a_residual_that_kernels_can_write_to_is_told(kept: Any, said: str, route: str) -> None:
+    with pytest.raises(gradwire.ConfigurationError, match=rf"Own\.feedback gave {said}; give a Feedback with float32"):
+        gradwire.roundtrip(torch.randn(8, 10), "topk", memory=Own(kept), route=route)
 
 
 def test_a_check_tells_an_index_coding_that_reads_others_than_it_wrote() -> None:

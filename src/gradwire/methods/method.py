@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from gradwire import routes as ways
@@ -66,7 +67,7 @@ class Context:
 
     @cached_property
     def _feedback(self) -> Feedback:
-        return self.memory.feedback(self.store, "residual", self.block.slots, self.numel)
+        return self._fitting(self.memory.feedback(self.store, "residual", self.block.slots, self.numel), self.numel)
 
     def key(self, step: int) -> int:
         """Randomness of this rank in a step."""
@@ -79,7 +80,20 @@ class Context:
     def owner_feedback(self, slots: Sequence[Slot], numel: int) -> Feedback:
         """An owner's memory of the averages in a buffer of its own; on the gather route all own everything."""
         kind = Kind.OWNED if self.route == "sharded" else Kind.SHARED
-        return self.memory.owner().feedback(self.store, "owner_residual", slots, numel, kind)
+        return self._fitting(self.memory.owner().feedback(self.store, "owner_residual", slots, numel, kind), numel)
+
+    def _fitting(self, feedback: Feedback, numel: int) -> Feedback:
+        """What a memory made, if kernels, which rely on it, can write to its residual."""
+        made: object = feedback
+        residual = made.residual if isinstance(made, Feedback) else None
+        flat = residual is None or (residual.dtype == torch.float32 and residual.shape == (numel,))
+        if isinstance(made, Feedback) and flat and (residual is None or residual.is_contiguous()):
+            return made
+        given = type(made).__name__ if residual is None else f"a residual of {residual.dtype}, {tuple(residual.shape)}"
+        raise ConfigurationError(
+            f"{type(self.memory).__name__}.feedback gave {given}; give a Feedback with float32[{numel}] without gaps, "
+            "such as store.flat(field, slots, numel, kind)"
+        )
 
     def shared_key(self, step: int) -> int:
         """Randomness that all ranks share in a step."""
