@@ -21,7 +21,7 @@ class Choice:
     """The coordinates that values ask for.
 
     Attributes:
-        positions: ``int64[k]``, ascending.
+        positions: ``int64[k]``, ascending; ``block.runs[r, 2]`` is that of a run's first element.
         values: ``float32[k]``, their compensated values.
         counts: ``int64[R]``: how many of each run; -1 for runs of a segment with a value that is not finite, of which
             nothing is chosen.
