@@ -76,7 +76,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"slice": 32, "rank": 5, "learn_steps": 1, "use_steps": 2},
         {"slice": 100, "rank": 20, "learn_steps": 2, "use_steps": 1},
     ],
-    "greedylore": [{"rank": 2, "every": 3}],
+    "greedylore": [{"rank": 2, "refresh": 3}],
     "demo": [{"topk": 3}, {"topk": 2, "chunk": 16, "sign": False, "values": "fp16"}],
     "thc": [{"rotation": 64, "grain": 100}],
     "sketchedsgd": [{"ratio": 0.05, "rows": 3, "columns": 8.0, "candidates": 2}],

@@ -292,7 +292,7 @@ def test_greedylore_sends_the_longest_directions_of_a_basis_of_dense_averages(po
     """As the paper writes it for one matrix of 32 by 48, with errors kept over dense steps; and for its transpose."""
     gradients = [[draw(32, 48, seed=10 * step + rank) for rank in range(2)] for step in range(7)]
     given = [[each.T.contiguous() for each in step] for step in gradients] if tall else gradients
-    found = pool.run(2, averages, "greedylore", given, {"rank": 3, "every": 4})[0]
+    found = pool.run(2, averages, "greedylore", given, {"rank": 3, "refresh": 4})[0]
     errors = torch.zeros(2, 32, 48)
     for step, (average, own) in enumerate(zip(found, gradients, strict=True)):
         owed = torch.stack(own) + errors
@@ -332,7 +332,7 @@ RESUMED = {
     "alq": {},
     "atomo": {"rank": 2, "memory": "diana"},
     "gradiveq": {"slice": 32, "rank": 5, "learn_steps": 2, "use_steps": 3, "memory": "residual"},
-    "greedylore": {"rank": 2, "every": 5},
+    "greedylore": {"rank": 2, "refresh": 5},
 }
 
 

@@ -68,7 +68,7 @@ class GreedyLore(Method):
 
     Attributes:
         rank: Directions of a matrix that are sent, at least 1; the paper takes 32 for LLaMA.
-        every: Steps from a dense average to the next, at least 1.
+        refresh: Steps from a dense average to the next, at least 1.
     """
 
     citation = "Chen et al. 2025, arXiv:2507.08784"
@@ -86,12 +86,12 @@ class GreedyLore(Method):
     wire_bits = "32 * (d + min(n, m)**2)"
 
     rank: int = 4
-    every: int = 200
+    refresh: int = 200
 
     def __post_init__(self) -> None:
         check_rank(self.rank)
-        if not (isinstance(self.every, int) and self.every >= 1):
-            raise ConfigurationError(f"every={self.every!r} is out of range; choose a whole number >= 1, usually 200")
+        if not (isinstance(self.refresh, int) and self.refresh >= 1):
+            raise ConfigurationError(f"refresh={self.refresh!r} is out of range; choose a whole number >= 1, as 200")
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Matrices that are larger than their factors."""
@@ -115,7 +115,7 @@ class GreedyLore(Method):
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
         """Two rounds; a dense one and one for the bases every so often, and until there was an average to learn of."""
         state.known = state.known or all(bool(learnt.all()) for learnt in state.learnt)
-        if step % self.every == 0 or not state.known:
+        if step % self.refresh == 0 or not state.known:
             yield from _learn(gradient, state)
             return
         feedback, groups = state.feedback, [*state.wide, *state.tall]
