@@ -37,7 +37,10 @@ WARM_UP_STEPS = 2
 TIMED_STEPS = 4
 
 SECONDS = 3.0
-"""No step begins later than this after the first to warm up, or the first that is timed."""
+"""How long steps to warm up may take, and how much later than the first that is timed another may begin."""
+
+LEARNING: Mapping[str, Mapping[str, Any]] = {"gradiveq": {"learn_steps": 1}}
+"""With what options methods are timed that average densely while they learn: so that they have learnt."""
 
 SIDE = 1000
 """Of the matrix for which sizes and bounds are told."""
@@ -206,8 +209,8 @@ def measure(
 ) -> list[Measurement]:
     """Runs each method for some steps on one thread: :data:`WARM_UP_STEPS`, then :data:`TIMED_STEPS`.
 
-    Kernels are compiled beforehand. No step begins later than :data:`SECONDS` after the first to warm up or the first
-    that is timed; a method too slow to warm up is judged by its last step. Noise is drawn once. Every worker in
+    Kernels are compiled beforehand. No step begins later than :data:`SECONDS` after the first that is timed, and what
+    takes longer than that to warm up is judged by the last step of it. Noise is drawn once. Every worker in
     every step takes its gradient from another place in it, so no coordinate sees a number twice.
 
     Args:
@@ -231,25 +234,28 @@ def measure(
 
 
 def _timed(name: str, slots: Sequence[Slot], noise: Tensor, error: float | None) -> Measurement:
-    method = gradwire.methods.get(name)(**SPARSE.get(name, {}))
+    method = gradwire.methods.get(name)(**SPARSE.get(name, {}), **LEARNING.get(name, {}))
     few = flat_slots([("weight", (COMPILED_SIDE, COMPILED_SIDE))])
-    _world(method, few, None).average(list(noise[: WORKERS * few[-1].stop].view(WORKERS, -1).clone()))
+    compiled = _world(method, few, None)
+    for _ in range(WARM_UP_STEPS):
+        compiled.average(list(noise[: WORKERS * few[-1].stop].view(WORKERS, -1).clone()))
     world = _world(method, slots, None)
     numel = slots[-1].stop
     gradients = [torch.empty(numel) for _ in range(WORKERS)]
     begins = itertools.count(0, APART)
 
-    def steps(most: int) -> Iterator[Step]:
+    def steps(most: int, least: int = 1) -> Iterator[Step]:
         start = time.perf_counter()
         for done in range(most):
-            if done and time.perf_counter() - start > SECONDS:
+            if done >= least and time.perf_counter() - start > SECONDS:
                 return
             for gradient in gradients:
                 gradient.copy_(noise[(first := next(begins)) : first + numel])
             yield world.average(gradients)
 
-    warm = list(steps(WARM_UP_STEPS))
-    timed = list(steps(TIMED_STEPS)) if len(warm) == WARM_UP_STEPS else warm[-1:]
+    start = time.perf_counter()
+    warm = list(steps(WARM_UP_STEPS, least=WARM_UP_STEPS))
+    timed = list(steps(TIMED_STEPS)) if time.perf_counter() - start <= SECONDS else warm[-1:]
     gigabytes = 4e-9 * numel
     return Measurement(
         name=name,

@@ -48,8 +48,9 @@ Every method is a recipe over the same parts and takes any memory, route and gra
 * **encode**, **decode**: gigabytes of float32 gradient a second on one thread, from the gradient to the first payload,
   error feedback included, and from the first answer to the average of {WORKERS} workers, with what is compressed again.
   The gradient is normal noise, other noise in each step; {_SPARSE} are timed at
-  thresholds at which they send about 1 % of it. It is the median of {TIMED_STEPS} steps after {WARM_UP_STEPS} to warm
-  up, or of fewer, since no step begins later than {SECONDS:g} s after the first of its kind.
+  thresholds at which they send about 1 % of it, `gradiveq` and `greedylore` after the step in which they learn. It is
+  the median of {TIMED_STEPS} steps after {WARM_UP_STEPS} to warm up, or of fewer, since none begins later than
+  {SECONDS:g} s after the first that is timed; where the warm-up takes longer, its last step counts.
 * **error**: `|average - mean|² / |mean|²` of one step of {WORKERS} workers on real gradients, without a memory.
 * **accuracy**: of the image workload, against plain DDP in the same run, in percentage points; only where it was run.
 """
