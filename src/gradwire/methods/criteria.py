@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -11,7 +12,7 @@ from gradwire.codecs.adaptive import AdaptiveSparse
 from gradwire.codecs.index import IndexCoding
 from gradwire.codecs.quantize import Quantiser, values
 from gradwire.codecs.quantize.values import CodedValues, FloatValues, ValueCoding
-from gradwire.codecs.select.criterion import Criterion
+from gradwire.codecs.select.criterion import Criterion, Thresholds
 from gradwire.kernels import codes
 from gradwire.methods.method import CodecMethod
 
@@ -67,4 +68,45 @@ class ByCriterion(SignsByCriterion):
 
     def error_bound(self, numel: int) -> float:
         """Any coordinates may go, or none; no bound for values that are quantised."""
-        return 1.0 if isinstance(self.coding(), FloatValues) else float("inf")
+        return 1.0 if isinstance(self.coding(), FloatValues) else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByFittedTail(CodecMethod):
+    """About k of the largest magnitudes, by the threshold of a fitted distribution, with error feedback.
+
+    Attributes:
+        ratio: k as a share of a segment's elements, in (0, 1].
+        capacity: How many coordinates fit in the first step, as a share of each parameter, in (0, 1]; twice the ratio
+            if None.
+        values: How values are written: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``, ``"qsgd:4"``, or an object.
+        indices: How indices are written, as for ``topk``.
+    """
+
+    routes = ("gather",)
+    memory = "residual"
+    memories = ("none", "residual", "momentum", "dgc", "ef21")  # what a low-pass filter lets through has no tail
+    bias = "biased"
+    wire_bits = "32 + max(16, ceil(d * (capacity or min(1, 2 * ratio)))) * (34 - log2(capacity or min(1, 2 * ratio)))"
+
+    ratio: float = 0.01
+    capacity: float | None = None
+    values: str | ValueCoding = "fp32"
+    indices: str | IndexCoding = "elias-fano"
+
+    def __post_init__(self) -> None:
+        self.codec()
+
+    @abstractmethod
+    def tail(self) -> Thresholds:
+        """The distribution that is fitted."""
+
+    def codec(self) -> AdaptiveSparse:
+        """Criterion, capacity, value coding, index coding."""
+        tail = self.tail()
+        capacity = min(1.0, 2 * self.ratio) if self.capacity is None else self.capacity
+        return AdaptiveSparse(tail, capacity, values.parse(self.values), index.parse(self.indices))
+
+    def error_bound(self, numel: int) -> float:
+        """Few magnitudes may exceed what is expected of the largest; none for values that are quantised."""
+        return 1.0 if isinstance(values.parse(self.values), FloatValues) else math.inf

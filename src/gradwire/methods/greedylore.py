@@ -167,7 +167,7 @@ def _learn(gradient: Tensor, state: _State) -> Synchronization:
     context, feedback = state.context, state.feedback
     values, finite = feedback.compensate(context.block, gradient)
     own = torch.where(finite, values, torch.nan)
-    requests: list[Request] = [AllReduceMean(own[slot.offset : slot.stop].clone()) for slot in context.block.slots]
+    requests: list[Request] = [AllReduceMean(own[slot.offset : slot.stop]) for slot in context.block.slots]
     for slot, mean in zip(context.block.slots, (yield requests), strict=True):
         gradient[slot.offset : slot.stop] = mean
         if feedback.residual is not None:
