@@ -64,7 +64,8 @@ class GreedyLore(Method):
     Every so many steps the average is dense, and its left singular vectors, all of them, are the basis of a matrix
     ``M`` (of its transpose if it is tall); ranks find them in turn, a matrix each. In the steps between,
     ``U^T (M z)`` of a Gaussian ``z``, averaged, tells how long the average is in each direction; the ``rank`` longest
-    are the rows of ``P``, and ``P M``, averaged, is sent.
+    are the rows of ``P``, and ``P M``, averaged, is sent. These take ``32 * (rank * max(n, m) + min(n, m))`` bits;
+    ``wire_bits`` are of a dense step, in which a rank may also write the basis.
 
     Attributes:
         rank: Directions of a matrix that are sent, at least 1; the paper takes 32 for LLaMA.
