@@ -110,7 +110,9 @@ class GreedyLore(Method):
         for each in (*wide, *tall):
             names, axes = [slot.name for slot in each.slots], partial(_axes, min(each.n, each.m))
             bases.append(context.store.stacked("basis", names, axes, Kind.SHARED))
-            learnt.append(context.store.stacked("learnt", names, lambda _: torch.zeros(()), Kind.SHARED))
+            learnt.append(
+                context.store.stacked("learnt", names, lambda _: torch.zeros((), dtype=torch.float32), Kind.SHARED)
+            )
         return _State(context, context.feedback(), wide, tall, bases, learnt)
 
     def synchronize(self, gradient: Tensor, state: _State, step: int) -> Synchronization:
@@ -137,7 +139,7 @@ class GreedyLore(Method):
 
 
 def _axes(side: int, _name: str) -> Tensor:
-    return torch.eye(side)
+    return torch.eye(side, dtype=torch.float32)
 
 
 def _each(
