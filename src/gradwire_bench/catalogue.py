@@ -84,6 +84,7 @@ class Entry:
         needs: Those that have none, without which there are neither bits nor a bound.
         option_texts: What each is, and its range.
         wire_bits: The formula of what a segment takes there and back.
+        learning_bits: The same of steps in which it learns, if there are such.
         bits: What that is for a value of a matrix of :data:`SIDE` by :data:`SIDE`; None where it declares none.
         bound: The most that the error can be for that, ``E |Q(x) - x|^2 / |x|^2``; None if there is no bound.
         citation: Authors, year, arXiv id.
@@ -104,6 +105,7 @@ class Entry:
     needs: tuple[str, ...]
     option_texts: dict[str, str]
     wire_bits: str
+    learning_bits: str
     bits: float | None
     bound: float | None
     citation: str
@@ -154,6 +156,7 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
                 needs=needs,
                 option_texts=_option_texts(kind),
                 wire_bits=kind.wire_bits,
+                learning_bits=kind.learning_bits,
                 bits=None if math.isnan(bits) else bits / SIDE**2,
                 bound=bound if math.isfinite(bound) else None,
                 citation=kind.citation,

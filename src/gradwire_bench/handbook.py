@@ -136,10 +136,7 @@ def description(entry: Entry) -> Table:
         "family": entry.family,
         "law": laws.get(entry.bias, f"bias={entry.bias!r}, which is none of {', '.join(laws)}"),
         "bound": bound,
-        "bits": f"{entry.wire_bits}, for d values, n by m"
-        + (", k = max(1, round(ratio * d))" if re.search(r"\bk\b", entry.wire_bits) else "")
-        if entry.wire_bits
-        else "none declared",
+        "bits": _bits(entry),
         "sizes": sizes(entry) if entry.wire_bits and not entry.needs else "",
         "routes": ", ".join(entry.routes),
         "granularity": ", ".join(entry.granularities),
@@ -163,6 +160,14 @@ def description(entry: Entry) -> Table:
     for fact, said in facts.items():
         shown.add_row(fact, Text(said))
     return shown
+
+
+def _bits(entry: Entry) -> str:
+    if not entry.wire_bits:
+        return "none declared"
+    where_k = ", k = max(1, round(ratio * d))" if re.search(r"\bk\b", entry.wire_bits) else ""
+    learning = f"; {entry.learning_bits} in steps in which it learns" if entry.learning_bits else ""
+    return f"{entry.wire_bits}, for d values, n by m{where_k}{learning}"
 
 
 def sizes(entry: Entry) -> str:
@@ -212,7 +217,7 @@ def page(
         cells = (
             f"`{entry.name}`<br>{entry.summary}",
             entry.bias,
-            f"`{entry.wire_bits}`",
+            f"`{entry.wire_bits}`" + (f", learning `{entry.learning_bits}`" if entry.learning_bits else ""),
             ", ".join(entry.routes),
             _granularities(entry),
             entry.memory,

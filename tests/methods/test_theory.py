@@ -74,7 +74,22 @@ def test_size_of_odd_shapes_is_at_most_as_declared(shape: tuple[int, int]) -> No
         method = methods.get(name)()
         if method.accepts(shape):
             bits = 8 * gradwire.roundtrip(torch.randn(shape), method, route=method.routes[0]).wire_bytes
-            assert bits <= method.declared_bits(*shape) + 160, (name, bits, method.declared_bits(*shape))
+            declared = method.declared_bits(*shape, learning=True)
+            assert bits <= declared + 160, (name, bits, declared)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("greedylore", {}), ("gradiveq", {"slice": 64, "rank": 9, "learn_steps": 2})]
+)
+@pytest.mark.parametrize("shape", [(SIDE, SIDE), (33, 65)])
+def test_size_once_it_has_learnt_is_as_declared(name: str, options: dict[str, Any], shape: tuple[int, int]) -> None:
+    configuration = Configuration.make(name, options, dense=DensePolicy(below=0, vectors=False))
+    world = LocalWorld(configuration, flat_slots([("matrix", shape)]), 2)
+    written = [8 * world.average([torch.randn(*shape).flatten() for _ in range(2)]).written_bytes for _ in range(4)]
+    method = configuration.method
+    first, later = (method.declared_bits(*shape, learning=learning) for learning in (True, False))
+    assert written[0] == first, written
+    assert written[3] == later, written
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 8])

@@ -11,7 +11,6 @@ from gradwire.codecs.lowrank import (
     Factors,
     Matrices,
     check_rank,
-    gains,
     group,
     orthonormal,
     project_columns,
@@ -23,7 +22,8 @@ from gradwire.codecs.lowrank import (
     written,
 )
 from gradwire.memory import Feedback
-from gradwire.methods.method import Context, Method
+from gradwire.methods.factorised import Factorised
+from gradwire.methods.method import Context
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Request, Synchronization
@@ -40,7 +40,7 @@ class _State:
 
 @register("acpsgd")
 @dataclass(frozen=True, kw_only=True)
-class ACPSGD(Method):
+class ACPSGD(Factorised):
     """Power iteration that alternates between the two factors, in one all-reduce a step.
 
     Even steps: ``Q`` is orthonormalised, ``P = M Q`` averaged. Odd steps: ``P`` is orthonormalised, ``Q = M^T P``
@@ -57,11 +57,6 @@ class ACPSGD(Method):
         "The paper takes rank 32 for BERT. A row of a factor that is all zero begins anew here, or a matrix that was "
         "zero in a step might never be sent again."
     )
-    routes = ("allreduce",)
-    granularities = ("layer",)
-    why_granularity = "it factorises one matrix at a time"
-    memory = "residual"
-    bias = "contractive"
     wire_bits = "bits * rank * max(n, m)"
 
     rank: int = 4
@@ -69,14 +64,6 @@ class ACPSGD(Method):
 
     def __post_init__(self) -> None:
         check_rank(self.rank, self.bits)
-
-    def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Matrices that are larger than their factors."""
-        return gains(shape, self.rank)
-
-    def error_bound(self, numel: int) -> float:
-        """A projection never lengthens what it projects."""
-        return 1.0
 
     def init(self, context: Context) -> _State:
         """Groups matrices and starts both factors where none are kept."""

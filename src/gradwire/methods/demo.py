@@ -115,7 +115,7 @@ class DeMo(Method):
         """Signs have no scale; without them, an orthonormal transform loses what it does not send."""
         return math.inf if self.sign or not isinstance(values.parse(self.values), FloatValues) else 1.0
 
-    def declared_bits(self, n: int, m: int, workers: int = 1) -> float:
+    def declared_bits(self, n: int, m: int, workers: int = 1, *, learning: bool = False) -> float:
         """Of chunks whose sides divide those of a matrix; ``wire_bits`` takes them as long as they may be."""
         area = math.prod(chunk_sides((n, m), self.chunk))
         k = min(self.topk, area)

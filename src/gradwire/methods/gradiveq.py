@@ -64,7 +64,8 @@ class GradiVeQ(Method):
     why_granularity = "it learns a basis for each layer"
     memories = ("none", "residual", "momentum", "ef21")
     bias = "contractive"
-    wire_bits = "32 * d"
+    wire_bits = "32 * (rank * (d // slice) + d % slice)"
+    learning_bits = "32 * d"
 
     slice: int = 512
     rank: int = 64

@@ -14,8 +14,6 @@ from gradwire import kernels
 from gradwire.codecs.lowrank import (
     Factors,
     Matrices,
-    check_rank,
-    gains,
     group,
     project_columns,
     project_rows,
@@ -26,7 +24,8 @@ from gradwire.codecs.lowrank import (
 from gradwire.codecs.transform import principal_components
 from gradwire.errors import ConfigurationError
 from gradwire.memory import Feedback, Kind
-from gradwire.methods.method import Context, Method
+from gradwire.methods.factorised import Factorised
+from gradwire.methods.method import Context
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.randomness import gaussian, key_of, mix64
@@ -58,14 +57,13 @@ class _State:
 
 @register("greedylore")
 @dataclass(frozen=True, kw_only=True)
-class GreedyLore(Method):
+class GreedyLore(Factorised):
     """The directions of a basis in which the average is longest, chosen anew in every step, in two all-reduces.
 
     Every so many steps the average is dense, and its left singular vectors, all of them, are the basis of a matrix
     ``M`` (of its transpose if it is tall); ranks find them in turn, a matrix each. In the steps between,
     ``U^T (M z)`` of a Gaussian ``z``, averaged, tells how long the average is in each direction; the ``rank`` longest
-    are the rows of ``P``, and ``P M``, averaged, is sent. These take ``32 * (rank * max(n, m) + min(n, m))`` bits;
-    ``wire_bits`` are of a dense step, in which a rank may also write the basis.
+    are the rows of ``P``, and ``P M``, averaged, is sent.
 
     Attributes:
         rank: Directions of a matrix that are sent, at least 1; the paper takes 32 for LLaMA.
@@ -79,28 +77,16 @@ class GreedyLore(Method):
         "next dense average, where the authors' code forgets it. Their code takes the first dense steps by itself "
         "(`start=10`)."
     )
-    routes = ("allreduce",)
-    granularities = ("layer",)
-    why_granularity = "it factorises one matrix at a time"
-    memory = "residual"
-    bias = "contractive"
-    wire_bits = "32 * (d + min(n, m)**2)"
+    wire_bits = "32 * (min(rank, n, m) * max(n, m) + min(n, m))"
+    learning_bits = "32 * (d + min(n, m)**2)"
 
     rank: int = 4
     refresh: int = 200
 
     def __post_init__(self) -> None:
-        check_rank(self.rank)
+        super().__post_init__()
         if not (isinstance(self.refresh, int) and self.refresh >= 1):
             raise ConfigurationError(f"refresh={self.refresh!r} is out of range; choose a whole number >= 1, as 200")
-
-    def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Matrices that are larger than their factors."""
-        return gains(shape, self.rank)
-
-    def error_bound(self, numel: int) -> float:
-        """A projection never lengthens what it projects."""
-        return 1.0
 
     def init(self, context: Context) -> _State:
         """Groups matrices, whose bases are at first their axes."""

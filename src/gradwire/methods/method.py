@@ -128,6 +128,7 @@ class Method(Plain, ABC):
             its shares write of the average; where it follows the data, with the room of a first step. A formula of
             ``d`` elements, or of ``n`` and ``m`` for a matrix, of ``k = max(1, round(ratio * d))``, of the number of
             ``workers`` and of the method's fields, in Python.
+        learning_bits: The same of steps, the first of all among them, in which it learns what others use, if any.
     """
 
     citation: ClassVar[str] = ""
@@ -145,6 +146,7 @@ class Method(Plain, ABC):
     owed: ClassVar[tuple[str, ...]] = ()
     bias: ClassVar[Bias] = "biased"
     wire_bits: ClassVar[str] = ""
+    learning_bits: ClassVar[str] = ""
 
     @property
     def selects(self) -> bool:
@@ -167,8 +169,14 @@ class Method(Plain, ABC):
         """The same of the way there alone, which is what a worker's memory is about."""
         return self.error_bound(numel)
 
-    def declared_bits(self, n: int, m: int, workers: int = 1) -> float:
+    def declared_bits(self, n: int, m: int, workers: int = 1, *, learning: bool = False) -> float:
         """What ``wire_bits`` says that a matrix of ``n`` by ``m`` takes there and back as usual; NaN if nothing.
+
+        Args:
+            n: Rows.
+            m: Columns.
+            workers: How many.
+            learning: Whether of a step in which it learns, as in its first, if there are such.
 
         Raises:
             ConfigurationError: If the formula cannot be computed.
@@ -176,11 +184,12 @@ class Method(Plain, ABC):
         names: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         names |= {"ceil": math.ceil, "log2": math.log2, "sqrt": math.sqrt, "min": min, "max": max}
         names |= {"workers": workers, "d": n * m, "n": n, "m": m, "k": max(1, round(names.get("ratio", 1.0) * n * m))}
+        which = "learning_bits" if learning and self.learning_bits else "wire_bits"
         try:
-            return float(eval(self.wire_bits or "nan", {"__builtins__": {}}, names | {"nan": math.nan}))
+            return float(eval(getattr(self, which) or "nan", {"__builtins__": {}}, names | {"nan": math.nan}))
         except Exception as error:
             raise ConfigurationError(
-                f"wire_bits={self.wire_bits!r} of {type(self).__name__} cannot be computed: {error}; it may have "
+                f"{which}={getattr(self, which)!r} of {type(self).__name__} cannot be computed: {error}; it may have "
                 f"{', '.join(names)}"
             ) from error
 

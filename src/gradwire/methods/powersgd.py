@@ -12,7 +12,6 @@ from gradwire.codecs.lowrank import (
     Factors,
     Matrices,
     check_rank,
-    gains,
     group,
     orthonormal,
     project_columns,
@@ -25,7 +24,8 @@ from gradwire.codecs.lowrank import (
     written,
 )
 from gradwire.memory import Feedback
-from gradwire.methods.method import Context, Method
+from gradwire.methods.factorised import Factorised
+from gradwire.methods.method import Context
 from gradwire.methods.published import Published
 from gradwire.methods.registry import register
 from gradwire.wire.requests import AllReduceMean, Request, Synchronization
@@ -41,7 +41,7 @@ class _State:
 
 @register("powersgd")
 @dataclass(frozen=True, kw_only=True)
-class PowerSGD(Method):
+class PowerSGD(Factorised):
     """One warm-started step of subspace iteration a training step, in two all-reduces.
 
     ``P = M Q``, averaged and orthonormalised; ``Q = M^T P``, averaged; the average is ``P Q^T``. Matrices of one shape
@@ -58,11 +58,6 @@ class PowerSGD(Method):
         "more, as `acpsgd` does, after 100 dense steps (`start=100`). Zeros of a factor are those of its start again "
         "here: what comes to rows and columns that had nothing before would never be sent."
     )
-    routes = ("allreduce",)
-    granularities = ("layer",)
-    why_granularity = "it factorises one matrix at a time"
-    memory = "residual"
-    bias = "contractive"
     wire_bits = "bits * rank * (n + m)"
 
     rank: int = 4
@@ -70,14 +65,6 @@ class PowerSGD(Method):
 
     def __post_init__(self) -> None:
         check_rank(self.rank, self.bits)
-
-    def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Matrices that are larger than their factors."""
-        return gains(shape, self.rank)
-
-    def error_bound(self, numel: int) -> float:
-        """A projection never lengthens what it projects."""
-        return 1.0
 
     def init(self, context: Context) -> _State:
         """Groups matrices and starts ``Q`` where none is kept."""
