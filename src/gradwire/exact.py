@@ -14,6 +14,12 @@ from torch import Tensor
 TO_GRID = 6.0
 """Added to a ``float64`` in [-2, 2) and taken off again, it leaves the nearest multiple of ``2**-50``."""
 
+HALF_GRID = 2.0**-51
+"""The most that a term of an exact sum is rounded by."""
+
+MEASURED_ONCE = 1 << 20
+"""Fewer terms than these are rounded by so little that a length need not be measured again."""
+
 NEWTON_STEPS = 5
 """From 3/4 to a root of [1/2, 1): the error falls from 2**-2 to below 2**-5, 2**-11, 2**-23, 2**-47 and to rounding."""
 
@@ -52,16 +58,24 @@ def magnitudes(rows: Tensor) -> Tensor:
 
 
 def brought_to_one(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """``float64[..., n]`` divided by the powers of two, ``[..., 1]``, that make their lengths at least 1/2, below 1."""
-    top = power_above(vectors.abs().amax(-1, keepdim=True)) / halvings(vectors.shape[-1])
-    vectors = vectors / top
-    exponents = torch.frexp(inner(vectors, vectors)).exponent
-    rest = power_of_two((exponents + 1) >> 1)
-    return vectors / rest, top * rest
+    """``float64[..., n]`` divided by the powers of two, ``[..., 1]``, that make their lengths about 1/2 to 1, below 1.
+
+    Divided by the largest magnitude and by the root of ``n``, they are at most 1 long. The length of millions with one
+    that is far larger than the others may then be lost in what their squares are rounded by: it is taken for as long as
+    it may be, and measured again of vectors that are longer for it.
+    """
+    n = vectors.shape[-1]
+    power = power_above(vectors.abs().amax(-1, keepdim=True)) * 2.0 ** (n.bit_length() + 1 >> 1)
+    vectors = vectors / power
+    for _ in range(1 if n < MEASURED_ONCE else 2):
+        most = inner(vectors, vectors) + n * HALF_GRID
+        rest = power_of_two((torch.frexp(most).exponent + 1) >> 1)
+        vectors, power = vectors / rest, power * rest
+    return vectors, power
 
 
 def root(squares: Tensor) -> Tensor:
-    """The square roots of 0 and of numbers of [1/4, 1), by Newton's iteration: libraries do not round theirs alike."""
+    """The square roots of 0 and of numbers of about 1/4 to 1, by Newton's iteration: libraries do not round theirs alike."""
     roots = torch.full_like(squares, 0.75)
     for _ in range(NEWTON_STEPS):
         roots = (roots + squares / roots) / 2

@@ -7,11 +7,15 @@ import fcntl
 import gc
 import importlib
 import inspect
+import os
+import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numba
@@ -23,7 +27,7 @@ from numba.core.dispatcher import Dispatcher
 from catalogue import OPTIONS
 from codec_checks import check_compiled_once
 from gradwire import methods
-from gradwire.attach import compiling, rehearsal
+from gradwire.attach import rehearsal
 from gradwire.attach.rehearsal import rehearse
 from gradwire.engine.configuration import Configuration
 from gradwire.errors import ConfigurationError
@@ -77,15 +81,13 @@ def test_kernels_can_be_compiled_where_those_they_call_were_loaded() -> None:
 
 
 @pytest.mark.parametrize("looked_for", [True, False])
-def test_garbage_is_looked_for_as_before_after_kernels_were_compiled(looked_for: bool) -> None:
+def test_garbage_is_looked_for_as_before_after_kernels_were_compiled(looked_for: bool, tmp_path: Path) -> None:
     during = []
-    compile_one = numba.njit(lambda x: x)
+    kernel = own_kernel(tmp_path, lambda: during.append(gc.isenabled()))
     if not looked_for:
         gc.disable()
     try:
-        with compiling.compiling_once():
-            compile_one(1)
-            during.append(gc.isenabled())
+        kernel(1)
         assert (during, gc.isenabled()) == ([False], looked_for)
     finally:
         gc.enable()
@@ -125,53 +127,104 @@ def test_a_long_rehearsal_says_what_it_does(caplog: pytest.LogCaptureFixture) ->
         assert all("topk" in line and "compiles" in line for line in caplog.messages)
 
 
-def own_kernel(folder: Path) -> Dispatcher:
-    """A function for a rehearsal to compile, with a cache of its own."""
+def own_kernel(folder: Path, compiling: Callable[[], object] = lambda: None) -> Any:
+    """A function to compile, with a cache of its own, and what is called while it is compiled."""
 
     def one_more(number: int) -> int:
         return number + 1
 
-    one_more.__module__ = "gradwire.kernels.cpu.of_this_test"
     with mock.patch.object(numba.config, "CACHE_DIR", str(folder)):
-        return numba.njit(cache=True)(one_more)
+        kernel: Any = importlib.import_module("gradwire.kernels.cpu._disk").keep(numba.njit(cache=True)(one_more))
+    compile_it = kernel._compiler.compile
+
+    def seen(*arguments: object) -> Any:
+        compiling()
+        return compile_it(*arguments)
+
+    kernel._compiler.compile = seen
+    return kernel
+
+
+def locked(kernel: Any) -> bool:
+    """Whether a process has it, as seen by another."""
+    with kernel._cache.lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 def test_one_process_compiles_a_kernel_and_others_wait_for_it(tmp_path: Path) -> None:
-    """Whoever holds the lock is as good as another process."""
-    kernel, next_one = own_kernel(tmp_path), own_kernel(tmp_path / "next")
-    lock = compiling.lock_of(kernel)
-    other = lock.open("a")
+    """Whoever opens the lock is as good as another process."""
+    seen: list[object] = []
+    mine = own_kernel(tmp_path, lambda: seen.append(locked(mine)))
+    theirs = own_kernel(tmp_path, lambda: seen.append("compiled again"))
+    other = mine._cache.lock.open("a")
     fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(compiling.CompiledElsewhereError), compiling.compiling_once():
-        kernel(1)
-    assert kernel.signatures == []
-    released = []
 
     def release() -> None:
-        released.append(True)
+        seen.append("released")
         other.close()
 
-    def compile_and_look(configuration: Configuration, device: torch.device) -> None:
-        kernel(1)
-        with lock.open("a") as third:
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            next_one(1)
-            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one kernel at a time is locked
-
     threading.Timer(0.5, release).start()
-    with (
-        mock.patch.object(rehearsal, "_rehearsed", set()),
-        mock.patch.object(rehearsal, "_run", compile_and_look),
-    ):
-        rehearse(Configuration.make("topk", {"ratio": 0.25}))
-    assert released
-    assert kernel(1) == 2
-    again = lock.open("a")
-    fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with compiling.compiling_once():
-        kernel(2)  # needs no lock
-    again.close()
+    assert mine(1) == 2
+    assert seen == ["released", True]
+    assert not locked(mine)
+    assert theirs(1) == 2
+    assert len(seen) == 2  # what the first left on the disk serves
+
+    last = own_kernel(tmp_path)
+    with last._cache.lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert last(1) == 2  # needs no lock: it is there
+
+
+def test_what_was_left_while_a_process_waited_is_not_compiled_again(tmp_path: Path) -> None:
+    mine, seen = own_kernel(tmp_path), list[str]()
+    theirs = own_kernel(tmp_path, lambda: seen.append("compiled again"))
+    load, looked = theirs._cache._cache_file.load, list[bool]()
+
+    def after_the_first_look(key: object) -> Any:
+        found = load(key)
+        looked.append(found is not None)
+        if len(looked) == 1:
+            assert mine(1) == 2
+        return found
+
+    theirs._cache._cache_file.load = after_the_first_look
+    assert theirs(1) == 2
+    assert (looked, seen) == ([False, True], [])
+
+
+def test_a_kernel_that_cannot_be_compiled_is_not_locked_for_ever(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    kernel = own_kernel(tmp_path, fail)
+    with pytest.raises(KeyboardInterrupt):
+        kernel(1)
+    assert not locked(kernel)
+    assert gc.isenabled()
+
+
+def test_a_copy_of_the_process_does_not_keep_a_lock(tmp_path: Path) -> None:
+    """As a data loader's workers are, begun meanwhile."""
+    copies: list[int] = []
+
+    def copy() -> None:
+        if (child := os.fork()) == 0:
+            time.sleep(60)
+        copies.append(child)
+
+    kernel = own_kernel(tmp_path, copy)
+    try:
+        assert kernel(1) == 2
+        assert not locked(kernel)
+    finally:
+        for child in copies:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

@@ -63,3 +63,25 @@ def test_sums_depend_on_no_order(scale: float) -> None:
         assert torch.equal(of(values), of(shuffled))
         assert torch.allclose(of(values), expected, rtol=1e-10, atol=0)
     assert not exact.length(torch.zeros(2, 4)).any()
+
+
+@pytest.mark.parametrize("outlier", [1.0, 8.0, 20.0, 1e3, 1e30])
+@pytest.mark.parametrize("n", [(1 << 20) - 1, 1 << 20, 1 << 22, 1 << 24])
+def test_lengths_of_millions_are_right(n: int, outlier: float) -> None:
+    """However much larger than the others one value is."""
+    values = torch.randn(n, generator=torch.Generator().manual_seed(3))
+    values[n // 3] = outlier
+    assert torch.allclose(exact.length(values), torch.linalg.vector_norm(values.double()), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("outlier", [1.0, 20.0, 1e3])
+@pytest.mark.parametrize("n", [(1 << 20) - 1, 1 << 20, (1 << 22) + 3])
+def test_rows_of_millions_are_orthonormal_and_the_reference_s(n: int, outlier: float) -> None:
+    rows = torch.randn(1, 2, n, generator=torch.Generator().manual_seed(4))
+    rows[0, 0, n // 3] = outlier
+    expected = rows.clone()
+    reference.orthonormalise(expected)
+    kernels.orthonormalise(rows)
+    assert torch.equal(expected.view(torch.int32), rows.view(torch.int32))
+    wide = rows[0].double()
+    assert (wide @ wide.mT - torch.eye(2, dtype=torch.float64)).abs().max() < 1e-6

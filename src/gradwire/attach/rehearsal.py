@@ -52,7 +52,7 @@ def rehearse_all(configured: Configured, device: torch.device, *, aloud: bool = 
 
 @as_on_the_wire()
 def rehearse(configuration: Configuration, device: torch.device = CPU, *, aloud: bool = False) -> None:
-    """Runs a method for some steps. Each kernel that must be compiled for the CPU one process of a machine compiles.
+    """Runs a method for some steps, so that its kernels are compiled, each by one process of a machine.
 
     What was rehearsed once in a process stays so: the same choices again return at once. On a GPU, kernels are compiled
     for each kind of layout, and most of them later: what is found out is that they can be.
@@ -69,27 +69,21 @@ def rehearse(configuration: Configuration, device: torch.device = CPU, *, aloud:
     choices = device.type, type(configuration.method), frozenset(configuration.describe().items())
     if choices in _rehearsed:
         return
-    from gradwire.attach.compiling import CompiledElsewhereError, compiling_once  # imports Numba, which takes long
-
     with _explained(name_of(configuration.method)) if aloud else nullcontext():
-        while choices not in _rehearsed:
-            try:
-                with compiling_once():
-                    _run(configuration, device)
-                _rehearsed.add(choices)
-            except GradwireError:
-                raise
-            except CompiledElsewhereError as elsewhere:
-                elsewhere.wait()
-            except OSError as error:
-                raise ConfigurationError(
-                    f"compiled kernels cannot be kept on the disk: {error}; make room there, or set NUMBA_CACHE_DIR to "
-                    "a folder that has some"
-                ) from error
-            except Exception as error:
-                shapes = ", ".join(str(shape) for _, shape in _SHAPES)
-                error.add_note(f"while gradwire rehearsed the method on noise of shapes {shapes}, those it accepts()")
-                raise
+        try:
+            _run(configuration, device)
+        except GradwireError:
+            raise
+        except OSError as error:
+            raise ConfigurationError(
+                f"compiled kernels cannot be kept on the disk: {error}; make room there, or set NUMBA_CACHE_DIR to "
+                "a folder that has some"
+            ) from error
+        except Exception as error:
+            shapes = ", ".join(str(shape) for _, shape in _SHAPES)
+            error.add_note(f"while gradwire rehearsed the method on noise of shapes {shapes}, those it accepts()")
+            raise
+        _rehearsed.add(choices)
 
 
 def _run(configuration: Configuration, device: torch.device) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from torch import Tensor
 
-from gradwire.exact import NEWTON_STEPS, TO_GRID
+from gradwire.exact import HALF_GRID, MEASURED_ONCE, NEWTON_STEPS, TO_GRID
 from gradwire.kernels.cpu._compiled import (
     Float32Array,
     Float64Array,
@@ -49,8 +49,11 @@ def _bring_to_one(vector: Float64Array) -> None:
     top = 0.0
     for i in range(len(vector)):
         top = max(top, abs(vector[i]))
-    vector /= math.ldexp(_power_above(top), math.frexp(float(len(vector)))[1])
-    vector /= math.ldexp(1.0, (math.frexp(_inner(vector, vector))[1] + 1) >> 1)
+    n = len(vector)
+    vector /= math.ldexp(_power_above(top), (math.frexp(float(n))[1] + 1) >> 1)
+    for _ in range(1 if n < MEASURED_ONCE else 2):
+        most = _inner(vector, vector) + n * HALF_GRID
+        vector /= math.ldexp(1.0, (math.frexp(most)[1] + 1) >> 1)
 
 
 @inlined

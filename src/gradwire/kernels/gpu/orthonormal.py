@@ -24,6 +24,8 @@ WIDEST = 4096
 """Values of a row that a program holds at once, at most."""
 
 _TO_GRID = tl.constexpr(exact.TO_GRID)
+_HALF_GRID = tl.constexpr(exact.HALF_GRID)
+_MEASURED_ONCE = tl.constexpr(exact.MEASURED_ONCE)
 _NEWTON_STEPS = tl.constexpr(exact.NEWTON_STEPS)
 
 
@@ -99,9 +101,21 @@ def _power(exponent):
 
 
 @triton.jit
-def _to_half(square):
-    """What brings a length to [1/2, 1) whose square is given."""
-    return _power(-((_exponent(square) + 1) >> 1))
+def _size(values):
+    """The exponent of the root of how many values there are, or one more."""
+    return (_exponent(values) + 1) >> 1
+
+
+@triton.jit
+def _measures(values):
+    """How often a length is measured of so many values."""
+    return tl.where(tl.max(values, axis=0) < _MEASURED_ONCE, 1, 2)
+
+
+@triton.jit
+def _to_half(square, values):
+    """What brings a length to about 1/2 to 1 whose square was measured of so many values."""
+    return _power(-((_exponent(square + values * _HALF_GRID) + 1) >> 1))
 
 
 @triton.jit
@@ -203,13 +217,15 @@ def _bring_to_one(row, own, n, WIDTH: tl.constexpr):
         bits = magnitude_bits(tl.load(row + first + c, mask=first + c < n, other=0.0))
         peak = tl.maximum(peak, tl.max(bits, axis=0, keep_dims=True))
     size = tl.where(peak < INFINITE, peak, 0).to(tl.float32, bitcast=True).to(tl.float64)
-    unit = _power(-(_exponent(size) + _exponent(tl.zeros((1,), tl.float64) + n)))
-    square = tl.zeros((1,), tl.float64)
-    for first in range(0, n, WIDTH):
-        t = tl.load(row + first + c, mask=first + c < n, other=0.0)
-        t = tl.where(tl.abs(t) < INFINITY, t, 0.0).to(tl.float64) * unit
-        square += _inner(t, t)
-    unit *= _to_half(square)
+    values = tl.zeros((1,), tl.float64) + n
+    unit = _power(-(_exponent(size) + _size(values)))
+    for _ in range(_measures(values)):
+        square = tl.zeros((1,), tl.float64)
+        for first in range(0, n, WIDTH):
+            t = tl.load(row + first + c, mask=first + c < n, other=0.0)
+            t = tl.where(tl.abs(t) < INFINITY, t, 0.0).to(tl.float64) * unit
+            square += _inner(t, t)
+        unit *= _to_half(square, values)
     for first in range(0, n, WIDTH):
         t = tl.load(row + first + c, mask=first + c < n, other=0.0)
         t = tl.where(tl.abs(t) < INFINITY, t, 0.0).to(tl.float64) * unit
@@ -251,6 +267,18 @@ def _reflect(by, row, j, after, following, n, share, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _square(row, j, n, scale, WIDTH: tl.constexpr):
+    """That of the length of a scaled row from its element ``j`` on."""
+    c = tl.arange(0, WIDTH)
+    square = tl.zeros((1,), tl.float64)
+    for first in range(0, n, WIDTH):
+        mask = (first + c >= j) & (first + c < n)
+        x = tl.load(row + first + c, mask=mask, other=0.0) * scale
+        square += _inner(x, x)
+    return square
+
+
+@triton.jit
 def _reflection(row, j, n, WIDTH: tl.constexpr):
     """Of a row from its element ``j`` on: the reflection's gain, what its first element is changed by, and its unit."""
     c = tl.arange(0, WIDTH)
@@ -259,17 +287,11 @@ def _reflection(row, j, n, WIDTH: tl.constexpr):
         mask = (first + c >= j) & (first + c < n)
         x = tl.abs(tl.load(row + first + c, mask=mask, other=0.0))
         peak = tl.maximum(peak, tl.max(x, axis=0, keep_dims=True))
-    length = tl.zeros((1,), tl.float64) + (n - j)
-    scale = _power(-(_exponent(peak) + _exponent(length)))
-    square = tl.zeros((1,), tl.float64)
-    for last in tl.static_range(2):
-        square = tl.zeros((1,), tl.float64)
-        for first in range(0, n, WIDTH):
-            mask = (first + c >= j) & (first + c < n)
-            x = tl.load(row + first + c, mask=mask, other=0.0) * scale
-            square += _inner(x, x)
-        if last == 0:
-            scale *= _to_half(square)
+    values = tl.zeros((1,), tl.float64) + (n - j)
+    scale = _power(-(_exponent(peak) + _size(values)))
+    for _ in range(_measures(values)):
+        scale *= _to_half(_square(row, j, n, scale, WIDTH), values)
+    square = _square(row, j, n, scale, WIDTH)
     size = tl.full((1,), 0.75, tl.float64)
     for _ in tl.static_range(_NEWTON_STEPS):
         size = (size + square / size) / 2
