@@ -75,7 +75,7 @@ def brought_to_one(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def root(squares: Tensor) -> Tensor:
-    """The square roots of 0 and of numbers of about 1/4 to 1, by Newton's iteration: libraries do not round theirs alike."""
+    """The square roots of 0 and of numbers of about 1/4 to 1, by Newton's iteration: libraries round theirs unlike."""
     roots = torch.full_like(squares, 0.75)
     for _ in range(NEWTON_STEPS):
         roots = (roots + squares / roots) / 2

@@ -163,6 +163,36 @@ def test_compiled() -> None:
     torch.testing.assert_close(after.end(4), weights, rtol=1e-4, atol=1e-5)
 
 
+@ranks(2)
+def test_a_step_that_is_compiled_as_a_whole_is_cut_where_it_averages() -> None:
+    from torch._dynamo.convert_frame import register_bytecode_hook
+
+    def weights(wrap: Callable[..., Any]) -> torch.Tensor:
+        net = network()
+        sync = gradwire.Synchronizer(net, "topk", ratio=0.1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def step(number: int) -> None:
+            optimizer.zero_grad()
+            mean_square(net, number)().backward()
+            sync.synchronize()
+            sync.average({name: each.detach() for name, each in net.named_parameters()})
+            optimizer.step()
+
+        taken = wrap(step)
+        for number in range(4):
+            taken(number)
+        return torch.cat([each.detach().flatten() for each in net.parameters()])
+
+    files: list[str] = []
+    hook = register_bytecode_hook(lambda traced, _: files.append(traced.co_filename))
+    found = weights(partial(torch.compile, backend="eager"))
+    hook.remove()
+    assert torch.equal(found, weights(lambda step: step))
+    assert __file__ in files
+    assert not [each for each in files if "/gradwire/" in each]
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool | None) -> None:
         super().__init__()

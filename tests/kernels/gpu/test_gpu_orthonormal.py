@@ -45,6 +45,15 @@ def test_orthonormal_rows_are_the_reference_s(shape: tuple[int, int, int], kind:
     assert torch.equal(expected.nan_to_num(), rows.nan_to_num())
 
 
+def test_rows_of_a_million_values_are_the_reference_s() -> None:
+    rows = of((1, 2, (1 << 20) + 5))
+    rows[0, 0, 77] = 20
+    expected = rows.clone()
+    reference.orthonormalise(expected)
+    gpu.orthonormalise(rows)
+    assert torch.equal(expected.view(torch.int32), rows.view(torch.int32))
+
+
 def spoilt(factors: list[torch.Tensor]) -> list[torch.Tensor]:
     """With a row of zeros, tiny, huge and infinite values among them."""
     factors[1][0, 0] = 0
