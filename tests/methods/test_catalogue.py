@@ -55,7 +55,8 @@ def test_the_page_holds_what_the_classes_declare() -> None:
     page = handbook.page(entries, [], "nowhere", {})
     for entry in entries:
         kind = gradwire.methods.get(entry.name)
-        assert f"| `{entry.name}`<br>{entry.summary} | {kind.bias} | `{kind.wire_bits}` |" in page
+        learning = f", learning `{kind.learning_bits}`" if kind.learning_bits else ""
+        assert f"| `{entry.name}`<br>{entry.summary} | {kind.bias} | `{kind.wire_bits}`{learning} |" in page
         assert kind.citation in page
         assert kind.published.note in page
     assert "| `terngrad` | `clip=2.5`, `route='allreduce'` | `clip=0.0`, `route='sharded'` | Clipping" in page
