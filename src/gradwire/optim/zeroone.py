@@ -25,9 +25,11 @@ class ZeroOneAdam(CompressedAdam):
 
     Before ``freeze_step`` every step is synchronised, and the variance is measured on densely averaged gradients at
     steps k with ``k[j + 1] - k[j] = 2 ** (j // kappa)``. Such an average serves the momentum as well, as it does in the
-    authors' public code, so it is a step of plain Adam. In other steps with a learning rate of 0 a momentum stays as it
-    is, for nothing of it would be sent. From ``freeze_step`` on the variance stands still, and
-    synchronisations are 1 step apart at first; that doubles every ``double_every`` steps, up to ``max_interval``.
+    authors' public code, so it is a step of plain Adam. In other steps that code averages gradients by signs, not
+    ``u``, and it forgets what is owed at the freeze and with a checkpoint; here nothing is forgotten. In other steps
+    with a learning rate of 0 a momentum stays as it is, for nothing of it would be sent. From ``freeze_step`` on the
+    variance stands still, and synchronisations are 1 step apart at first; that doubles every ``double_every`` steps, up
+    to ``max_interval``.
 
     Between synchronisations ranks have different parameters; :meth:`synchronize` makes them the same, such as before
     evaluation and at the end. A worker whose gradient is not finite in a local step sits that step out; at a
