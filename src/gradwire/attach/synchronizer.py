@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -131,7 +132,7 @@ class Synchronizer(Bucketed):
         self._flats = [torch.zeros(unit.numel, dtype=torch.float32, device=device) for unit in self._buckets.units]
         self._views = self._buckets.views(self._flats)
 
-    @torch._disable_dynamo  # torch.compiler.disable would have torch.compile imported here, which takes seconds
+    @_disable_dynamo  # torch.compiler.disable would have torch.compile imported here, which takes seconds
     def synchronize(self) -> None:
         """Replaces every parameter's ``grad`` by its average over all workers; a missing one counts as zero.
 
@@ -184,7 +185,7 @@ class Synchronizer(Bucketed):
         averaged(self, gradients.values())
         self._uncleared.averaged({name: each.grad for name, each in self._named if each.grad is not None})
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def average(self, tensors: Tensors) -> dict[str, Tensor]:
         """Averages other tensors than gradients over all workers, and leaves them as they are.
 
