@@ -344,3 +344,13 @@ def test_what_is_refused() -> None:
     model = DistributedDataParallel(nn.EmbeddingBag(9, 4, sparse=True, mode="sum"))
     with pytest.raises(ConfigurationError, match="sparse=True; gradwire averages dense gradients only"):
         gradwire.compress(model, "topk")
+
+
+@ranks(2)
+def test_scripted_models() -> None:
+    expected = Trained(network())
+    scripted = Trained(torch.jit.script(network()))
+    for step in range(3):
+        for trained in (expected, scripted):
+            trained.step(mean_square(trained.model, step))
+    torch.testing.assert_close(scripted.end(3), expected.end(3))

@@ -214,3 +214,65 @@ def test_own_loop_with_gradients_that_share_memory() -> None:
             assert torch.equal(parameter.grad, averages[name]), (method, name)
         expected.close()
         sync.close()
+
+
+class Places(nn.Module):
+    """Places beside tokens of two kinds: autograd gives all three views of one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.places = nn.Parameter(torch.randn(32, 48))
+        self.first, self.second = (nn.Parameter(torch.randn(16, 48)) for _ in range(2))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        tokens = torch.cat([self.first, self.second])
+        return (self.places.unsqueeze(0) + tokens.unsqueeze(0)).squeeze(0) * torch.cat([values, 2 * values])
+
+
+@ranks(2)
+def test_gradients_in_parts_of_one_tensor() -> None:
+    """In DDP's own buckets they are apart."""
+    for method, options in METHODS:
+        weights = []
+        for view in (False, True):
+            trained = Trained(Places(), method, gradient_as_bucket_view=view, **options)
+            for step in range(4):
+                trained.step(mean_square(trained.model, step))
+            weights.append(trained.end(4))
+        assert torch.equal(*weights), method
+
+        net = Places()
+        expected, sync = (gradwire.Synchronizer(net, method, **options) for _ in "ab")
+        for step in range(4):
+            net.zero_grad()
+            mean_square(net, step)().backward()
+            assert net.second.grad is not None
+            assert net.second.grad.untyped_storage().data_ptr() == net.places.grad.untyped_storage().data_ptr()
+            averages = expected.average({name: each.grad.clone() for name, each in net.named_parameters()})
+            sync.synchronize()
+            for name, each in net.named_parameters():
+                assert torch.equal(each.grad, averages[name]), (method, name)
+        expected.close()
+        sync.close()
+
+
+@ranks(2)
+def test_own_loop_with_gradients_whose_elements_share_memory_in_parts() -> None:
+    """And with some that lie apart in one tensor, which stay there."""
+    flat = nn.Parameter(torch.zeros(40)), nn.Parameter(torch.zeros(4, 10)), nn.Parameter(torch.zeros(0))
+    parameters = {"unfolded": nn.Parameter(torch.zeros(64, 64)), **{f"flat {n}": each for n, each in enumerate(flat)}}
+    for method, options in METHODS:
+        expected, sync = (gradwire.Synchronizer(parameters.items(), method, **options) for _ in "ab")
+        buffer = torch.randn(80)
+        given = torch.randn(127).unfold(0, 64, 1), buffer[:40], buffer[40:].view(10, 4).t(), buffer[40:40]
+        averages = expected.average(dict(zip(parameters, (each.clone() for each in given), strict=True)))
+        for each, gradient in zip(parameters.values(), given, strict=True):
+            each.grad = gradient
+        sync.synchronize()
+        for name, each in parameters.items():
+            assert torch.equal(each.grad, averages[name]), (method, name)
+        assert torch.equal(buffer[:40], averages["flat 0"])
+        assert torch.equal(buffer[40:].view(10, 4).t(), averages["flat 1"])
+        expected.close()
+        sync.close()

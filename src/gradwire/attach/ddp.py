@@ -1,6 +1,6 @@
 """The way in for ``DistributedDataParallel``: a communication hook."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.attach.apart import take_apart
 from gradwire.attach.ddp_buckets import Buckets, Collected
 from gradwire.attach.fsdp import compress_sharded, sharded_model
 from gradwire.attach.given import check_parameters, default_group
@@ -54,6 +55,7 @@ class _Hook:
         averages: Where buckets go.
         overlooked: Told of what DDP brings.
         names: Each parameter's name, by its id.
+        written: Parameters whose gradients DDP writes averages to, in memory that autograd gave them.
         checked: Buckets, by ids and strides, in which gradients were found in their parameters' memory order.
         came: Parameters, by id, whose gradients came in the step under way. When a step begins and ends is known by
             them: in the first one of a static graph DDP has every bucket for the first, and none for the last.
@@ -64,6 +66,7 @@ class _Hook:
     averages: Buckets | Collected
     overlooked: Overlooked
     names: dict[int, str]
+    written: Sequence[nn.Parameter]
     checked: set[tuple[tuple[int, tuple[int, ...]], ...]] = field(default_factory=set)
     came: set[int] = field(default_factory=set)
 
@@ -107,6 +110,7 @@ class _Hook:
             self.overlooked.unused is not None
         ):  # DDP goes on to wait for a collective of its own, which may fail as well
             self.wire.wait(future)
+        take_apart(self.written)
         _queue_callback(self.wire.check)
 
 
@@ -266,7 +270,8 @@ def compress(
     model._comm_hooks.clear()  # of what a copied hook left
     names = {id(each): name for name, each in parameters}
     overlooked = Overlooked(model, parameters, frozen, handle)
-    hook = _Hook(handle.engine, handle.wire, averages, overlooked, names)
+    written = [] if model.gradient_as_bucket_view else [each for _, each in parameters]
+    hook = _Hook(handle.engine, handle.wire, averages, overlooked, names, written)
     model.register_comm_hook(hook, _on_bucket)
     hooked(handle, parameters)
     return handle

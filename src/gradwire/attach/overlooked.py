@@ -54,7 +54,9 @@ class Overlooked:
         if self.unused is not None:
             engine.guards.append(self.unused)
         self._last = parameters[-1][0]
-        hooks: list[RemovableHandle] = [model.module.register_load_state_dict_post_hook(_Loaded(self))]
+        hooks: list[RemovableHandle] = []
+        if not isinstance(model.module, torch.jit.ScriptModule):  # which takes no such hook
+            hooks.append(model.module.register_load_state_dict_post_hook(_Loaded(self)))
         for name, each in parameters if self.unused is not None else parameters[-1:]:
             hook = partial(_on_gradient, weakref.ref(self), name, each.dtype, each.device)
             hooks.append(each.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.attach.apart import take_apart
 from gradwire.attach.averaged import Averaged
 from gradwire.attach.buckets import Buckets
 from gradwire.attach.given import check_left_out, check_named, check_parameters
@@ -174,6 +175,7 @@ class Averages:
         if self._tree is not None:
             self._tree.check()
         trained = {name: each for name, each in self._named if each.requires_grad}
+        take_apart(each for _, each in self._named)
         gradients = {name: each.grad for name, each in trained.items() if each.grad is not None}
         check_dense(gradients)
         for each in trained.values():

@@ -13,6 +13,7 @@ from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.attach.apart import take_apart
 from gradwire.attach.buckets import Bucketed
 from gradwire.attach.given import Named, check_left_out, check_named
 from gradwire.attach.shards import local, placed_as
@@ -152,11 +153,11 @@ class Synchronizer(Bucketed):
         check_scaled(self._guarding.choices.grad_scaler)
         if self._tree is not None:
             self._tree.check()
-        gradients: dict[str, Tensor] = {}
-        taken: set[int] = set()
-        for name, each in self._named:
+        for _, each in self._named:
             if each.grad is not None and each.requires_grad:
-                each.grad = gradients[name] = _own(placed_as(each.grad, each), taken)
+                each.grad = placed_as(each.grad, each)
+        take_apart(each for _, each in self._named)
+        gradients = {name: each.grad for name, each in self._named if each.grad is not None and each.requires_grad}
         # Made here, for the stream of the caller, who will free them.
         with torch.inference_mode(False):  # or nobody could write to them outside of it
             missing = {
@@ -223,17 +224,6 @@ def check_dense(tensors: Tensors) -> None:
             raise ConfigurationError(
                 f"the gradient of {name!r} has layout {tensor.layout}; gradwire averages dense ones only"
             )
-
-
-def _own(gradient: Tensor, taken: set[int]) -> Tensor:
-    """A gradient that an average can be written to: a copy if its elements share memory, or another's is there."""
-    if gradient.layout != torch.strided:
-        return gradient
-    part = local(gradient)
-    if 0 in part.stride() or part.data_ptr() in taken:
-        return gradient.clone(memory_format=torch.contiguous_format)
-    taken.add(part.data_ptr())
-    return gradient
 
 
 def _take_for_gradient(
