@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import prune
 
 import gradwire
 from gradwire.attach import handle as handles
@@ -143,6 +144,17 @@ def test_another_parameter_in_a_module_is_noticed(change: Callable[[nn.Sequentia
     assert sync.stats() == sent
     left = [each.grad for each in net.parameters() if each.grad is not None]
     assert all(torch.equal(one, other) for one, other in zip(gradients, left, strict=True))
+    sync.close()
+
+
+def test_the_same_parameter_by_another_name_goes_on() -> None:
+    net = network()
+    sync = gradwire.Synchronizer(net, "topk", ratio=0.1)
+    prune.l1_unstructured(net[1], "weight", amount=0.5)
+    for _ in range(2):
+        net.zero_grad()
+        trained(net, sync)
+        assert net[1].weight_orig.grad.count_nonzero() == round(0.1 * net[1].weight.numel())
     sync.close()
 
 

@@ -30,18 +30,20 @@ class Tree:
         return parameters_of(self._module)
 
     def check(self) -> None:
-        """Raises ConfigurationError if the module has another parameter now."""
+        """Raises ConfigurationError if the module has another parameter now; one by another name is none."""
         if not self.changed():
             return
-        before, after = (dict(each) for each in (self._named, self.named_parameters()))
-        for name in [*before, *after]:
-            if before.get(name) is not after.get(name):
-                what = "is new" if name not in before else "is gone" if name not in after else "is another one"
+        before, after = self._named, self.named_parameters()
+        kept = {id(each) for _, each in before} & {id(each) for _, each in after}
+        for name, each in (*before, *after):
+            if id(each) not in kept:
+                lacks = name not in dict(before), name not in dict(after)
+                what = "is new" if lacks[0] else "is gone" if lacks[1] else "is another one"
                 raise ConfigurationError(
                     f"parameter {name!r} {what} since the method was attached, so its gradient would be left out and "
                     "ranks would drift apart; change parameter.data in its place, or close this handle and attach anew"
                 )
-        self.look()  # modules without parameters have changed
+        self.look()  # modules without parameters have changed, or names
 
     def changed(self) -> bool:
         """Whether it has other modules or parameters now."""
