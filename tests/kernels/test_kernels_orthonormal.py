@@ -85,3 +85,14 @@ def test_rows_of_millions_are_orthonormal_and_the_reference_s(n: int, outlier: f
     assert torch.equal(expected.view(torch.int32), rows.view(torch.int32))
     wide = rows[0].double()
     assert (wide @ wide.mT - torch.eye(2, dtype=torch.float64)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("r", [7, 8, 16, 17, 40])
+def test_many_rows_are_the_reference_s(r: int) -> None:
+    """More than are worked on together, and just as many."""
+    rows = torch.randn(2, r, 70, generator=torch.Generator().manual_seed(5))
+    rows[1, r - 1] = rows[1, 0]
+    expected = rows.clone()
+    reference.orthonormalise(expected)
+    kernels.orthonormalise(rows)
+    assert torch.equal(expected.view(torch.int32), rows.view(torch.int32))

@@ -19,6 +19,9 @@ from gradwire.kernels.cpu._compiled import (
     summing,
 )
 
+PANEL = 8
+"""Rows by which each other row is reflected, one after the other, while they are in a nearer cache."""
+
 
 def orthonormalise(rows: Tensor) -> None:
     for matrix in array(rows):
@@ -71,6 +74,17 @@ def _reflect(v: Float64Array, gain: float, vector: Float64Array) -> None:
         vector[i] -= weight * v[i]
 
 
+@compiled
+def _bend(v: Float64Array) -> float:
+    """Makes of a row what others are reflected by; with which gain."""
+    _bring_to_one(v)
+    square, first = _inner(v, v), v[0]
+    size = _root(square) if square != 0 else 0.0
+    v[0] = first - size if first < 0 else first + size
+    v /= 2
+    return 4 / (size * (size + abs(first))) if size != 0 else 0.0
+
+
 @allocating
 def _orthonormalise(rows: Float32Array) -> None:
     r, n = rows.shape
@@ -81,20 +95,17 @@ def _orthonormalise(rows: Float32Array) -> None:
     gains = np.zeros(r)
     for j in range(r):
         _bring_to_one(left[j])
-    for j in range(r):
-        v = left[j, j:]
-        _bring_to_one(v)
-        square, first = _inner(v, v), v[0]
-        size = _root(square) if square != 0 else 0.0
-        if size != 0:
-            gains[j] = 4 / (size * (size + abs(first)))
-        v[0] = first - size if first < 0 else first + size
-        v /= 2
-        for i in range(j + 1, r):
-            _reflect(v, gains[j], left[i, j:])
+    for begin in range(0, r, PANEL):
+        end = min(begin + PANEL, r)
+        for i in range(begin, r):
+            for j in range(begin, min(i, end)):
+                _reflect(left[j, j:], gains[j], left[i, j:])
+            if i < end:
+                gains[i] = _bend(left[i, i:])
     axes = np.eye(r, n)
-    for j in range(r - 1, -1, -1):
-        for i in range(j, r):
-            _reflect(left[j, j:], gains[j], axes[i, j:])
+    for begin in range((r - 1) // PANEL * PANEL, -1, -PANEL):
+        for i in range(begin, r):
+            for j in range(min(i, begin + PANEL - 1), begin - 1, -1):
+                _reflect(left[j, j:], gains[j], axes[i, j:])
     for i in range(r):
         copy(axes[i], rows[i])
