@@ -234,13 +234,14 @@ class Places(nn.Module):
 def test_gradients_in_parts_of_one_tensor() -> None:
     """In DDP's own buckets they are apart."""
     for method, options in METHODS:
-        weights = []
-        for view in (False, True):
-            trained = Trained(Places(), method, gradient_as_bucket_view=view, **options)
-            for step in range(4):
-                trained.step(mean_square(trained.model, step))
-            weights.append(trained.end(4))
-        assert torch.equal(*weights), method
+        for static in (False, True):
+            weights = []
+            for view in (False, True):
+                trained = Trained(Places(), method, gradient_as_bucket_view=view, static_graph=static, **options)
+                for step in range(4):
+                    trained.step(mean_square(trained.model, step))
+                weights.append(trained.end(4))
+            assert torch.equal(*weights), (method, static)
 
         net = Places()
         expected, sync = (gradwire.Synchronizer(net, method, **options) for _ in "ab")

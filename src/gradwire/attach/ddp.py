@@ -82,8 +82,9 @@ class _Hook:
         self.overlooked.on_bucket(bucket)
         self.came.update(map(id, bucket.parameters()))
         last = len(self.came) == len(self.names)
-        if last:
+        if last:  # all gradients are in buckets
             self.came.clear()
+            take_apart(self.written)
         try:
             future = self.averages.on_bucket(bucket, last)
         except GradwireError:
@@ -110,7 +111,6 @@ class _Hook:
             self.overlooked.unused is not None
         ):  # DDP goes on to wait for a collective of its own, which may fail as well
             self.wire.wait(future)
-        take_apart(self.written)
         _queue_callback(self.wire.check)
 
 
