@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import gradwire
-from compressed_adam import KINDS, made
+from compressed_adam import KINDS, made, meet
+from gradwire.optim import CompressedAdam
 from gradwire.optim.groups import make_valid
 from local_training import backward, network
 from models import flat
@@ -87,3 +89,49 @@ def test_what_only_torchs_adam_takes_of_a_group_is_told(name: str) -> None:
     make_valid({**group, name: False, "initial_lr": 0.1})
     with pytest.raises(gradwire.ConfigurationError, match=f"{name}=True of a group is no option of these optimizers"):
         make_valid({**group, name: True})
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@ranks(2)
+def test_steps_that_are_compiled_are_the_same_and_count(kind: str) -> None:
+    """Alone, and within what is compiled as a whole."""
+    found = []
+    for wrap in (lambda step: step, lambda step: torch.compile(step, backend="eager")):
+        net = network()
+        optimizer = made(kind, net)
+
+        def whole(number: int, net: nn.Module = net, optimizer: CompressedAdam = optimizer) -> None:
+            backward(net, number)
+            optimizer.step()
+
+        alone, together = wrap(optimizer.step), wrap(whole)
+        for number in range(8):
+            backward(net, number)
+            alone()
+        for number in range(8, 12):
+            together(number)
+        meet(optimizer)
+        found.append((flat(net), optimizer.steps, optimizer.stats().wire_bytes))
+        optimizer.close()
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:]
+    assert found[0][1] == 12
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@ranks(2)
+def test_a_coordinate_whose_variance_has_overflowed_stands_still_alone(kind: str) -> None:
+    net = network()
+    optimizer = made(kind, net, floor=0.0, freeze_step=3, method="dense")
+    for step in range(8):
+        backward(net, step)
+        if step == 1:
+            net[0].weight.grad[0, 0] = 3e38
+        before = flat(net)
+        optimizer.step()
+        meet(optimizer)
+        moved = flat(net) != before
+        if step > 3:
+            assert not moved[0]
+            assert moved[1 : net[0].weight.numel()].float().mean() > 0.9
+    optimizer.close()

@@ -46,7 +46,8 @@ class CompressedAdam(AveragingOptimizer):
         correction: float = 1 - group["betas"][1] ** measured
         root = torch.sqrt(squares).div_(correction**0.5)
         if self._frozen and root.numel():
-            mean = magnitudes(root.flatten())[0].div(root.numel()).float()
+            finite = root.flatten().nan_to_num(nan=0.0, posinf=0.0)  # of what has overflowed nothing else stands still
+            mean = magnitudes(finite)[0].div(root.numel()).float()
             root.clamp_(min=torch.where(mean > 0, mean * group["floor"], torch.inf))
         return root.add_(group["eps"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -204,6 +204,7 @@ class AveragingOptimizer(Uncopied, Optimizer):
         super().add_param_group(param_group)
         make_valid(self.param_groups[-1])
 
+    @_disable_dynamo  # which loses what is counted
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Takes one step, together with all other workers; to be called on every rank alike.
@@ -239,7 +240,7 @@ class AveragingOptimizer(Uncopied, Optimizer):
         ``dense_bytes`` is what a dense all-reduce of the gradients in each of them would have handed over.
         """
         exact, compressed = self._exact.stats(), self._compressed.stats()
-        return dataclasses.replace(
+        return replace(
             compressed,
             steps=self._calls,
             dense_bytes=self._calls * self._dense_bytes,

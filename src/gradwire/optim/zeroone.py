@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.nn import Parameter
 
 from gradwire.attach.synchronizer import Tensors
@@ -80,6 +81,7 @@ class ZeroOneAdam(CompressedAdam):
         for group in self.param_groups:
             group["rates"] = 0.0
 
+    @_disable_dynamo
     @torch.no_grad()
     def synchronize(self) -> None:
         """Averages now how far workers have moved since they last met, so that all have the same parameters.
