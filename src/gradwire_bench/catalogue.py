@@ -85,7 +85,7 @@ class Entry:
         option_texts: What each is, and its range.
         wire_bits: The formula of what a segment takes there and back.
         learning_bits: The same of steps in which it learns, if there are such.
-        bits: What that is for a value of a matrix of :data:`SIDE` by :data:`SIDE`; None where it declares none.
+        bits: What wire_bits is for a value of a matrix of :data:`SIDE` by :data:`SIDE`; None where it declares none.
         bound: The most that the error can be for that, ``E |Q(x) - x|^2 / |x|^2``; None if there is no bound.
         citation: Authors, year, arXiv id.
         published: What ``preset="paper"`` takes that the defaults do not, each with the default.
